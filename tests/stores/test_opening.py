@@ -127,7 +127,7 @@ async def test_an_open_reads_no_fact_twice_from_the_disk(
 @pytest.mark.deep
 @pytest.mark.parametrize(
     "server",
-    [pytest.param("postgres", marks=TWICE), pytest.param("redis", marks=TWICE), "s3"],
+    ["postgres", "redis", "s3"],
 )
 async def test_an_open_reads_no_fact_twice_from_a_server(tmp_path: Path, server: str) -> None:
     with SERVERS[server](tmp_path) as counted:

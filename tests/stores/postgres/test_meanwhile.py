@@ -6,11 +6,13 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from perdure.errors import StoreError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
+from perdure.store import Draft, Held, Taken, Terms, take_after
 from perdure.stores.postgres import PostgresStore, connections, log
-from perdure.testing.conformance._kit import KEY, append_ok, group, take
+from perdure.testing.conformance._kit import KEY, append_ok, group, manifest_of, take
 from perdure.testing.conformance.inbox import posted
 from tests.servers import LONG
 from tests.servers.postgres import Postgres
@@ -112,3 +114,109 @@ async def test_what_was_asked_of_an_owner_who_is_gone_is_forgotten(
     await open_store("another")
     assert server.run(f"SELECT count(*) FROM {schema}.requests") == [(0,)]
     assert server.run(f"SELECT count(*) FROM {schema}.owners WHERE owner = 'gone'") == [(0,)]
+
+
+async def until_locked(server: Postgres, schema: str, count: int) -> None:
+    """Wait until this many connections wait for a lock on a session's row."""
+    query = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with anyio.fail_after(LONG):
+        while server.run(f"{query} AND query LIKE %s", f"%{schema}%sessions%") != [(count,)]:
+            await anyio.sleep(0.005)
+
+
+async def test_a_fold_that_ends_as_its_session_is_taken_is_read_with_it(
+    server: Postgres, schema: str, open_store: OpenStore
+) -> None:
+    """It changes nothing that the take looks at."""
+    store, other = await open_store("one"), await open_store("other")
+    grant = await take(store)
+    end = await append_ok(store, grant, 2, *group("a", "b"))
+    answers: list[Held | Taken] = []
+
+    async def fold() -> None:
+        documents = {"session.json": b"folded"}
+        await store.write_documents(KEY, documents, manifest_of(grant, end, documents))
+
+    async def open_other() -> None:
+        answers.append(await other.acquire(KEY, Terms(me="other", after=1, names=None)))
+
+    async with anyio.create_task_group() as tasks:
+        with server.connect() as third, third.transaction():
+            third.execute(f"SELECT 1 FROM {schema}.sessions FOR UPDATE".encode())
+            tasks.start_soon(fold)
+            await until_locked(server, schema, 1)
+            tasks.start_soon(open_other)
+            await until_locked(server, schema, 2)
+    (taken,) = answers
+    assert isinstance(taken, Taken)
+    assert taken.found is not None
+    assert taken.found.documents == await other.read_documents(KEY)
+    assert list(taken.found.documents.found) == ["session.json"]
+    assert [record.seq for record in taken.found.records or ()] == [4]
+
+
+async def race(
+    store: PostgresStore, key: SessionKey, after: int, answers: list[Held | Taken]
+) -> None:
+    answers.append(await store.acquire(key, Terms(me=store.owner, after=after)))
+
+
+@pytest.mark.parametrize("life", ["held", "never", "posted to", "a draft"])
+async def test_who_loses_a_race_is_told_who_won(
+    server: Postgres, schema: str, open_store: OpenStore, life: str
+) -> None:
+    stores = [await open_store(f"racer-{number}") for number in range(4)]
+    draft = Draft(source=SessionKey("source"), generation=1, up_to=1, purpose="fork")
+    for round_ in range(8):
+        key, answers = SessionKey(f"agent-{round_}"), list[Held | Taken]()
+        after = 1 if life in {"held", "a draft"} else 0
+        if after:
+            await take_after(stores[0], key, after=0, draft=draft if life == "a draft" else None)
+        if life == "posted to":
+            await stores[0].enqueue(key, posted("early"))
+
+        async with anyio.create_task_group() as tasks:
+            with server.connect() as third, third.transaction():
+                third.execute(f"SELECT 1 FROM {schema}.sessions FOR UPDATE".encode())
+                for store in stores:
+                    tasks.start_soon(race, store, key, after, answers)
+                if life != "never":
+                    await until_locked(server, schema, len(stores))
+        (taken,) = [answer for answer in answers if isinstance(answer, Taken)]
+        assert (taken.epoch, taken.created) == (after + 1, life != "held")
+        waiting = await stores[0].receive(key, taken.epoch)
+        assert [item.op_id for item in waiting] == (["early"] if life == "posted to" else [])
+        holder = await stores[0].holder(key)
+        held = [answer for answer in answers if isinstance(answer, Held)]
+        assert held == [Held(holder)] * 3
+
+
+async def test_what_began_before_another_was_refused_has_begun_once(
+    server: Postgres, schema: str, open_store: OpenStore
+) -> None:
+    """Those that share a transaction are repeated one by one."""
+    store = await open_store("one")
+    keys = [SessionKey(f"agent-{number}") for number in range(30)]
+    for key in keys[::3]:
+        grant = await take_after(store, key, after=0)
+        await store.release(key, grant.epoch)
+    server.run(f"ALTER TABLE {schema}.sessions ADD CHECK (agent <> 'agent-9' OR epoch < 2)")
+    found: dict[SessionKey, Held | Taken | StoreError] = {}
+
+    async def open_one(key: SessionKey) -> None:
+        terms = Terms(me=store.owner, new=key not in keys[::3])
+        try:
+            found[key] = await store.acquire(key, terms)
+        except StoreError as error:
+            found[key] = error
+
+    async with anyio.create_task_group() as tasks:
+        for key in keys:
+            tasks.start_soon(open_one, key)
+    assert isinstance(found.pop(keys[9]), StoreError)
+    for place, key in enumerate(keys):
+        answer = found.get(key)
+        assert (place == 9) == (answer is None)
+        if answer is not None:
+            assert isinstance(answer, Taken)
+            assert answer.epoch == (1 if place % 3 else 2)

@@ -16,7 +16,7 @@ from perdure.errors import LeaseHeldError, StoreUnavailableError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, PendingItem, Status, take_after
+from perdure.store import Batch, Held, PendingItem, Status, Taken, Terms, take_after
 from perdure.stores.redis import RedisStore
 from perdure.testing.conformance._kit import (
     KEY,
@@ -208,11 +208,15 @@ async def test_a_holder_of_this_machine_that_was_killed_is_known_to_be_dead(
         holder = await store.holder(KEY)
         assert holder is not None
         assert (holder.owner, holder.alive, holder.pid) == ("child", None, child.pid)
+        assert await store.acquire(KEY, Terms(me=store.owner)) == Held(holder)
         child.kill()
         await anyio.to_thread.run_sync(child.wait)
     holder = await store.holder(KEY)
     assert holder is not None
     assert holder.alive is False
+    answer = await store.acquire(KEY, Terms(me=store.owner))
+    assert isinstance(answer, Taken)
+    assert answer.epoch == 2
 
 
 async def test_a_reader_is_woken_by_a_post_and_by_an_ask(open_store: OpenStore) -> None:

@@ -11,7 +11,7 @@ from perdure import connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, StoreError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
-from perdure.store import Store, Taken, take_after
+from perdure.store import Store, Taken, Terms, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.redis import RedisStore
@@ -112,6 +112,28 @@ async def test_the_newest_entry_never_moves(server: Valkey, url: str) -> None:
     assert await read(store) == before
     await append_ok(store, grant, head + 1, *group("and on"))
     assert (await take(store)).head == head + 2
+    await store.aclose()
+
+
+async def test_history_that_moved_is_not_missing_where_a_session_is_taken(
+    server: Valkey, url: str
+) -> None:
+    """Without its manifest, a restore needs all of the log."""
+    store = await opened(url, MemoryStore())
+    grant = await take(store)
+    head = await fill(store, grant)
+    await fold(store, grant, head)
+    prefix = url.partition("prefix=")[2]
+    taken = await store.acquire(KEY, Terms(me=store.owner))
+    assert isinstance(taken, Taken)
+    assert taken.found is not None
+    assert [record.seq for record in taken.found.records or ()] == [head + 1]
+    server.say("HSET", f"{prefix}:{{:agent:default}}:s", "m", "damaged")
+    taken = await store.acquire(KEY, Terms(me=store.owner))
+    assert isinstance(taken, Taken)
+    assert taken.found is not None
+    assert (taken.found.after, taken.found.records) == (0, None)
+    assert len(await read(store)) == taken.head
     await store.aclose()
 
 

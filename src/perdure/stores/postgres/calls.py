@@ -352,11 +352,13 @@ class Calls:
                 try:
                     return function(connection, self._sql, *args)
                 except self.connections.errors as error:
+                    is_lost = is_broken(error, connection)
+                    if is_lost:  # so may be the idle ones
+                        self.connections.drop_idle()
                     if is_repeatable and rollbacks < MAX_ROLLBACKS and is_rollback(error):
                         rollbacks += 1
-                    elif tries > 1 and is_broken(error, connection):
+                    elif tries > 1 and is_lost:
                         tries -= 1
-                        self.connections.drop_idle()
                     else:
                         raise self.connections.handle_error(error, connection, doing) from error
             if rollbacks:  # the other transaction needs time to finish, or they deadlock again

@@ -297,6 +297,8 @@ def execute_all(
     version 14 they are one round trip and one transaction each.
     """
     cursors: list[psycopg.Cursor[tuple[Any, ...]]] = []
+    if not statements:
+        return []  # a pipeline of none is a round trip, too
     with connection.pipeline() if driver().Pipeline.is_supported() else contextlib.nullcontext():
         for query, values in statements:
             cursors.append(connection.execute(query, values, binary=True))

@@ -31,16 +31,17 @@ from perdure.records.manifest import (
     require_logged,
 )
 from perdure.records.records import open_sealed, seal
-from perdure.store import BlobSweep, Documents, SessionInfo
+from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all, quoted
-from perdure.stores.postgres.leases import tenant_id
 from perdure.stores.postgres.log import (
-    OpeningRead,
+    PAGE_ROWS,
     SessionState,
     lease_lost_error,
-    opening_queries,
+    named,
+    records_after,
     require_held,
     state_of,
+    tenant_id,
 )
 from perdure.stores.postgres.schema import Statements
 
@@ -63,59 +64,29 @@ def read(
 ) -> list[Documents | Exception]:
     """Read documents, each checked against the manifest's hash."""
     found = execute_all(connection, [_query(sql, one.key, one.names) for one in wanted])
-    return [_checked(one.key, one.names, rows) for one, rows in zip(wanted, found, strict=True)]
-
-
-class OpeningQuery(NamedTuple):
-    """Documents to read of a session that was just acquired."""
-
-    key: SessionKey
-    names: Collection[str] | None
-    state: SessionState
-
-
-def read_openings(
-    connection: Connection, sql: Statements, wanted: Sequence[OpeningQuery]
-) -> list[tuple[Documents, OpeningRead] | Exception]:
-    """Read documents, and what opens read after them, in one round trip."""
-    statements: list[Statement] = []
-    for one in wanted:
-        statements += (_query(sql, one.key, one.names), *opening_queries(sql, one.state))
-    found = execute_all(connection, statements)
-    return [_opening(one, *found[3 * place : 3 * place + 3]) for place, one in enumerate(wanted)]
-
-
-def _opening(
-    wanted: OpeningQuery, *found: list[tuple[Any, ...]]
-) -> tuple[Documents, OpeningRead] | Exception:
-    documents, rows, waiting = found
-    checked = _checked(wanted.key, wanted.names, documents)
-    if isinstance(checked, Exception):
-        return checked
-    return checked, OpeningRead(wanted.state, rows, waiting)
+    return [
+        _checked(one.key, one.names, max([row[0] for row in rows], default=0), rows)
+        for one, rows in zip(wanted, found, strict=True)
+    ]
 
 
 def _query(sql: Statements, key: SessionKey, names: Collection[str] | None) -> Statement:
-    values: dict[str, object] = {
-        "tenant": key.tenant,
-        "agent": key.agent,
-        "session": key.session,
-        "ids": None if names is None else [_hash(name) for name in names],
-    }
-    return sql["documents"], values
+    return sql["documents"], {**named(key), "ids": _ids(names)}
+
+
+def _ids(names: Collection[str] | None) -> list[bytes] | None:
+    return None if names is None else [_hash(name) for name in names]
 
 
 def _checked(
-    key: SessionKey, names: Collection[str] | None, rows: Iterable[tuple[Any, ...]]
+    key: SessionKey, names: Collection[str] | None, head: int, rows: Iterable[tuple[Any, ...]]
 ) -> Documents | Exception:
-    """Return the documents in rows, or why none of them can be used."""
-    head, sealed = 0, b""
-    stored: dict[str, bytes] = {}
-    for row in rows:
-        if row[1] is not None:
-            head, sealed = row[0], row[1]
-        else:
-            stored[row[2].decode("utf-8", "replace")] = row[3]
+    """Return the documents in rows, or why none of them can be used.
+
+    The second column is a document's name, NULL for the manifest; the third is its bytes.
+    """
+    stored = {name and name.decode("utf-8", "replace"): data for _, name, data, *_ in rows}
+    sealed = stored.pop(None, b"")
     try:
         manifest = _manifest(key, sealed, head) if sealed else None
     except (CorruptRecordError, UnsupportedVersionError) as error:
@@ -123,6 +94,38 @@ def _checked(
     if manifest is None:  # missing or damaged: no stored document can be verified
         return Documents(damaged=tuple(sorted(stored)), remains=stored)
     return matched(manifest, stored, names)
+
+
+# What a restore needs, read behind the take of a session
+
+
+_OPENING_BYTES = 1024 * 1024
+"""Bytes of the log that an open reads; a longer one is read by pages."""
+
+
+def opening_query(sql: Statements, row_id: int, names: Collection[str] | None) -> Statement:
+    """Return the query of what a restore needs: of one moment."""
+    values = {"id": bigint(row_id), "ids": _ids(names)}
+    limits = {"rows": bigint(PAGE_ROWS), "bytes": bigint(_OPENING_BYTES)}
+    return sql["opening"], {**values, **limits}
+
+
+def opened(
+    key: SessionKey,
+    names: Collection[str] | None,
+    state: SessionState,
+    rows: Sequence[tuple[Any, ...]],
+) -> RestoreData | None:
+    """Return what a restore needs; None if reading it by itself will say why it cannot be used."""
+    commits = [(*row[3:], row[2]) for row in rows if row[3] is not None]
+    others = [row for row in rows if row[3] is None]
+    documents = _checked(key, names, state.head, [row for row in others if row[2] is not None])
+    if isinstance(documents, Exception):
+        return None
+    after = documents.log_after
+    records = None if after is None else records_after(key, state, after, commits)
+    is_waiting = any(row[2] is None for row in others)
+    return RestoreData(documents, after or 0, records, is_waiting)
 
 
 def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:

@@ -16,8 +16,8 @@ from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_le
 from perdure.records.records import open_sealed, seal
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.postgres.connections import Connection, bigint
-from perdure.stores.postgres.leases import channel_of, lock_session
-from perdure.stores.postgres.log import lease_lost_error, require_held, state_of
+from perdure.stores.postgres.leases import channel_of
+from perdure.stores.postgres.log import lease_lost_error, lock_session, require_held, state_of
 from perdure.stores.postgres.schema import Statements
 
 

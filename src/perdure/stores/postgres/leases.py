@@ -1,6 +1,6 @@
 """Leases, handover requests and the owners' heartbeats. Blocking.
 
-An epoch is granted in the transaction that locks the session's row and appends the epoch record.
+An epoch is granted in the statement that changes the session's row and appends the epoch record.
 Nothing here compares clocks: a heartbeat is a counter.
 """
 
@@ -18,11 +18,29 @@ from perdure._lib.ids import first_beat
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import epoch_payload, lease_held, published_already
-from perdure.records.records import EPOCH, Entry, encode, open_sealed, seal
-from perdure.store import Draft, DraftInfo, HeartbeatRequests, LeaseState, Origin, Taken
+from perdure.records.manifest import epoch_payload
+from perdure.records.records import EPOCH, Entry, Record, encode, open_sealed, seal
+from perdure.store import (
+    Documents,
+    Draft,
+    DraftInfo,
+    HeartbeatRequests,
+    Held,
+    LeaseState,
+    RestoreData,
+    Taken,
+    Terms,
+)
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all
-from perdure.stores.postgres.log import SessionState, lease_lost_error, state_of
+from perdure.stores.postgres.documents import opened, opening_query
+from perdure.stores.postgres.log import (
+    UNKNOWN,
+    SessionState,
+    lease_lost_error,
+    lock_session,
+    named,
+    state_of,
+)
 from perdure.stores.postgres.schema import Statements
 
 
@@ -56,156 +74,23 @@ def unregister_owner(connection: Connection, sql: Statements, owner: str) -> Non
     connection.execute(sql["leave"], (owner,))
 
 
-def tenant_id(connection: Connection, sql: Statements, tenant: str) -> int:
-    """Return a tenant's number, assigned on first use."""
-    row = connection.execute(sql["tenant"], (tenant,)).fetchone()
-    if row is None:
-        connection.execute(sql["add_tenant"], (tenant,))
-        row = connection.execute(sql["tenant"], (tenant,)).fetchone()
-    if row is None:
-        raise StoreUnavailableError("a tenant that was just added is missing: try again")
-    return int(row[0])
-
-
-def lock_session(connection: Connection, sql: Statements, key: SessionKey) -> SessionState:
-    """Lock a session's row until the transaction ends; insert it if it is missing."""
-    values = (tenant_id(connection, sql, key.tenant), key.agent, key.session)
-    row = connection.execute(sql["lock_session"], values).fetchone()
-    if row is None:
-        connection.execute(sql["add_session"], values)
-        row = connection.execute(sql["lock_session"], values).fetchone()
-    if row is None:
-        raise StoreUnavailableError("a session that was just added is missing: try again")
-    return SessionState(*row)
-
-
-class Acquire(NamedTuple):
-    """A session to acquire, and its row as it was seen; None for no row."""
-
-    key: SessionKey
-    after: int
-    owner: str
-    seen: SessionState | None
-    first: int = 1
-    base: Origin | None = None
-    draft: Draft | None = None
-
-
-Acquired: TypeAlias = tuple[Taken, SessionState]
-
-
-def acquire(
-    connection: Connection, sql: Statements, wanted: Sequence[Acquire]
-) -> list[Acquired | Exception]:
-    """Acquire sessions with their next epochs, and append the epoch records.
-
-    One round trip for the sessions that are still in the state that was seen.
-    """
-    acquired: list[Acquired | Exception | None] = [None] * len(wanted)
-    # Rows are locked in one order: those that are new by their keys, then the others by their ids.
-    fresh = [
-        place
-        for place, one in enumerate(wanted)
-        if one.after == (0 if one.seen is None else one.seen.epoch) and not _needs_lock(one)
-    ]
-    fresh.sort(key=lambda place: _lock_order(wanted[place]))
-    takes = [_Take(sql, wanted[place], wanted[place].seen) for place in fresh]
-    found = execute_all(connection, [take.statement for take in takes]) if takes else []
-    for place, take, rows in zip(fresh, takes, found, strict=True):
-        acquired[place] = take.result(rows)
-    return [
-        _acquire_locked(connection, sql, one) if done is None else done
-        for one, done in zip(wanted, acquired, strict=True)
-    ]
-
-
-def _needs_lock(wanted: Acquire) -> bool:
-    """Return whether it has to be decided under the row's lock: a draft may just be published."""
-    seen = wanted.seen
-    if seen is None or not seen.epoch:
-        return False
-    return seen.draft is not None if seen.deleted else wanted.draft is not None
-
-
-def _lock_order(wanted: Acquire) -> tuple[int, str, SessionKey]:
-    return (wanted.seen.id if wanted.seen else 0), wanted.key.tenant, wanted.key
-
-
-def _acquire_locked(
-    connection: Connection, sql: Statements, wanted: Acquire
-) -> Acquired | Exception:
-    """Acquire a session under its row's lock; return the error if another one was faster."""
-    key, after = wanted.key, wanted.after
-    with connection.transaction():
-        previous = lock_session(connection, sql, key)
-        if previous.epoch != after:
-            return lease_held(key, after, previous.epoch)
-        if wanted.draft is not None and after and not previous.deleted:
-            return published_already(key, after)
-        if previous.deleted and previous.draft is not None:
-            connection.execute(sql["wipe"], {"id": previous.id})
-        take = _Take(sql, wanted, previous)
-        query, values = take.statement
-        acquired = take.result(connection.execute(query, values, binary=True).fetchall())
-    if acquired is None:
-        return StoreUnavailableError(f"the row of {key} changed under its lock: try again", key=key)
-    return acquired
-
-
-class _Take:
-    """Acquires a session from a state of it."""
-
-    def __init__(self, sql: Statements, wanted: Acquire, previous: SessionState | None) -> None:
-        key, owner = wanted.key, wanted.owner
-        self._created = created = previous is None or not previous.epoch or previous.deleted
-        after, was, sum_ = previous[1:4] if previous is not None else (0, 0, 0)
-        epoch, head, seed = after + 1, was + 1, sum_
-        draft = None if previous is None else previous.draft
-        if created:
-            head, seed = wanted.first, 0
-            draft = seal(msgspec.json.encode(wanted.draft)) if wanted.draft else None
-        record = Entry(EPOCH, epoch_payload(owner, wanted.base if created else None))
-        lines, crc = encode([record], first=head, epoch=epoch, crc=seed)
-        is_draft = created and draft is not None
-        self._key, self._record = key, record.payload
-        self._state = SessionState(0, epoch, head, crc, head, 0, 0, is_draft, owner, draft=draft)
-        values = {"owner": owner, "crc": bigint(crc), "lines": lines, "head": bigint(head)}
-        values["draft"] = draft if created else None
-        self.statement: Statement
-        if previous is None:
-            names = {"tenant": key.tenant, "agent": key.agent, "session": key.session}
-            self.statement = sql["begin"], {**values, **names}
-        else:
-            place = {"id": previous.id, "after": after, "epoch": epoch, "was": was}
-            sums = {"seed": seed, "sum": sum_}
-            numbers = {name: bigint(number) for name, number in {**place, **sums}.items()}
-            self.statement = sql["take"], {**values, **numbers, "created": created}
-
-    def result(self, rows: Sequence[tuple[Any, ...]]) -> Acquired | None:
-        """Return what was acquired; None if the session was in another state by then."""
-        if not rows:
-            return None
-        number, generation, since = rows[0]
-        state = self._state._replace(id=number, generation=generation, since=since)
-        grant = Taken(self._key, state.epoch, state.head, self._created, self._record)
-        return grant, state
-
-
 Holder: TypeAlias = tuple[LeaseState | None, SessionState | None]
 """Who holds, or last held, a session, and its row; None if there is none."""
 
 
 def holders(
     connection: Connection, sql: Statements, keys: Sequence[SessionKey]
-) -> list[Holder | Exception]:
-    """Return the holders of sessions."""
-    names = [(key.tenant, key.agent, key.session) for key in keys]
-    found = execute_all(connection, [(sql["holder"], values) for values in names])
-    return [_holder(rows[0]) if rows else (None, None) for rows in found]
+) -> list[LeaseState | Exception | None]:
+    """Return who holds, or last held, sessions."""
+    found = execute_all(connection, [(sql["holder"], named(key)) for key in keys])
+    return [_holder(rows)[0] for rows in found]
 
 
-def _holder(row: tuple[Any, ...]) -> Holder:
-    closed, beat, host, pid = row[11:]
+def _holder(rows: Sequence[tuple[Any, ...]]) -> Holder:
+    if not rows:
+        return None, None
+    (row,) = rows
+    closed, beat, host, pid = row[11:15]
     state = SessionState(*row[:11])
     if not state.epoch:  # something was posted to it
         return None, state
@@ -221,6 +106,142 @@ def _holder(row: tuple[Any, ...]) -> Holder:
         draft=_draft_of(state.draft),
     )
     return lease, state
+
+
+Acquired: TypeAlias = tuple[Taken, SessionState]
+
+
+class Acquire:
+    """A session that somebody wants, and the answer as soon as there is one."""
+
+    __slots__ = ("answer", "key", "owner", "terms")
+
+    def __init__(self, key: SessionKey, terms: Terms, owner: str) -> None:
+        self.key = key
+        self.terms = terms
+        self.owner = owner
+        self.answer: Held | Acquired | None = None
+
+
+def acquire(
+    connection: Connection, sql: Statements, wanted: Sequence[Acquire]
+) -> list[Held | Acquired | Exception]:
+    """Take sessions with their next epochs, append the epoch records, and read for the restores.
+
+    One round trip for those that never were or may not be taken, two for the others.
+    """
+    # Some have their answer already if the server refused others of this call, and it is repeated.
+    pending = [one for one in wanted if one.answer is None]
+    # 1. See who has them; those without a row begin. Rows are inserted in the order of their keys.
+    pending.sort(key=lambda one: (one.key.tenant, one.key))
+    seen = execute_all(connection, [_look(sql, one) for one in pending])
+    takes: list[_Epoch] = []
+    for one, rows in zip(pending, seen, strict=True):
+        holder, state = _holder(rows)
+        if state is not None and rows[0][15]:
+            one.answer = _Epoch(one).begun(state)
+        elif not one.terms.allows(holder):
+            one.answer = Held(holder)
+        elif state is not None and not state.is_draft:
+            takes.append(_Epoch(one, state))
+    # 2. Take them from the state that was seen, in the order of their ids. What is read behind
+    # that, in the same transaction, nobody else can change any more.
+    takes.sort(key=lambda epoch: epoch.state.id)
+    found = execute_all(connection, [each for epoch in takes for each in epoch.take(sql)])
+    for epoch, taken, read in zip(takes, found[::2], found[1::2], strict=True):
+        epoch.wanted.answer = epoch.taken(taken, read)
+    # 3. Under the row's lock: somebody was faster; or a draft goes, which may just be published.
+    for one in pending:
+        one.answer = one.answer or _acquire_locked(connection, sql, one)
+    return [one.answer for one in wanted if one.answer is not None]
+
+
+def _look(sql: Statements, wanted: Acquire) -> Statement:
+    """Return the statement that reads a holder, and begins the session if it may and has no row."""
+    names = named(wanted.key)
+    if not wanted.terms.allows(None):
+        return sql["holder"], names
+    return sql["begin"], {**names, **_Epoch(wanted).values}
+
+
+def _acquire_locked(connection: Connection, sql: Statements, wanted: Acquire) -> Held | Acquired:
+    key = wanted.key
+    with connection.transaction():
+        state = lock_session(connection, sql, key)
+        rows = connection.execute(sql["holder"], named(key), binary=True).fetchall()
+        holder, _ = _holder(rows)
+        if not wanted.terms.allows(holder):
+            return Held(holder)
+        if state.is_draft:
+            connection.execute(sql["wipe"], {"id": state.id})
+        epoch = _Epoch(wanted, state)
+        acquired = epoch.taken(*execute_all(connection, epoch.take(sql)))
+    if acquired is None:
+        raise StoreUnavailableError(f"the row of {key} changed under its lock: try again", key=key)
+    return acquired
+
+
+class _Epoch:
+    """The next epoch of a session in a state of it."""
+
+    def __init__(self, wanted: Acquire, was: SessionState = UNKNOWN) -> None:
+        self.wanted = wanted
+        self._was = was
+        self._created = created = not was.epoch or was.deleted
+        new = wanted.terms.beginning
+        epoch, head, seed, draft = was.epoch + 1, was.head + 1, was.crc, was.draft
+        if created:
+            head, seed = new.first, 0
+            draft = seal(msgspec.json.encode(new.draft)) if new.draft else None
+        self._seed = seed
+        self._payload = payload = epoch_payload(wanted.owner, new.base if created else None)
+        self._lines, crc = encode([Entry(EPOCH, payload)], first=head, epoch=epoch, crc=seed)
+        is_draft = created and draft is not None
+        self.state = SessionState(
+            was.id, epoch, head, crc, head, 0, 0, is_draft, wanted.owner, draft=draft
+        )
+
+    @property
+    def values(self) -> dict[str, object]:
+        """What a row is given."""
+        state = self.state
+        return {
+            "owner": state.owner,
+            "head": bigint(state.head),
+            "crc": bigint(state.crc),
+            "draft": state.draft if self._created else None,
+            "lines": self._lines,
+        }
+
+    def take(self, sql: Statements) -> tuple[Statement, Statement]:
+        """Return the statements that begin the epoch, and read what a restore needs."""
+        was = self._was
+        numbers = {"id": was.id, "after": was.epoch, "was": was.head, "sum": was.crc}
+        numbers |= {"epoch": self.state.epoch, "seed": self._seed}
+        places = {name: bigint(number) for name, number in numbers.items()}
+        take = sql["take"], {**self.values, **places, "created": self._created}
+        return take, opening_query(sql, was.id, self.wanted.terms.names)
+
+    def taken(
+        self, taken: Sequence[tuple[Any, ...]], read: Sequence[tuple[Any, ...]]
+    ) -> Acquired | None:
+        """Return what was acquired; None if the session was in another state by then."""
+        if not taken:
+            return None
+        number, generation, since = taken[0]
+        state = self.state._replace(id=number, generation=generation, since=since)
+        found = opened(self.wanted.key, self.wanted.terms.names, state, read)
+        return self._acquired(state, found)
+
+    def begun(self, state: SessionState) -> Acquired:
+        """Return a session that has begun: all that it has is known."""
+        record = Record(state.head, state.epoch, EPOCH, self._payload, end=True)
+        found = RestoreData(Documents(), records=(record,), may_have_items=False)
+        return self._acquired(state, found)
+
+    def _acquired(self, state: SessionState, found: RestoreData | None) -> Acquired:
+        key, created = self.wanted.key, self._created
+        return Taken(key, state.epoch, state.head, created, self._payload, found), state
 
 
 def _draft_of(sealed: bytes | None) -> Draft | None:

@@ -54,6 +54,11 @@ class SessionState(NamedTuple):
     """What it is a copy of, sealed."""
 
     @property
+    def is_draft(self) -> bool:
+        """Whether it is a draft that is not published."""
+        return self.deleted and self.draft is not None
+
+    @property
     def is_over(self) -> bool:
         """Whether it was deleted, and is not hidden as a draft only."""
         return self.deleted and self.draft is None
@@ -152,8 +157,6 @@ ROUNDS = 4
 STATEMENT_BYTES = 32 * 1024 * 1024
 PAGE_BYTES = 4 * 1024 * 1024
 PAGE_ROWS = 256
-OPENING_BYTES = 256 * 1024
-"""Bytes of the log that an open reads beforehand, and keeps until it takes the inbox."""
 NO_LIMIT = 2**63 - 1
 
 
@@ -192,12 +195,36 @@ class RecordPage(NamedTuple):
 
 def state_of(connection: Connection, sql: Statements, key: SessionKey) -> SessionState | None:
     """Return a session's row, None if it has none."""
-    row = connection.execute(sql["state"], _named(key), binary=True).fetchone()
+    row = connection.execute(sql["state"], named(key), binary=True).fetchone()
     return SessionState(*row) if row else None
 
 
-def _named(key: SessionKey) -> dict[str, object]:
+def named(key: SessionKey) -> dict[str, object]:
+    """Return the values by which a statement finds a session."""
     return {"tenant": key.tenant, "agent": key.agent, "session": key.session}
+
+
+def tenant_id(connection: Connection, sql: Statements, tenant: str) -> int:
+    """Return a tenant's number, assigned on first use."""
+    row = connection.execute(sql["tenant"], (tenant,)).fetchone()
+    if row is None:
+        connection.execute(sql["add_tenant"], (tenant,))
+        row = connection.execute(sql["tenant"], (tenant,)).fetchone()
+    if row is None:
+        raise StoreUnavailableError("a tenant that was just added is missing: try again")
+    return int(row[0])
+
+
+def lock_session(connection: Connection, sql: Statements, key: SessionKey) -> SessionState:
+    """Lock a session's row until the transaction ends; insert it if it is missing."""
+    values = (tenant_id(connection, sql, key.tenant), key.agent, key.session)
+    row = connection.execute(sql["lock_session"], values).fetchone()
+    if row is None:
+        connection.execute(sql["add_session"], values)
+        row = connection.execute(sql["lock_session"], values).fetchone()
+    if row is None:
+        raise StoreUnavailableError("a session that was just added is missing: try again")
+    return SessionState(*row)
 
 
 def lease_lost_error(key: SessionKey, epoch: int, state: SessionState | None) -> LeaseLostError:
@@ -423,7 +450,7 @@ def read_page(connection: Connection, sql: Statements, run: RowReader, span: Row
 
 
 def _page_query(sql: Statements, span: RowSpan) -> Statement:
-    values = _named(span.key) | {
+    values = named(span.key) | {
         "low": bigint(span.low),
         "high": bigint(span.high),
         "rows": bigint(span.rows),
@@ -481,7 +508,7 @@ class LogStart(NamedTuple):
 def read_start(connection: Connection, sql: Statements, wanted: RowSpan) -> LogStart | None:
     """Read a session's row, and the first page of a part of its log, in one round trip."""
     key, reverse = wanted.key, wanted.reverse
-    state_query = (sql["state"], _named(key))
+    state_query = (sql["state"], named(key))
     states, found = execute_all(connection, [state_query, _page_query(sql, wanted)])
     state = SessionState(*states[0]) if states else None
     if state is None or state.deleted:
@@ -498,34 +525,15 @@ def read_start(connection: Connection, sql: Statements, wanted: RowSpan) -> LogS
     return LogStart(run, span, _current_page(connection, sql, run, span, current))
 
 
-class OpeningRead(NamedTuple):
-    """What an open reads beside the documents, as of the grant of its lease."""
-
-    state: SessionState
-    rows: list[tuple[Any, ...]]
-    """The log's rows since the last fold, or the first of them."""
-    waiting: list[tuple[Any, ...]]
-    """The inbox's rows, up to ``WAITING_ROWS``."""
-
-    def log_start(self, key: SessionKey, low: int, high: int) -> LogStart | None:
-        """Return the first page of the log from a record on; None if it was not read."""
-        span = RowSpan(key, self.state, max(low, self.state.since), min(high, self.state.head))
-        run = RowReader(key, self.state)
-        try:
-            return LogStart(run, span, page_of(self.rows, run, span))
-        except CorruptRecordError:  # read it again: it may have been trimmed meanwhile
-            return None
-
-
-WAITING_ROWS = 32
-"""Items of an inbox that an open reads beforehand."""
-
-
-def opening_queries(sql: Statements, state: SessionState) -> list[Statement]:
-    """Return the queries of an `OpeningRead`."""
-    limits = {"rows": bigint(PAGE_ROWS), "bytes": OPENING_BYTES}
-    place = {"id": bigint(state.id), "since": bigint(state.since), "high": bigint(state.head)}
-    return [
-        (sql["tail"], {**place, **limits}),
-        (sql["waiting"], {"id": bigint(state.id), "limit": bigint(WAITING_ROWS)}),
-    ]
+def records_after(
+    key: SessionKey, state: SessionState, after: int, rows: Sequence[tuple[Any, ...]]
+) -> tuple[Record, ...] | None:
+    """Return the rest of a log; None if the rows do not have all of it, or are damaged."""
+    span = RowSpan(key, state, max(after + 1, state.since), state.head)
+    try:
+        page = page_of(rows, RowReader(key, state), span)
+    except CorruptRecordError:  # raised when the log is read
+        return None
+    if page.next is not None:
+        return None
+    return tuple([record for record in page.records if record.seq >= span.low])

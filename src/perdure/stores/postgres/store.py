@@ -22,7 +22,6 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
-    Beginning,
     BlobSweep,
     Capabilities,
     ConnectionHook,
@@ -41,7 +40,6 @@ from perdure.store import (
     Status,
     Taken,
     Terms,
-    acquire_by_steps,
     past_damage,
 )
 from perdure.stores.postgres import (
@@ -52,11 +50,8 @@ from perdure.stores.postgres import (
 )
 from perdure.stores.postgres.calls import PARALLELISM, Calls, open_calls
 from perdure.stores.postgres.connections import Password, settings_of
-from perdure.stores.postgres.log import HeldSessionsByKey, OwnedSession, SessionState
+from perdure.stores.postgres.log import HeldSessionsByKey, OwnedSession
 from perdure.stores.postgres.schema import Statements
-
-_MAX_SEEN = 1000
-"""Rows of sessions that nobody acquired after their holder was read, at most."""
 
 _CAPABILITIES = Capabilities(
     durability="unknown",
@@ -105,11 +100,6 @@ class PostgresStore:
         self._opened: Calls | None = None
         self._connection_hook: ConnectionHook | None = None
         self._held_sessions: HeldSessionsByKey = {}
-        self._seen: dict[SessionKey, SessionState | None] = {}
-        """Rows as their holders were read, each for the acquire that follows."""
-        self._granted: dict[SessionKey, SessionState] = {}
-        """Rows as they were acquired, each for the read of documents that follows."""
-        self._openings: dict[SessionKey, log.OpeningRead] = {}
         self._reported_ids: tuple[int, ...] = ()
         self._has_news = False
         self._notified = anyio.Event()
@@ -153,8 +143,7 @@ class PostgresStore:
     async def aclose(self) -> None:
         """Close every connection; leases that were not released look like those of a dead owner."""
         calls, self._opened = self._opened, None
-        for known in (self._held_sessions, self._seen, self._granted, self._openings):
-            known.clear()
+        self._held_sessions.clear()
         if calls is not None and calls.is_in_this_process:
             await calls.close(self._owner)
 
@@ -198,12 +187,8 @@ class PostgresStore:
         if remaining <= 0 or low > high:
             self._calls  # noqa: B018  # raises if it is closed
             return
-        opening = None if reverse or max_rows == 1 else self._opening_of(key)
-        start = None if opening is None else opening.log_start(key, low, high)
-        if start is None:
-            rows = min(remaining, max_rows)
-            span = log.RowSpan(key, log.UNKNOWN, low, high, reverse, rows)
-            start = await self._calls.run_idempotent("read", log.read_start, span)
+        span = log.RowSpan(key, log.UNKNOWN, low, high, reverse, min(remaining, max_rows))
+        start = await self._calls.run_idempotent("read", log.read_start, span)
         if start is None:
             return
         reader, span, page = start
@@ -232,15 +217,8 @@ class PostgresStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        session = self._held_sessions.get(key)
-        state = self._granted.pop(key, None)
-        if state is None or session is None or (session.epoch, session.head) != state[1:3]:
-            plain = content.DocumentsQuery(key, names)
-            return await self._calls.run_together("read", content.read, plain)
-        query = content.OpeningQuery(key, names, state)
-        found, opening = await self._calls.run_together("read", content.read_openings, query)
-        self._openings[key] = opening
-        return found
+        wanted = content.DocumentsQuery(key, names)
+        return await self._calls.run_together("read", content.read, wanted)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -286,30 +264,20 @@ class PostgresStore:
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        lease, state = await self._calls.run_together("read", leases.holders, key)
-        self._seen.pop(key, None)
-        if len(self._seen) >= _MAX_SEEN:
-            del self._seen[next(iter(self._seen))]
-        self._seen[key] = state
-        return lease
+        return await self._calls.run_together("read", leases.holders, key)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        return await acquire_by_steps(self, key, terms, self._take)
-
-    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
-        first, base, draft = new.first, new.base, new.draft
-        self._openings.pop(key, None)
-        seen = self._seen.pop(key, None)
-        wanted = leases.Acquire(key, after, self._owner, seen, first, base, draft)
-        grant, state = await self._calls.run_together(
+        wanted = leases.Acquire(key, terms, self._owner)
+        answer: Held | leases.Acquired = await self._calls.run_together(
             "write to", leases.acquire, wanted, is_repeatable=False
         )
+        if isinstance(answer, Held):
+            return answer
+        taken, state = answer
         self._held_sessions[key] = OwnedSession(
             state.id, state.epoch, state.head, state.crc, state.owner
         )
-        if not state.deleted:  # nobody reads a draft
-            self._granted[key] = state
-        return grant
+        return taken
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self._calls.run_idempotent("write to", leases.publish, key, epoch)
@@ -317,19 +285,7 @@ class PostgresStore:
     async def drafts(self, tenant: str) -> list[DraftInfo]:
         return await self._calls.run_idempotent("read", leases.drafts, tenant)
 
-    def _opening_of(self, key: SessionKey) -> log.OpeningRead | None:
-        """Return what was read with the documents, if nothing was appended since."""
-        opening, session = self._openings.get(key), self._held_sessions.get(key)
-        if opening is None:
-            return None
-        if session is None or (session.epoch, session.head) != opening.state[1:3]:
-            del self._openings[key]
-            return None
-        return opening
-
     async def release(self, key: SessionKey, epoch: int) -> None:
-        self._granted.pop(key, None)
-        self._openings.pop(key, None)
         lease = leases.Release(self._row_id(key), key, epoch)
         await self._calls.run_together("write to", leases.release, lease)
         session = self._held_sessions.get(key)
@@ -372,14 +328,6 @@ class PostgresStore:
         )
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        opening = self._openings.pop(key, None)
-        # The posts that have come since then have notified this owner.
-        if (
-            opening is not None
-            and opening.state.epoch == epoch
-            and len(opening.waiting) < min(limit, log.WAITING_ROWS)
-        ):
-            return inbox.items_of(opening.waiting)
         return await self._calls.run_idempotent("read", inbox.receive, key, epoch, limit)
 
     async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
@@ -422,8 +370,6 @@ class PostgresStore:
         return await self._calls.run_idempotent("read", content.tenants)
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
-        self._granted.pop(key, None)
-        self._openings.pop(key, None)
         await self._calls.run_once("delete from", content.delete, key, epoch)
         self._held_sessions.pop(key, None)
 

@@ -29,12 +29,12 @@ from perdure.stores.redis.layout import (
     DRAFT,
     KeyNames,
     damage_error,
+    draft_of,
     key_of_member,
     key_of_name,
     member_of,
     members_between,
 )
-from perdure.stores.redis.leases import draft_of
 from perdure.stores.redis.log import ColdHistory
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -67,11 +67,7 @@ class RedisDocuments:
         ((encoded, *parts),) = await self._link.send(
             [_READ((keys.session, keys.documents), *selected)]
         )
-        documents = dict(zip(map(bytes.decode, parts[::2]), parts[1::2], strict=True))
-        manifest = None if encoded is None else _manifest_of(key, encoded)
-        if manifest is None:  # lost or damaged, so no document can be verified
-            return Documents(damaged=tuple(sorted(documents)), remains=documents)
-        return matched(manifest, documents, names)
+        return documents_of(key, names, encoded, parts)
 
     async def write(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -102,6 +98,20 @@ class RedisDocuments:
             require_logged(manifest, reply[1])
         elif reply != 0:
             raise lease_lost(key, manifest.epoch, reply[1], deleted=bool(reply[2]))
+
+
+def documents_of(
+    key: SessionKey,
+    names: Collection[str] | None,
+    encoded: bytes | None,
+    parts: Sequence[bytes],
+) -> Documents:
+    """Return documents from a manifest, and a name and bytes of each."""
+    documents = dict(zip(map(bytes.decode, parts[::2]), parts[1::2], strict=True))
+    manifest = None if encoded is None else _manifest_of(key, encoded)
+    if manifest is None:  # lost or damaged, so no document can be verified
+        return Documents(damaged=tuple(sorted(documents)), remains=documents)
+    return matched(manifest, documents, names)
 
 
 def _manifest_of(key: SessionKey, encoded: bytes) -> Manifest | None:

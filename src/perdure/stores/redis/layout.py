@@ -18,7 +18,9 @@ import msgspec
 
 from perdure.errors import CorruptRecordError
 from perdure.records import records as frames
+from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey, salvage_cure
+from perdure.records.manifest import Draft
 from perdure.records.records import Position, Record
 
 _CACHED = 16_384
@@ -168,6 +170,14 @@ class LogState(NamedTuple):
         return self.deleted or self.draft
 
 
+def draft_of(data: bytes | None) -> Draft | None:
+    """Return what a session is a copy of; None if it is none, or that cannot be read."""
+    try:
+        return None if data is None else decoder_of(Draft).decode(data)
+    except msgspec.DecodeError:
+        return None
+
+
 DRAFT = b"draft"
 """What stands in a draft's hash where a deleted session has a 1."""
 
@@ -212,6 +222,19 @@ def records_of(key: SessionKey, seed: int, entry: Any) -> list[Record]:
     if lines.end.seq != last or not lines.records or not lines.records[-1].end:
         raise damage_error(key, part, f"it ends at record {lines.end.seq}")
     return lines.records
+
+
+def records_after(
+    key: SessionKey, seed: int, after: int, head: int, entries: Sequence[Any]
+) -> tuple[Record, ...] | None:
+    """Return the rest of a log; None if the entries do not have all of it, or are damaged."""
+    try:
+        found = [record for entry in entries for record in records_of(key, seed, entry)]
+    except CorruptRecordError:  # raised when the log is read
+        return None
+    records = [record for record in found if record.seq > after]
+    is_whole = [record.seq for record in records] == list(range(after + 1, head + 1))
+    return tuple(records) if is_whole else None
 
 
 def log_state(key: SessionKey, reply: Sequence[Any]) -> LogState:

@@ -12,11 +12,12 @@ import logging
 import os
 import random
 import time
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Collection, Sequence
+from typing import Any, final
 
 import anyio
 import msgspec
+from msgspec.structs import replace
 
 from perdure._lib.backoff import backoff
 from perdure._lib.ids import first_beat
@@ -24,15 +25,24 @@ from perdure._lib.locks import has_ended, this_process
 from perdure._lib.platform import host_name
 from perdure._lib.tasks import HostClosedError
 from perdure.errors import PerdureError, StoreUnavailableError
-from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import epoch_payload, lease_held, lease_lost, published_already
-from perdure.store import Draft, HeartbeatRequests, LeaseState, Origin, Taken
+from perdure.records.manifest import epoch_payload, lease_lost
+from perdure.store import HeartbeatRequests, Held, LeaseState, RestoreData, Taken, Terms
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
-from perdure.stores.redis.layout import KeyNames, damage_error, encode_key, member_of
+from perdure.stores.redis.documents import documents_of
+from perdure.stores.redis.layout import (
+    KeyNames,
+    damage_error,
+    draft_of,
+    encode_key,
+    member_of,
+    records_after,
+)
 
 _OWNER_TTL = 7 * 24 * 3600
 """Seconds that an owner is remembered after its last heartbeat."""
+_TAIL_BYTES = 1024 * 1024
+"""Bytes of the log that an open reads; a longer one is read in parts."""
 _HANDOVER, _MAIL = b"h", b"m"
 _MIN_PAUSE, _MAX_PAUSE = 0.25, 15.0
 """Shortest and longest back-off between two attempts to subscribe, in seconds."""
@@ -88,9 +98,14 @@ class Leases:
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         session = self._names.session_keys(key).session
-        ((epoch, owner, released, deleted, draft),) = await self._link.send(
+        (fields,) = await self._link.send(
             [RedisCall(b"HMGET", session, b"e", b"o", b"r", b"d", b"p")]
         )
+        return await self._state(key, fields)
+
+    async def _state(self, key: SessionKey, fields: Sequence[Any]) -> LeaseState | None:
+        """Return the state of a lease, with what its owner's hash says."""
+        epoch, owner, released, deleted, draft = fields
         if epoch is None:
             return None
         if not epoch.isdigit() or owner is None:
@@ -123,39 +138,77 @@ class Leases:
             return False
         return None
 
-    async def acquire(
-        self, key: SessionKey, after: int, first: int, base: Origin | None, draft: Draft | None
-    ) -> Taken:
-        keys = self._names.session_keys(key)
-        plain, begun = epoch_payload(self._owner, None), epoch_payload(self._owner, base)
-        now = b"%.3f" % time.time()
-        copied = b"" if draft is None else msgspec.json.encode(draft)
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        """Take a session in one call, or after a look at its holder, which is in another slot."""
+        word, *details = await self._take(key, terms)
+        if word != b"ok":
+            holder = await self._state(key, details)
+            if not terms.allows(holder) or holder is None:
+                return Held(holder)
+            # It is dead, or silent.
+            word, *details = await self._take(key, replace(terms, after=holder.epoch))
+            if word != b"ok":
+                return Held(await self._state(key, details))
+        epoch, head, created, *read = details
+        payload = epoch_payload(self._owner, terms.beginning.base if created else None)
+        found = self._found(key, terms.names, head, read)
+        return Taken(key, epoch, head, bool(created), payload, found)
+
+    async def _take(self, key: SessionKey, terms: Terms) -> list[Any]:
+        """Return the answer of ``acquire.lua``.
+
+        Raises:
+            CorruptRecordError: The session's hash and its log contradict each other.
+
+        """
+        keys, new = self._names.session_keys(key), terms.beginning
+        names = terms.names
         take = _ACQUIRE(
-            (keys.session, keys.log, keys.documents, keys.dead),
-            after,
+            (keys.session, keys.log, keys.documents, keys.dead, keys.order),
             self._owner,
             encode_key(key),
-            now,
-            plain,
+            b"%.3f" % time.time(),
+            epoch_payload(self._owner, None),
             keys.seed,
-            first,
-            begun,
-            copied,
+            new.first,
+            epoch_payload(self._owner, new.base),
+            b"" if new.draft is None else msgspec.json.encode(new.draft),
+            int(terms.create),
+            int(terms.new),
+            terms.given,
+            b"" if terms.after is None else terms.after,
+            _TAIL_BYTES,
+            b"*" if names is None else b"",
+            *(names or ()),
         )
-        # Add it to the directory before and after: another process that deletes the session's
-        # previous generation may remove it in between; if it does so later, it finds the new one.
-        index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
-        tenant = RedisCall(b"ZADD", self._names.tenants, 0, key.tenant)
-        word, *details = (await self._link.write([tenant, index, take, index]))[2]
-        if word == b"held":
-            raise lease_held(key, after, details[0])
-        if word == b"exists":
-            raise published_already(key, details[0])
-        if word == b"damaged":
-            reason = f"entry {details[1].decode()} is not the last of {details[0]} records"
+        calls = [take]
+        if terms.create or terms.after is not None:
+            # Add it to the directory before and after: another process that deletes the session's
+            # previous generation may remove it in between; if it does so later, it finds the new
+            # one. What is in it already is no write, so who waits for a holder awaits no sync.
+            index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
+            tenant = RedisCall(b"ZADD", self._names.tenants, 0, key.tenant)
+            calls = [tenant, index, take, index]
+        answer: list[Any] = (await self._link.write(calls))[calls.index(take)]
+        if answer[0] == b"damaged":
+            reason = f"entry {answer[2].decode()} is not the last of {answer[1]} records"
             raise damage_error(key, "the log", reason)
-        epoch, head, created = details
-        return Taken(key, epoch, head, bool(created), begun if created else plain)
+        return answer
+
+    def _found(
+        self, key: SessionKey, names: Collection[str] | None, head: int, read: Sequence[Any]
+    ) -> RestoreData | None:
+        """Return what a restore needs; None if reading it by itself will say why it cannot."""
+        waiting, manifest, parts, base, entries = read
+        try:
+            documents = documents_of(key, names, manifest, parts)
+        except PerdureError:
+            return None
+        after, records = documents.log_after, None
+        if after is not None and entries is not None:
+            seed = self._names.session_keys(key).seed
+            records = records_after(key, seed, max(after, base), head, entries)
+        return RestoreData(documents, after or 0, records, waiting > 0)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Make a draft a session, as its holder."""
@@ -227,14 +280,6 @@ class Leases:
                 failures += 1
             pause = backoff(failures, base=_MIN_PAUSE, cap=_MAX_PAUSE, chance=random.random())
             await anyio.sleep(pause)
-
-
-def draft_of(data: bytes | None) -> Draft | None:
-    """Return what a session is a copy of; None if it is none, or that cannot be read."""
-    try:
-        return None if data is None else decoder_of(Draft).decode(data)
-    except msgspec.DecodeError:
-        return None
 
 
 _OWNER_FIELDS = (b"beat", b"host", b"pid", b"process", b"closed")

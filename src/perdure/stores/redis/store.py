@@ -23,7 +23,6 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
-    Beginning,
     BlobSweep,
     Capabilities,
     ConnectionHook,
@@ -42,7 +41,6 @@ from perdure.store import (
     Store,
     Taken,
     Terms,
-    acquire_by_steps,
 )
 from perdure.stores.redis import connection
 from perdure.stores.redis.connection import RedisLink, settings_from
@@ -266,11 +264,7 @@ class RedisStore:
         return await self._leases.holder(key)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        return await acquire_by_steps(self, key, terms, self._take)
-
-    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
-        first, base, draft = new.first, new.base, new.draft
-        return await self._leases.acquire(key, after, first, base, draft)
+        return await self._leases.acquire(key, terms)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self._leases.publish(key, epoch)

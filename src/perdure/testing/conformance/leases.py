@@ -65,7 +65,10 @@ class LeaseConformance(Suite):
         with pytest.raises(LeaseHeldError):
             await take_after(store, KEY, after=1)
 
-    @pytest.mark.parametrize("life", ["never", "held", "released", "deleted", "draft", "left"])
+    @pytest.mark.parametrize(
+        "life",
+        ["never", "held", "released", "deleted", "draft", "left", "own", "own draft"],
+    )
     async def test_the_terms_decide_who_may_take_a_session(
         self, open_store: OpenStore, life: str
     ) -> None:
@@ -89,7 +92,7 @@ class LeaseConformance(Suite):
         ]
         for place, each in enumerate(wanted):
             key = SessionKey(f"{life}-{place}")
-            await _left(store, key, life, draft)
+            await _left(other if "own" in life else store, key, life, draft)
             holder = await other.holder(key)
             moved = {"known": 0, "moved": 1}.get(each.pop("silent", ""))
             if moved is not None and holder is not None:
@@ -406,7 +409,7 @@ async def _left(store: Store, key: SessionKey, life: str, draft: Draft) -> None:
     if life == "never":
         return
     grant = await take_after(
-        store, key, after=0, draft=draft if life in {"draft", "left"} else None
+        store, key, after=0, draft=draft if "draft" in life or life == "left" else None
     )
     if life in {"released", "left"}:
         await store.release(key, grant.epoch)

@@ -8,11 +8,46 @@ WITH found AS (
     WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
         AND NOT s.deleted
 )
-SELECT f.head, f.sealed, NULL::bytea, NULL::bytea FROM found AS f WHERE f.sealed IS NOT NULL
+SELECT f.head, NULL::bytea, f.sealed FROM found AS f WHERE f.sealed IS NOT NULL
 UNION ALL
-SELECT NULL, NULL, d.name, d.data FROM found AS f
+SELECT f.head, d.name, d.data FROM found AS f
 JOIN {schema}.documents AS d ON d.session = f.id
 WHERE %(ids)b::bytea[] IS NULL OR d.id = ANY(%(ids)b::bytea[])
+
+-- name: opening
+-- What a restore needs, of one moment: the manifest (no name), documents, the log's rows after the
+-- last fold, and a row of nothing if something waits in the inbox. The manifest has the number of
+-- the fold; where it cannot be read there, the rows begin at another record, which the reader finds
+-- out.
+WITH m AS MATERIALIZED (
+    SELECT m.sealed FROM {schema}.manifests AS m WHERE m.session = %(id)s
+), folded AS MATERIALIZED (
+    SELECT 1 + coalesce((
+        SELECT substring(encode(m.sealed, 'escape') FROM '"as_of_seq":([0-9]{1,18})')::bigint
+        FROM m), 0) AS low
+), tail AS (
+    SELECT c.*, sum(octet_length(c.lines)) OVER (ORDER BY c.first) - octet_length(c.lines) AS before
+    FROM (
+        SELECT c.* FROM {schema}.commits AS c
+        WHERE c.session = %(id)s AND c.first >= coalesce((
+            SELECT max(b.first) FROM {schema}.commits AS b
+            WHERE b.session = %(id)s AND b.first <= (SELECT low FROM folded)), 0)
+        ORDER BY c.first LIMIT %(rows)s
+    ) AS c
+)
+SELECT NULL::bigint, NULL::bytea, m.sealed AS data, NULL::bigint AS first, NULL::bigint AS last,
+    NULL::bigint AS epoch, NULL::bigint AS seed
+FROM m
+UNION ALL
+SELECT NULL, d.name, d.data, NULL, NULL, NULL, NULL FROM {schema}.documents AS d
+WHERE d.session = %(id)s AND (%(ids)b::bytea[] IS NULL OR d.id = ANY(%(ids)b::bytea[]))
+UNION ALL
+(SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM {schema}.inbox AS i
+WHERE i.session = %(id)s LIMIT 1)
+UNION ALL
+SELECT NULL, NULL, t.lines, t.first, t.last, t.epoch, t.seed FROM tail AS t
+WHERE t.before < %(bytes)s
+ORDER BY first
 
 -- name: lock_epoch
 SELECT s.id FROM {schema}.tenants AS t JOIN {schema}.sessions AS s ON s.tenant = t.id

@@ -32,9 +32,24 @@ WITH taken AS (
 )
 SELECT id, life, since FROM taken
 
+-- name: holder
+SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner, s.released,
+    s.draft, o.closed, o.beat, o.host, o.pid, false
+FROM {schema}.tenants AS t
+JOIN {schema}.sessions AS s ON s.tenant = t.id
+LEFT JOIN {schema}.owners AS o ON o.owner = s.owner
+WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
+
 -- name: begin
--- The first epoch of a session without a row; nothing happens if it has one by now.
-WITH known AS (
+-- The same, and the first epoch of a session without a row; nothing at all, if it gets one meanwhile.
+WITH found AS (
+    SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner, s.released,
+        s.draft, o.closed, o.beat, o.host, o.pid, false
+    FROM {schema}.tenants AS t
+    JOIN {schema}.sessions AS s ON s.tenant = t.id
+    LEFT JOIN {schema}.owners AS o ON o.owner = s.owner
+    WHERE t.name = %(tenant)s AND s.agent = %(agent)s AND s.session = %(session)s
+), known AS (
     SELECT id FROM {schema}.tenants WHERE name = %(tenant)s
 ), new AS (
     INSERT INTO {schema}.tenants (name)
@@ -42,28 +57,23 @@ WITH known AS (
     ON CONFLICT (name) DO NOTHING
     RETURNING id
 ), begun AS (
-    INSERT INTO {schema}.sessions
+    INSERT INTO {schema}.sessions AS s
         (tenant, agent, session, epoch, head, crc, begun, life, since, owner, draft, deleted,
         updated_at, created_at)
     SELECT t.id, %(agent)s, %(session)s, 1, %(head)s, %(crc)s, %(head)s, 1, %(head)s, %(owner)s,
         %(draft)s::bytea, %(draft)s::bytea IS NOT NULL, now(), now()
     FROM (SELECT id FROM known UNION ALL SELECT id FROM new) AS t
+    WHERE NOT EXISTS (SELECT FROM found)
     ON CONFLICT (tenant, agent, session) DO NOTHING
-    RETURNING id, life, since
+    RETURNING s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner,
+        s.released, s.draft
 ), added AS (
     INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
     SELECT id, %(head)s, %(head)s, 1, 0, %(lines)s FROM begun
 )
-SELECT id, life, since FROM begun
-
--- name: holder
--- With where the log ends, for the one that acquires it next.
-SELECT s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner, s.released,
-    s.draft, o.closed, o.beat, o.host, o.pid
-FROM {schema}.tenants AS t
-JOIN {schema}.sessions AS s ON s.tenant = t.id
-LEFT JOIN {schema}.owners AS o ON o.owner = s.owner
-WHERE t.name = %s AND s.agent = %s AND s.session = %s
+SELECT * FROM found
+UNION ALL
+SELECT b.*, false, 0::bigint, '', 0::bigint, true FROM begun AS b
 
 -- name: publish
 UPDATE {schema}.sessions AS s SET deleted = false

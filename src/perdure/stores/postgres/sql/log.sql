@@ -60,26 +60,6 @@ SELECT first, last, epoch, seed, lines FROM (
 ) AS c
 WHERE before < %(bytes)s ORDER BY first DESC
 
--- name: tail
--- What follows the last fold, whole rows: the manifest has its number. Where it cannot be read
--- there, the rows begin at another record, and the sender finds out which.
-WITH folded AS MATERIALIZED (
-    SELECT greatest(%(since)s, 1 + coalesce((
-        SELECT substring(encode(m.sealed, 'escape') FROM '"as_of_seq":([0-9]{1,18})')::bigint
-        FROM {schema}.manifests AS m WHERE m.session = %(id)s), 0)) AS low
-)
-SELECT first, last, epoch, seed, lines FROM (
-    SELECT c.*, sum(octet_length(c.lines)) OVER (ORDER BY c.first) - octet_length(c.lines) AS before
-    FROM (
-        SELECT c.* FROM {schema}.commits AS c
-        WHERE c.session = %(id)s AND c.first <= %(high)s AND c.first >= coalesce((
-            SELECT max(b.first) FROM {schema}.commits AS b
-            WHERE b.session = %(id)s AND b.first <= (SELECT low FROM folded)), 0)
-        ORDER BY c.first LIMIT %(rows)s
-    ) AS c
-) AS c
-WHERE before < %(bytes)s ORDER BY first
-
 -- name: trim
 WITH kept AS (
     SELECT max(first) AS first FROM {schema}.commits

@@ -1,11 +1,14 @@
--- Take a session with the next epoch, and append the epoch record: one step.
+-- Take a session with the next epoch if the terms allow it, append the epoch record, and read what a
+-- restore needs: one step.
 -- What an unpublished draft has goes first, but for its inbox. A draft looks deleted; its 'x' is no
 -- number, so that a release that knows no drafts takes it for damaged rather than goes on with it.
--- KEYS: session, log, documents, dead letters
--- ARGV: epoch that must be the newest, owner, key as JSON, now, payload, seed, and of a new log: the
---       seq of its first record, payload, what it is a draft of or ''
--- Returns {'ok', epoch, head, whether a log begins}, {'held', epoch}, {'exists', epoch} or
--- {'damaged', head, last entry's id}.
+-- KEYS: session, log, documents, dead letters, inbox order
+-- ARGV: owner, key as JSON, now, payload, seed; of a new log: the seq of its first record, payload,
+--       what it is a draft of or ''; of the terms: create, new, given, after or '';
+--       bytes of the log to read at most, '*' for all documents or '', then their names
+-- Returns {'ok', epoch, head, whether a log begins, how many items wait, manifest, {name, bytes, ...},
+-- last seq before the log, entries since the manifest or nil if they are many}, {'held', epoch, owner,
+-- released, deleted, draft} or {'damaged', head, last entry's id}.
 
 -- CRC-32 as zlib.crc32(line, seed); an epoch record is short.
 local function crc32(line, seed)
@@ -21,18 +24,30 @@ local function crc32(line, seed)
   return bit.tohex(bit.bnot(crc))
 end
 
-local s = redis.call('HMGET', KEYS[1], 'e', 'h', 'b', 'x', 'd')
-if s[5] == 'draft' and s[1] == ARGV[1] then
+local s = redis.call('HMGET', KEYS[1], 'e', 'o', 'r', 'd', 'p', 'h', 'b', 'x', 'm')
+local epoch, owner, released, deleted = tonumber(s[1] or 0), s[2], s[3], s[4]
+if not epoch or (s[1] and not owner) then return {'damaged', 0, 'session'} end
+
+-- The rules of Terms.allows, but for what the holder's own hash says: whoever calls looks there.
+local is_there = s[1] and not deleted
+local function allowed()
+  if is_there and (ARGV[10] == '1' or ARGV[8] ~= '') then return false end
+  if ARGV[12] ~= '' then return epoch == tonumber(ARGV[12]) end
+  if not is_there and ARGV[9] ~= '1' then return false end
+  if not s[1] or deleted == '1' then return true end
+  if released then return epoch ~= tonumber(ARGV[11]) end
+  return owner == ARGV[1]
+end
+if not allowed() then return {'held', s[1], owner, released, deleted, s[5]} end
+
+local is_draft = deleted == 'draft'
+if is_draft then
   redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])
   redis.call('HDEL', KEYS[1], 'h', 'b', 'x', 'm', 'a', 'c', 'u', 'p')
+  s[6], s[7], s[8], s[9] = false, false, false, false
 end
-if s[5] == 'draft' then s = {s[1], false, false, false, s[5]} end
-local epoch, head, base = tonumber(s[1] or 0), tonumber(s[2] or 0), tonumber(s[3] or 0)
-local moved = tonumber(s[4] or 0)
-if not epoch or not head or not base or not moved then return {'damaged', 0, 'session'} end
-if epoch ~= tonumber(ARGV[1]) then return {'held', epoch} end
-local created = epoch == 0 or s[5]
-if ARGV[9] ~= '' and not created then return {'exists', epoch} end
+local head, base, moved = tonumber(s[6] or 0), tonumber(s[7] or 0), tonumber(s[8] or 0)
+if not head or not base or not moved then return {'damaged', 0, 'session'} end
 
 -- The log must begin and end where the session says: nothing is built on damage.
 local front = redis.call('XRANGE', KEYS[2], '-', '+', 'COUNT', 1)[1]
@@ -48,23 +63,48 @@ elseif head ~= 0 then
   return {'damaged', head, 'none'}
 end
 
-local payload = ARGV[5]
-if created then
-  payload, head = ARGV[8], tonumber(ARGV[7]) - 1
+local payload = ARGV[4]
+if not is_there then
+  payload, head = ARGV[7], tonumber(ARGV[6]) - 1
 end
 epoch, head = epoch + 1, head + 1
 local at = string.format('%.0f', head)
 local of = string.format('%.0f', epoch)
 local line = '{"n":' .. at .. ',"e":' .. of .. ',"k":"epoch","end":true,"r":' .. payload
-line = line .. ',"c":"' .. crc32(line, tonumber(ARGV[6])) .. '"}\n'
+line = line .. ',"c":"' .. crc32(line, tonumber(ARGV[5])) .. '"}\n'
 redis.call('XADD', KEYS[2], at .. '-' .. at, of, line)
-redis.call('HSET', KEYS[1], 'e', of, 'h', at, 'o', ARGV[2], 'k', ARGV[3], 'u', ARGV[4])
-redis.call('HSETNX', KEYS[1], 'c', ARGV[4])
+redis.call('HSET', KEYS[1], 'e', of, 'h', at, 'o', ARGV[1], 'k', ARGV[2], 'u', ARGV[3])
+redis.call('HSETNX', KEYS[1], 'c', ARGV[3])
 redis.call('HDEL', KEYS[1], 'r', 'd')
-if created and head > 1 then
-  redis.call('HSET', KEYS[1], 'b', string.format('%.0f', head - 1))
+if not is_there and head > 1 then
+  base = head - 1
+  redis.call('HSET', KEYS[1], 'b', string.format('%.0f', base))
 end
-if ARGV[9] ~= '' then
-  redis.call('HSET', KEYS[1], 'd', 'draft', 'x', 'draft', 'p', ARGV[9])
+if ARGV[8] ~= '' then
+  redis.call('HSET', KEYS[1], 'd', 'draft', 'x', 'draft', 'p', ARGV[8])
 end
-return {'ok', epoch, head, created and 1 or 0}
+
+local documents = {}
+if ARGV[14] == '*' then documents = redis.call('HGETALL', KEYS[3]) end
+for place = 15, #ARGV do
+  local data = redis.call('HGET', KEYS[3], ARGV[place])
+  if data then
+    documents[#documents + 1] = ARGV[place]
+    documents[#documents + 1] = data
+  end
+end
+-- The manifest's number is a hint, as it is not verified here.
+local from = string.format('%.0f', 1 + (string.match(s[9] or '', '"as_of_seq":(%d+)') or 0))
+local entries, bytes = {}, 0
+repeat
+  local part = redis.call('XRANGE', KEYS[2], from, '+', 'COUNT', 64)
+  for _, entry in ipairs(part) do
+    entries[#entries + 1] = entry
+    bytes = bytes + #entry[2][2]
+  end
+  if #part > 0 then from = '(' .. part[#part][1] end
+until #part < 64 or bytes > tonumber(ARGV[13])
+if bytes > tonumber(ARGV[13]) then entries = false end
+return {
+  'ok', epoch, head, is_there and 0 or 1, redis.call('ZCARD', KEYS[5]), s[9], documents, base, entries,
+}
