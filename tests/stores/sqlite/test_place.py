@@ -215,6 +215,7 @@ async def test_an_owner_is_one_store(path: Path) -> None:
 _MANY = """
 import anyio, os, sys
 from perdure.records.keys import SessionKey
+from perdure.store import take_after
 from perdure.stores.sqlite import SqliteStore, sql
 from perdure.stores.sqlite.sql import MIGRATIONS
 
