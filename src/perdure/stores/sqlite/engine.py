@@ -424,7 +424,8 @@ class OpenDatabase(msgspec.Struct, frozen=True):
         write = self.shared.add(function, reads_first=reads_first)
         with map_errors(doing, self.path):
             try:
-                await self.writes.run(self.shared.run, write)
+                # Its several statements give the interpreter back anyway.
+                await self.writes.run(self.shared.run, write, prompt=False)
             except BaseException:
                 write.is_awaited = False
                 raise
