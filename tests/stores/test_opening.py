@@ -112,7 +112,7 @@ async def test_an_open_asks_a_store_for_no_fact_twice(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "pruned", "dead"])
-@pytest.mark.parametrize("url", ["{}/files", pytest.param("sqlite:///{}/store.db", marks=TWICE)])
+@pytest.mark.parametrize("url", LOCAL)
 async def test_an_open_reads_no_fact_twice_from_the_disk(
     tmp_path: Path, url: str, how: str
 ) -> None:

@@ -363,17 +363,19 @@ class Threads:
         self._jobs: _Jobs = SimpleQueue()
         self._end = weakref.finalize(self, _end, self._jobs, most)
 
-    async def run(self, function: Callable[[*Ts], T], *args: *Ts) -> T:
+    async def run(self, function: Callable[[*Ts], T], *args: *Ts, prompt: bool = True) -> T:
         """Call ``function(*args)`` in a thread; return its value or raise its error."""
-        call = await self.done(function, *args)
+        call = await self.done(function, *args, prompt=prompt)
         if call.error is not None:
             raise call.error
         return call.value
 
-    async def done(self, function: Callable[[*Ts], T], *args: *Ts) -> ThreadCall[T]:
+    async def done(
+        self, function: Callable[[*Ts], T], *args: *Ts, prompt: bool = True
+    ) -> ThreadCall[T]:
         """Call ``function(*args)`` in a thread, and return the finished call."""
         done = self.new_event()
-        call = self.start(function, *args, then=lambda _: done.set())
+        call = self.start(function, *args, then=lambda _: done.set(), prompt=prompt)
         await done.wait()
         return call
 

@@ -14,6 +14,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from perdure._lib.locks import Presence
 from perdure._lib.loop import Threads
 from perdure.errors import (
     CorruptRecordError,
@@ -24,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
-from perdure.store import Batch, Outcome, PendingItem, Status, take_after
+from perdure.store import Batch, Held, Outcome, PendingItem, Status, Taken, Terms, take_after
 from perdure.stores.sqlite import SqliteStore, connections, leases
 from perdure.stores.sqlite.errors import InDoubtError, perdure_error
 from perdure.testing.conformance._kit import (
@@ -101,6 +102,58 @@ async def test_while_another_process_writes_it_is_transient(path: Path) -> None:
     await store.aclose()
 
 
+async def test_who_may_not_have_a_session_is_told_so_while_another_process_writes(
+    path: Path,
+) -> None:
+    store, holder = await opened(path, timeout=0.01), await opened(path)
+    await take(holder)
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    answer = await store.acquire(KEY, Terms(me=store.owner))
+    assert answer == Held(await store.holder(KEY))
+    other.execute("ROLLBACK")
+    other.close()
+    for one in (store, holder):
+        await one.aclose()
+
+
+@pytest.mark.parametrize("rival", ["writes", "takes it"])
+async def test_who_takes_a_session_sees_what_another_process_wrote_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch, rival: str
+) -> None:
+    store, dead, other = await opened(path), await opened(path), await opened(path)
+    await take(dead)
+    await dead.aclose()
+    looked: list[str] = []
+    is_present = Presence.is_present
+
+    def write_first(self: Presence, owner: str) -> bool | None:
+        """Have the other process write between the first read of an acquire and its first write."""
+        if self is store._database.presence:
+            looked.append(owner)
+            if len(looked) == 1:
+                with other._database.engine.transaction() as con:
+                    if rival == "writes":
+                        con.execute("UPDATE session SET updated_at = 7.0")
+                    else:
+                        terms, presence = Terms(me=other.owner), other._database.presence
+                        leases.acquire(con, KEY, terms, other.owner, presence, 1.0)
+        return is_present(self, owner)
+
+    monkeypatch.setattr(Presence, "is_present", write_first)
+    answer = await store.acquire(KEY, Terms(me=store.owner))
+    assert len(looked) == 2
+    if rival == "writes":
+        assert isinstance(answer, Taken)
+        assert answer.epoch == 2
+    else:
+        assert isinstance(answer, Held)
+        assert answer.holder is not None
+        assert (answer.holder.owner, answer.holder.epoch) == (other.owner, 2)
+    for one in (store, other):
+        await one.aclose()
+
+
 async def test_a_full_disk_loses_nothing(path: Path) -> None:
     store = await opened(path)
     grant = await take(store)
@@ -148,7 +201,16 @@ async def test_a_commit_that_fails_is_in_doubt_for_all_that_share_it(
     engine._con = FailingCommit(engine.connection, applied=applied)  # type: ignore[assignment]
     keys = [SessionKey(f"agent-{n}") for n in range(8)]
     writes = [
-        database.shared.add(partial(leases.acquire, key=key, after=0, owner="me", at=0.0))
+        database.shared.add(
+            partial(
+                leases.acquire,
+                key=key,
+                terms=Terms(me="me", after=0),
+                owner="me",
+                presence=database.presence,
+                at=0.0,
+            )
+        )
         for key in keys
     ]
     for write in writes:

@@ -241,7 +241,9 @@ class _Epoch:
 
     def _acquired(self, state: SessionState, found: RestoreData | None) -> Acquired:
         key, created = self.wanted.key, self._created
-        return Taken(key, state.epoch, state.head, created, self._payload, found), state
+        was_released = self._was.released
+        taken = Taken(key, state.epoch, state.head, created, self._payload, found, was_released)
+        return taken, state
 
 
 def _draft_of(sealed: bytes | None) -> Draft | None:

@@ -277,7 +277,10 @@ def tenants(con: sqlite3.Connection) -> list[str]:
 
 
 def read_to_restore(
-    con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
+    con: sqlite3.Connection,
+    key: SessionKey,
+    row: SessionRow | None,
+    names: Collection[str] | None,
 ) -> RestoreData:
     """Read documents, the log after them, and whether the inbox is empty.
 
@@ -285,14 +288,13 @@ def read_to_restore(
         UnsupportedVersionError: The manifest has a newer format.
 
     """
-    row = find(con, key)
     have = read_of(con, key, row, names)
     if row is None:
-        return RestoreData(have, may_have_items=False)
+        return RestoreData(have, 0, (), may_have_items=False)
     after = have.log_after
     records = None if after is None else _records_after(con, row, after)
     pending = con.execute(Q["inbox"], {"id": row.id, "limit": 1}).fetchone()
-    return RestoreData(have, after or 0, records, pending is not None)
+    return RestoreData(have, after or 0, records, pending is not None, row.low)
 
 
 def _records_after(

@@ -95,15 +95,19 @@ class Engine:
         return self._con
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self, *, reads_first: bool = False) -> Iterator[sqlite3.Connection]:
         """Run the body in one durable transaction, all or nothing.
+
+        Args:
+            reads_first: Take the write lock only at the first write. That raises SQLite's "busy" at
+                once where another process has written since the first read, or writes now.
 
         Raises:
             InDoubtError: The commit failed, and may or may not be durable.
 
         """
         con = self.connection
-        con.execute("BEGIN IMMEDIATE")
+        con.execute("BEGIN" if reads_first else "BEGIN IMMEDIATE")
         try:
             self._require_format(con)
             yield con
@@ -264,10 +268,11 @@ class _WriteError(Exception):
 class _SharedWrite(Generic[T]):
     """One caller's write, and what became of it."""
 
-    __slots__ = ("error", "function", "is_awaited", "is_done", "since", "value")
+    __slots__ = ("error", "function", "is_awaited", "is_done", "reads_first", "since", "value")
 
-    def __init__(self, function: Callable[[sqlite3.Connection], T]) -> None:
+    def __init__(self, function: Callable[[sqlite3.Connection], T], *, reads_first: bool) -> None:
         self.function: Callable[[sqlite3.Connection], T] = function
+        self.reads_first: bool = reads_first
         self.is_awaited: bool = True
         """Whether its caller waits for it: if not, it is not begun any more."""
         self.is_done: bool = False
@@ -287,16 +292,21 @@ class SharedWrites:
         self._engine = engine
         self._waiting: deque[_SharedWrite[Any]] = deque()
 
-    def add(self, function: Callable[[sqlite3.Connection], T]) -> _SharedWrite[T]:
-        """Queue a function; it may be called twice, where another one's error rolls it back."""
-        write: _SharedWrite[T] = _SharedWrite(function)
+    def add(
+        self, function: Callable[[sqlite3.Connection], T], *, reads_first: bool = False
+    ) -> _SharedWrite[T]:
+        """Queue a function; it may be called twice, where another one's error rolls it back.
+
+        One that *reads first*, and then may write, needs no write lock until it does.
+        """
+        write: _SharedWrite[T] = _SharedWrite(function, reads_first=reads_first)
         self._waiting.append(write)
         return write
 
     def run(self, write: _SharedWrite[Any]) -> None:
         """Commit what waits, in its order, until a write is done; an earlier commit may have it."""
         while not write.is_done and (first := self._next()):
-            self._commit([first])
+            self._commit([first], reads_first=first.reads_first)
 
     def _next(self) -> _SharedWrite[Any] | None:
         """Take the first write whose caller still waits."""
@@ -307,12 +317,16 @@ class SharedWrites:
             write.is_done = True
         return None
 
-    def _commit(self, writes: list[_SharedWrite[Any]]) -> None:
+    def _commit(self, writes: list[_SharedWrite[Any]], *, reads_first: bool) -> None:
         began = time.monotonic()
         try:
-            with self._engine.transaction() as con:
+            with self._engine.transaction(reads_first=reads_first) as con:
                 self._take_in(con, writes)
         except _WriteError as error:
+            if reads_first and is_busy(error.__cause__):
+                # Another process wrote after the first read, or writes now: wait for it.
+                self._commit(writes, reads_first=False)
+                return
             self._run_alone(writes, error)
         except Exception as error:  # noqa: BLE001  # raised in the callers
             if is_busy(error):
@@ -330,10 +344,11 @@ class SharedWrites:
     def _take_in(self, con: sqlite3.Connection, writes: list[_SharedWrite[Any]]) -> None:
         until = time.monotonic() + _TOGETHER_SECONDS
         try:
-            writes[0].value = writes[0].function(con)
-            while len(writes) < TOGETHER and time.monotonic() < until and (write := self._next()):
-                writes.append(write)
+            for write in writes:  # which others join meanwhile
                 write.value = write.function(con)
+                may_join = write is writes[-1] and len(writes) < TOGETHER
+                if may_join and time.monotonic() < until and (other := self._next()):
+                    writes.append(other)
         except Exception as error:
             raise _WriteError from error
 
@@ -388,15 +403,28 @@ class OpenDatabase(msgspec.Struct, frozen=True):
             SessionError: The store was opened read-only.
 
         """
+        return await self._write(doing, lambda con: function(con, *args, **options))
+
+    async def write_if(self, doing: str, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Call a function that reads, and then may write; as `write`."""
+        return await self._write(doing, function, reads_first=True)
+
+    async def _write(
+        self,
+        doing: str,
+        function: Callable[[sqlite3.Connection], T],
+        *,
+        reads_first: bool = False,
+    ) -> T:
         if self.read_only:
             raise SessionError(
                 f"cannot {doing} {self.path}: it was opened read-only", path=self.path
             )
-
-        write = self.shared.add(lambda con: function(con, *args, **options))
+        write = self.shared.add(function, reads_first=reads_first)
         with map_errors(doing, self.path):
             try:
-                await self.writes.run(self.shared.run, write)
+                # Its several statements give the interpreter back anyway.
+                await self.writes.run(self.shared.run, write, prompt=False)
             except BaseException:
                 write.is_awaited = False
                 raise

@@ -59,7 +59,7 @@ def integrity_error() -> type[sqlite3.Error]:
     return sqlite3.IntegrityError
 
 
-def code_of(error: BaseException) -> int | None:
+def code_of(error: BaseException | None) -> int | None:
     """Return SQLite's primary result code, None for an error that is not SQLite's own."""
     code = getattr(error, "sqlite_errorcode", None)
     return code & 0xFF if isinstance(code, int) else None
@@ -70,7 +70,7 @@ def is_not_durable(error: BaseException) -> bool:
     return code_of(error) in _NOT_DURABLE
 
 
-def is_busy(error: BaseException) -> bool:
+def is_busy(error: BaseException | None) -> bool:
     """Return whether another process has kept the write lock for as long as it may be waited."""
     return code_of(error) == _BUSY
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import Presence, PresenceReader
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import epoch_payload, lease_held, published_already
-from perdure.records.records import open_sealed, seal
-from perdure.store import Draft, DraftInfo, HeartbeatRequests, LeaseState, Origin, Taken
+from perdure.records.manifest import epoch_payload
+from perdure.records.records import EPOCH, Record, open_sealed, seal
+from perdure.store import Draft, DraftInfo, HeartbeatRequests, Held, LeaseState, Taken, Terms
+from perdure.stores.sqlite.documents import read_to_restore
 from perdure.stores.sqlite.log import (
     COPY,
     DELETED,
@@ -66,13 +68,16 @@ def lease_state(
 def _state_of(
     con: sqlite3.Connection, row: SessionRow, presence: Presence | PresenceReader
 ) -> LeaseState:
-    owner_row = con.execute(Q["owner"], {"owner": row.owner}).fetchone()
-    beat, host, pid = owner_row or (0, "", 0)
+    alive, beat, host, pid = None, 0, "", 0
+    if not row.state & (RELEASED | DELETED):  # else it makes no difference to anybody
+        alive = presence.is_present(row.owner)
+        owner_row = con.execute(Q["owner"], {"owner": row.owner}).fetchone()
+        beat, host, pid = owner_row or (0, "", 0)
     return LeaseState(
         epoch=row.epoch,
         owner=row.owner,
         released=bool(row.state & RELEASED),
-        alive=presence.is_present(row.owner),
+        alive=alive,
         beat=beat,
         deleted=row.is_hidden,
         host=host,
@@ -110,42 +115,45 @@ def drafts(con: sqlite3.Connection, tenant: str) -> list[DraftInfo]:
 def acquire(
     con: sqlite3.Connection,
     key: SessionKey,
-    after: int,
+    terms: Terms,
     owner: str,
+    presence: Presence | PresenceReader,
     at: float,
-    *,
-    first: int = 1,
-    base: Origin | None = None,
-    draft: Draft | None = None,
-) -> tuple[Taken, LogTail]:
-    """Acquire a session with the next epoch, and append the epoch record.
+) -> tuple[Held | Taken, LogTail | None]:
+    """Acquire a session with the next epoch, if the terms allow it, and append the epoch record.
+
+    All that is read is read before the first write, which takes the write lock.
 
     Raises:
-        LeaseHeldError: The newest epoch is not ``after``, or there is a session already.
+        CorruptRecordError: Its row is damaged.
+        UnsupportedVersionError: Its manifest has a newer format.
 
     """
     row = find(con, key)
-    newest = row.epoch if row else 0
-    if newest != after:
-        raise lease_held(key, after, newest)
-    row = row or find_or_create(con, key, at)
-    epoch = after + 1
-    created = row.is_hidden or not row.epoch
-    if draft is not None and not created:
-        raise published_already(key, newest)
+    holder = None if row is None or not row.epoch else _state_of(con, row, presence)
+    if not terms.allows(holder):
+        return Held(holder), None
+    found = read_to_restore(con, key, row, terms.names)
+    row, new = row or find_or_create(con, key, at), terms.beginning
+    created, epoch = holder is None or holder.deleted, row.epoch + 1
     if created:
         if row.epoch and not row.is_deleted:
             _remove_content(con, row)
-        row = msgspec.structs.replace(row, born=epoch, low=first, head=first - 1, state=HELD)
-        row = msgspec.structs.replace(row, crc=row.seed)
+        row = replace(row, born=epoch, low=new.first, head=new.first - 1, state=HELD)
+        row = replace(row, crc=row.seed)
         con.execute(Q["created_now"], {"id": row.id, "now": at})
-    if draft is not None:
-        row = msgspec.structs.replace(row, state=DRAFT | COPY)
-        con.execute(Q["put_draft"], {"id": row.id, "data": seal(msgspec.json.encode(draft))})
-    row = msgspec.structs.replace(row, epoch=epoch, owner=owner, state=row.state & ~RELEASED)
-    payload = epoch_payload(owner, base if created else None, at=at)
+        if new.draft is not None:
+            row = replace(row, state=DRAFT | COPY)
+            data = seal(msgspec.json.encode(new.draft))
+            con.execute(Q["put_draft"], {"id": row.id, "data": data})
+    row = replace(row, epoch=epoch, owner=owner, state=row.state & ~RELEASED)
+    payload = epoch_payload(owner, new.base if created else None, at=at)
     row = append_epoch_record(con, row, payload, at)
-    return Taken(key, epoch, row.head, created, payload), LogTail(row)
+    begun = Record(row.head, epoch, EPOCH, payload, end=True)
+    records = None if found.records is None else (*found.records, begun)
+    found = replace(found, records=records)
+    was_released = holder is not None and holder.released
+    return Taken(key, epoch, row.head, created, payload, found, was_released), LogTail(row)
 
 
 def publish(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> LogTail:
@@ -156,7 +164,7 @@ def publish(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> 
 
     """
     row = held_row(con, key, epoch)
-    row = msgspec.structs.replace(row, state=row.state & ~DRAFT)
+    row = replace(row, state=row.state & ~DRAFT)
     save(con, row, at)
     return LogTail(row)
 
@@ -165,7 +173,7 @@ def release(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> 
     """Mark the session as released, if the epoch still holds it."""
     row = find(con, key)
     if row is not None and row.epoch == epoch and not row.state & (RELEASED | DELETED):
-        save(con, msgspec.structs.replace(row, state=row.state | RELEASED), at)
+        save(con, replace(row, state=row.state | RELEASED), at)
 
 
 def renew_heartbeat(
@@ -205,7 +213,7 @@ def delete(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> N
     if not row.state & DRAFT:  # posts are to an id, and outlive a draft
         con.execute(Q["delete_inbox"], {"id": row.id})
     _remove_content(con, row)
-    save(con, msgspec.structs.replace(row, state=DELETED, head=0, low=1, crc=0), at)
+    save(con, replace(row, state=DELETED, head=0, low=1, crc=0), at)
 
 
 def _remove_content(con: sqlite3.Connection, row: SessionRow) -> None:
@@ -228,6 +236,6 @@ def trim(
     if last is None:
         return 0, LogTail(row)
     con.execute(Q["trim"], values)
-    row = msgspec.structs.replace(row, low=last + 1)
+    row = replace(row, low=last + 1)
     save(con, row, at)
     return freed, LogTail(row)

@@ -87,11 +87,16 @@ def find(con: sqlite3.Connection, key: SessionKey) -> SessionRow | None:
         CorruptRecordError: The row is damaged, or missing while its log exists.
 
     """
+    return _place_of(con, key)[1]
+
+
+def _place_of(con: sqlite3.Connection, key: SessionKey) -> tuple[int, SessionRow | None]:
+    """Return a session's row with its id; None with the id that it would get."""
     id_ = _first_id(key)
     while True:
         row = _load(con, key, id_)
         if row is None or row.key == key:
-            return row
+            return id_, row
         id_ += 1  # another key of the same hash
 
 
@@ -127,14 +132,10 @@ def _checked(values: tuple[Any, ...], key: SessionKey) -> SessionRow | None:
 
 def find_or_create(con: sqlite3.Connection, key: SessionKey, now: float) -> SessionRow:
     """Return a session's row; a new one has epoch 0."""
-    row = find(con, key)
-    if row is not None:
-        return row
-    id_ = _first_id(key)
-    while con.execute(Q["session"], {"id": id_}).fetchone():
-        id_ += 1
-    row = SessionRow(id_, key)
-    con.execute(Q["insert_session"], _values(row, now))
+    id_, row = _place_of(con, key)
+    if row is None:
+        row = SessionRow(id_, key)
+        con.execute(Q["insert_session"], _values(row, now))
     return row
 
 

@@ -22,7 +22,6 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
-    Beginning,
     BlobSweep,
     Capabilities,
     DeadLetter,
@@ -40,7 +39,6 @@ from perdure.store import (
     Status,
     Taken,
     Terms,
-    acquire_by_steps,
     past_damage,
 )
 from perdure.stores.sqlite import connections, documents as content, inbox, leases
@@ -254,7 +252,11 @@ class SqliteStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> RestoreData:
         """Read documents, the log after them, and whether the inbox is empty, in one snapshot."""
-        return await self._database.read(content.read_to_restore, key, names)
+
+        def read(con: sqlite3.Connection) -> RestoreData:
+            return content.read_to_restore(con, key, find(con, key), names)
+
+        return await self._database.read(read)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -300,26 +302,21 @@ class SqliteStore:
         return await self._database.read(leases.lease_state, key, self._database.presence)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        return await acquire_by_steps(self, key, terms, self._take)
-
-    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
-        first, base, draft = new.first, new.base, new.draft
-        engine = self._database.engine
-        owner = self._owner
+        opened, owner = self._database, self._owner
         is_awaited = [True]
 
-        def acquire(con: sqlite3.Connection) -> Taken:
-            grant, tail = leases.acquire(
-                con, key, after, owner, time.time(), first=first, base=base, draft=draft
-            )
-            if is_awaited:
-                engine.tails[key] = tail  # after a failed commit it matches no row, and is replaced
+        def acquire(con: sqlite3.Connection) -> Held | Taken:
+            answer, tail = leases.acquire(con, key, terms, owner, opened.presence, time.time())
+            if tail is None:
+                return answer
+            if is_awaited:  # after a failed commit it matches no row, and is replaced
+                opened.engine.tails[key] = tail
             else:  # so that the next caller can have it at once
-                leases.release(con, key, grant.epoch, time.time())
-            return grant
+                leases.release(con, key, tail.epoch, time.time())
+            return answer
 
         try:
-            return await self._database.write("write", acquire)
+            return await opened.write_if("write", acquire)
         except BaseException:
             is_awaited.clear()
             raise
