@@ -217,6 +217,8 @@ async def acquire_lease(
             await asking.pause(0)
             continue
         holder = answer.holder or _NOBODY
+        if asking.is_in_doubt and holder.owner == terms.me:
+            terms = replace(terms, new=False)  # what is there is what was taken just now
         _require_possible(key, terms, answer.holder)
         if holder.released and holder.epoch == given:  # whoever it was handed to comes first
             await asking.pause(given)
@@ -270,16 +272,17 @@ class _Asking:
         self._last_request: tuple[int, float] = (0, 0.0)
         self._epoch = 0
         self._pause = SOON
-        self._doubted = False
+        self.is_in_doubt = False
+        """Whether an answer was lost."""
 
     async def answer(self, terms: Terms) -> Held | Taken | None:
         """Return the store's answer; None if it was lost, once: the lease may be ours."""
         try:
             return await self._store.acquire(self._key, terms)
         except StoreUnavailableError:
-            if self._doubted:
+            if self.is_in_doubt:
                 raise
-            self._doubted = True
+            self.is_in_doubt = True
             return None
 
     async def ask(self, holder: LeaseState, now: float) -> None:

@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from perdure import lease as module
-from perdure.errors import LeaseHeldError
+from perdure.errors import LeaseHeldError, SessionError, StoreUnavailableError
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
 from perdure.store import Held, LeaseState, Taken, Terms
@@ -209,3 +209,23 @@ async def test_who_is_always_too_late_gives_up_in_time(
         await get(store, wait=20, clock=lambda: float(len(tries)))  # a second each
     assert len(tries) == 20
     assert anyio.current_time() - begun > 0.5  # with a pause between two tries
+
+
+async def test_a_new_session_whose_answer_was_lost_is_taken_again(backing: MemoryBacking) -> None:
+    store = await store_of(backing, "one")
+    inner, lost = store.acquire, list[Taken]()
+
+    async def acquire(key: SessionKey, terms: Terms) -> Held | Taken:
+        answer = await inner(key, terms)
+        if isinstance(answer, Taken) and not lost:
+            lost.append(answer)
+            raise StoreUnavailableError("the answer was lost")
+        return answer
+
+    store.acquire = acquire  # type: ignore[method-assign]
+    watch = OwnerWatch(LeaseOptions(), anyio.current_time)
+    terms = Terms(me="one", new=True)
+    taken = await acquire_lease(store, KEY, terms, watch=watch, on_held="raise", wait=0)
+    assert (lost[0].epoch, taken.epoch) == (1, 2)
+    with pytest.raises(SessionError, match="exists"):
+        await acquire_lease(store, KEY, terms, watch=watch, on_held="raise", wait=0)
