@@ -12,8 +12,6 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar, final
 
-import anyio
-
 from perdure._lib.logs import card
 from perdure._lib.tasks import wait_through
 from perdure.autosave.options import (
