@@ -13,7 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from math import inf
 from types import MethodType
@@ -445,7 +451,7 @@ class SessionLifecycle:
                         await saver.contribute(tracked)
                     if session._pins or not tracked.clean or session._closed_by is not None:
                         return False
-                with anyio.move_on_after(PATIENCE if why == "handover" else None):
+                with anyio.move_on_after(PATIENCE) if why == "handover" else nullcontext():
                     if row.unsaved == "saved":
                         await self._seal(session)
                     session._close_with(error or left(session.key, why))
@@ -468,8 +474,9 @@ class SessionLifecycle:
         fold = self.fold if why == "shutdown" else self._fold_at_once
         try:
             behind = [session for session in sessions if _is_to_fold(session, row)]
-            with deadline.scope("folds"):
-                await each(behind, fold, at_once=at_once)
+            if behind:
+                with deadline.scope("folds"):
+                    await each(behind, fold, at_once=at_once)
             if row.lease == "released":
                 with deadline.scope("releases"):
                     await each(sessions, self.release, at_once=at_once)
@@ -565,8 +572,9 @@ class SessionLifecycle:
 
     async def _close(self, session: SessionBase) -> None:
         deadline, loads = self.deadline(), self._runtime.pending_loads
-        with deadline.scope("saves"):
-            await wait_idle(loads, session.key)
+        if session.key in loads:
+            with deadline.scope("saves"):
+                await wait_idle(loads, session.key)
         with try_exclusive(loads, session.key) as free:
             if free and session._closed_by is None:
                 await self.leave(session, "close", deadline)
