@@ -207,7 +207,7 @@ class _Rest:
 Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdown"]
 
 
-class Leaving(NamedTuple):
+class LeaveSteps(NamedTuple):
     """What is done with a session that leaves memory, in this order."""
 
     turns: Literal["first", "ignored"]
@@ -221,15 +221,15 @@ class Leaving(NamedTuple):
     """How ``closed`` says it; a session without one stays registered."""
 
 
-LEAVES: Final[dict[Why, Leaving]] = {
-    "idle": Leaving("ignored", "refused", "always", "released", "hibernated"),
-    "handover": Leaving("first", "saved", "if long", "released", "handed over"),
-    "close": Leaving("first", "saved", "always", "released", "closed"),
-    "rename": Leaving("first", "saved", "always", "kept", "closed"),
-    "lost": Leaving("ignored", "kept", "never", "kept", "lost"),
-    "deleted": Leaving("ignored", "dropped", "never", "kept", "deleted"),
+LEAVES: Final[dict[Why, LeaveSteps]] = {
+    "idle": LeaveSteps("ignored", "refused", "always", "released", "hibernated"),
+    "handover": LeaveSteps("first", "saved", "if long", "released", "handed over"),
+    "close": LeaveSteps("first", "saved", "always", "released", "closed"),
+    "rename": LeaveSteps("first", "saved", "always", "kept", "closed"),
+    "lost": LeaveSteps("ignored", "kept", "never", "kept", "lost"),
+    "deleted": LeaveSteps("ignored", "dropped", "never", "kept", "deleted"),
     # Turns are waited for, and records are saved, of all sessions at once.
-    "shutdown": Leaving("ignored", "kept", "always", "released", ""),
+    "shutdown": LeaveSteps("ignored", "kept", "always", "released", ""),
 }
 """The only ways out of memory."""
 
@@ -674,7 +674,7 @@ class SessionLifecycle:
         self._runtime.hooks.emit("closed", facts)
 
 
-def _is_to_fold(session: SessionBase, row: Leaving) -> bool:
+def _is_to_fold(session: SessionBase, row: LeaveSteps) -> bool:
     if row.fold == "never" or not session._has_tail:
         return False
     return row.fold == "always" or fold_first(
