@@ -134,7 +134,7 @@ as30 Writer._answered : drop return 1
 as31 Writer._commit : drop call cancel_shielded_checkpoint 1
 as32 Autosaver.untrack : set assign ended 1 True
 as33 Autosaver.flush : drop call ask_quiet 1
-as34 Autosaver._save_all : drop call ask_quiet 1
+as34 Autosaver._stop : drop call ask_quiet 1
 as35 Autosaver._stop : drop call seal 1
 as36 Autosaver._stop : drop assign self._core.stopped 1
 as37 Wheel.pop : set arith 1 (self._order[0] + 1) * self.width

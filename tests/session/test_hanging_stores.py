@@ -20,6 +20,7 @@ from perdure._lib.loop import loop_clock
 from perdure.autosave.reports import ShutdownReport
 from perdure.records.keys import SessionKey
 from perdure.session import shutdown
+from perdure.session.internals import in_managers_background
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests._virtual import BACKENDS, VirtualLoop, run
 from tests.hanging import EVERY, HELD, METHODS, Hanging
@@ -221,3 +222,20 @@ def test_sessions_that_hang_in_all_slots_cost_the_others_nothing(
     store = Hanging(MemoryStore(backing=backing), "append_many", only="hung")
     ended = stopped(backend, trigger, store, [*hung, *healthy])
     judge(ended, backing, "append_many", set(hung))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_shields_itself_beside_delays_no_close(backend: str) -> None:
+    async def stubborn() -> None:
+        with anyio.CancelScope(shield=True):
+            await anyio.sleep(1000)
+
+    async def main() -> None:
+        sessions = await connect("memory:", shutdown=SHUTDOWN)
+        in_managers_background(sessions, stubborn)
+        await anyio.wait_all_tasks_blocked()
+        began = anyio.current_time()
+        assert (await sessions.aclose()).clean
+        assert anyio.current_time() - began <= SHUTDOWN.deadline + SHUTDOWN.hard_grace
+
+    run(backend, main)

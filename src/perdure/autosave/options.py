@@ -101,7 +101,8 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         deadline: The time that shutdown may take in total, without ``hard_grace``.
         turn_grace: How long open turns may continue, within the deadline.
-        hard_grace: Time after the deadline to collect the results of saves in flight.
+        hard_grace: Time after the deadline to collect the results of saves in flight, to release
+            the leases and to close the store.
         signals: Whether SIGTERM drains (if the main thread has a manager; never in a notebook).
         spill: A local folder for what the store would not take. None: one in the user's own
             state folder, a folder a store. False: nowhere.

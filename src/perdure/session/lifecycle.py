@@ -13,7 +13,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    aclosing,
+    asynccontextmanager,
+    nullcontext,
+    suppress,
+)
 from functools import partial
 from math import inf
 from types import MethodType
@@ -202,7 +208,7 @@ class _Rest:
 Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdown"]
 
 
-class Leaving(NamedTuple):
+class LeaveSteps(NamedTuple):
     """What is done with a session that leaves memory, in this order."""
 
     turns: Literal["first", "ignored"]
@@ -216,15 +222,15 @@ class Leaving(NamedTuple):
     """How ``closed`` says it; a session without one stays registered."""
 
 
-LEAVES: Final[dict[Why, Leaving]] = {
-    "idle": Leaving("ignored", "refused", "always", "released", "hibernated"),
-    "handover": Leaving("first", "saved", "if long", "released", "handed over"),
-    "close": Leaving("first", "saved", "always", "released", "closed"),
-    "rename": Leaving("first", "saved", "always", "kept", "closed"),
-    "lost": Leaving("ignored", "kept", "never", "kept", "lost"),
-    "deleted": Leaving("ignored", "dropped", "never", "kept", "deleted"),
+LEAVES: Final[dict[Why, LeaveSteps]] = {
+    "idle": LeaveSteps("ignored", "refused", "always", "released", "hibernated"),
+    "handover": LeaveSteps("first", "saved", "if long", "released", "handed over"),
+    "close": LeaveSteps("first", "saved", "always", "released", "closed"),
+    "rename": LeaveSteps("first", "saved", "always", "kept", "closed"),
+    "lost": LeaveSteps("ignored", "kept", "never", "kept", "lost"),
+    "deleted": LeaveSteps("ignored", "dropped", "never", "kept", "deleted"),
     # Turns are waited for, and records are saved, of all sessions at once.
-    "shutdown": Leaving("ignored", "kept", "always", "released", ""),
+    "shutdown": LeaveSteps("ignored", "kept", "always", "released", ""),
 }
 """The only ways out of memory."""
 
@@ -446,7 +452,7 @@ class SessionLifecycle:
                         await saver.contribute(tracked)
                     if session._pins or not tracked.clean or session._closed_by is not None:
                         return False
-                with anyio.move_on_after(PATIENCE if why == "handover" else None):
+                with anyio.move_on_after(PATIENCE) if why == "handover" else nullcontext():
                     if row.unsaved == "saved":
                         await self._seal(session)
                     session._close_with(error or left(session.key, why))
@@ -469,8 +475,9 @@ class SessionLifecycle:
         fold = self.fold if why == "shutdown" else self._fold_at_once
         try:
             behind = [session for session in sessions if _is_to_fold(session, row)]
-            with deadline.scope("folds"):
-                await each(behind, fold, at_once=at_once)
+            if behind:
+                with deadline.scope("folds"):
+                    await each(behind, fold, at_once=at_once)
             if row.lease == "released":
                 with deadline.scope("releases"):
                     await each(sessions, self.release, at_once=at_once)
@@ -566,8 +573,9 @@ class SessionLifecycle:
 
     async def _close(self, session: SessionBase) -> None:
         deadline, loads = self.deadline(), self._runtime.pending_loads
-        with deadline.scope("saves"):
-            await wait_idle(loads, session.key)
+        if session.key in loads:
+            with deadline.scope("saves"):
+                await wait_idle(loads, session.key)
         with try_exclusive(loads, session.key) as free:
             if free and session._closed_by is None:
                 await self.leave(session, "close", deadline)
@@ -667,7 +675,7 @@ class SessionLifecycle:
         self._runtime.hooks.emit("closed", facts)
 
 
-def _is_to_fold(session: SessionBase, row: Leaving) -> bool:
+def _is_to_fold(session: SessionBase, row: LeaveSteps) -> bool:
     if row.fold == "never" or not session._has_tail:
         return False
     return row.fold == "always" or fold_first(

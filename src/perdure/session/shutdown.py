@@ -561,39 +561,35 @@ def _before_threads_end() -> None:
     _main_has_ended = True
     if _open:
         spilling.keep_thread()
-    handlers = [handler for handler in tuple(_open) if handler.is_ours]
-    running = [handler for handler in handlers if handler.is_running]
-    _close([handler for handler in handlers if handler not in running])
-    if not running:
-        return
-    if _at_work():
-        _watch(running)
-    else:
-        _close(running)
+    remaining = _close_due(tuple(_open))
+    if remaining:
+        _watch(remaining)
 
 
-def _watch(handlers: list[ExitHandler]) -> None:
+def _watch(handlers: Sequence[ExitHandler]) -> None:
     # No daemon thread: the process has to wait.
     threading.Thread(
         target=_close_behind_others, args=(handlers,), name=THREAD, daemon=False
     ).start()
 
 
-def _close_behind_others(handlers: list[ExitHandler]) -> None:
-    """Close each once its loop has stopped, or no thread is at work that could still use it."""
-    remaining = [handler for handler in handlers if handler in _open and handler.is_ours]
-    while remaining:
-        at_work = _at_work()
-        due = [handler for handler in remaining if not (at_work and handler.is_running)]
-        if due:
-            _close(due)
-        remaining = [
-            handler
-            for handler in remaining
-            if handler in _open and handler.is_ours and handler not in due
-        ]
-        if remaining:
-            time.sleep(_POLL)
+def _close_behind_others(handlers: Sequence[ExitHandler]) -> None:
+    while handlers := _close_due(handlers):
+        time.sleep(_POLL)
+
+
+def _close_due(handlers: Sequence[ExitHandler]) -> list[ExitHandler]:
+    """Close each whose loop has stopped, or all if no thread is at work that could use them.
+
+    Returns those that are left open.
+    """
+    at_work = _at_work()
+    handlers = [handler for handler in handlers if handler in _open and handler.is_ours]
+    remaining = [handler for handler in handlers if at_work and handler.is_running]
+    due = [handler for handler in handlers if handler not in remaining]
+    if due:
+        _close(due)
+    return remaining
 
 
 def _at_work() -> list[threading.Thread]:
