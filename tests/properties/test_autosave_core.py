@@ -278,10 +278,11 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(n=session)
     def discard(self, n: int) -> None:
         t, model = self.pick(n)
-        if model.end == "quarantined":
+        if model.end in ("quarantined", "lost"):
             assert self.core.discard(t) == len(model.accepted) - model.durable
             del model.accepted[model.durable :], model.times[model.durable :]
-            model.end = None
+            model.captured = None if model.captured is None else model.durable
+            model.end = None if model.end == "quarantined" else "lost"
             if model.group_from is not None:
                 model.group_from = model.durable
 
