@@ -295,9 +295,10 @@ class Writer:
         """
         saves, core = flight.saves, self._core
         if answer is not None:
-            flight.outcomes = complete(answer, len(saves))
+            whole = len(answer) == len(saves)
+            flight.outcomes = answer if whole else complete(answer, len(saves))
         outcomes = flight.outcomes
-        if outcomes is None or not self._is_awaited(flight):
+        if outcomes is None or not (flight in self._out or flight in self._doubtful):
             return
         now = self._clock()
         took = now - flight.began
@@ -306,13 +307,16 @@ class Writer:
             upto = min(upto, flight.settled + CHUNK)
         flight.captured = max(flight.captured, upto)
         while flight.settled < upto:
-            self._settle_one(saves[flight.settled], outcomes[flight.settled], now, took)
+            save = saves[flight.settled]
+            try:
+                self._settle_one(save, outcomes[flight.settled], now, took)
+            except Exception:
+                log.exception("a save was not settled", extra={"session": str(save.t.key)})
             flight.settled += 1
         if upto < len(saves):
             self._soon(self._settle, flight)
             return
-        if self._doubtful.pop(flight, self) is self:
-            self._leave_slot(flight, took)
+        self._doubtful.pop(flight, None)
         self._end(flight, outcomes, now)
 
     def _settle_one(self, save: Save, outcome: Outcome, now: float, took: float) -> None:
@@ -328,14 +332,13 @@ class Writer:
         elif t.end is State.LOST and had_ended is None and t.on_lost is not None:
             self._call(t, t.on_lost)
 
-    def _leave_slot(self, flight: _InFlightBatch, took: float) -> None:
-        del self._out[flight]
-        self._busy += took
-        self._last_took = took
-        self._company = len(flight.saves)
-
     def _end(self, flight: _InFlightBatch, outcomes: Sequence[Outcome], now: float) -> None:
-        """Let the breaker and the engine know what became of a batch."""
+        """Free a batch's slot, and let the breaker and the engine know what became of it."""
+        if flight in self._out:
+            del self._out[flight]
+            self._last_took = now - flight.began
+            self._busy += self._last_took
+            self._company = len(flight.saves)
         if self._idle is not None and not self.is_busy:
             self._idle.set()
         well = outcomes[0].status is Status.OK or any(
@@ -376,7 +379,6 @@ class Writer:
             outcome = in_doubt(self._too_late())
             for save in flight.saves:
                 self._core.give_up(save.t, outcome.error, now)
-            self._leave_slot(flight, now - flight.began)
             if flight.scope is not None:
                 flight.scope.cancel()
             self._end(flight, [outcome], now)
