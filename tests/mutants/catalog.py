@@ -71,18 +71,18 @@ _KNOWN = """
 properties
 no-longest-delay  Schedule.due_at : drop assign due 3
 longest-delay-at-the-next-change  Schedule.due_at : set assign due 3 min(due, first + o.max_delay * t.earliness) if first + o.max_delay < t.last_at else due
-clean-once-written  Core._ok : set assign t.durable 1 t.version && Core._ok : set call drop_first 1 setattr(t, "records", None)
+clean-once-written  Core._ok : set assign t.durable 1 t.version && Core._ok : set assign t.records 1 None
 edits-while-saving-forgotten  Core._ok : always if 2
 no-retry  Core._failed : drop call arm 1
 the-first-change-at-zero  Core._begin : set compare 2 t.first_at && Core.append : set compare 6 not t.first_at
 a-group-in-parts  Core.open_group : always if 1 && Core.open_group : set assign t.group_from 1 1 << 60
 all-waiters-woken  Tracked.take_waiters : always test 2 && Autosaver._durable : once while 1
 waiters-never-leave  Autosaver._woken : drop call give_up 1
-waiters-not-woken  Writer._settle : drop call wake 1
+waiters-not-woken  Writer._settle_one : drop call wake 1
 two-saves-at-a-time  Schedule.arm : without bool 1 2
 jitter-to-later  Core.__init__ : swap arith 2 +
 slots-rounded-up  Wheel.add : set arith 1 (self._order[0] + 1) * self.width
-a-timeout-is-a-success  Writer._commit : set call in_doubt 1 Outcome(Status.OK)
+a-timeout-is-a-success  Writer._carry : set call in_doubt 1 Outcome(Status.OK)
 a-crash-is-a-success  autosave:outcome_of : set return 3 Outcome(Status.OK)
 save-waits-for-the-debounce  Schedule.due_at : without bool 1 3
 ready-but-nobody-told  Schedule.arm : drop assign self.nudged 1
@@ -90,8 +90,8 @@ bytes-never-given-back  Core._ok : drop assign self.registry.dirty_bytes 1
 a-job-beside-a-save  BackgroundJobs._until_free : never test 1
 a-save-beside-a-job  Schedule.arm : without bool 2 1
 contributors-hold-for-ever  Core.prepared : drop assign t.preparing 1
-the-worker-stops-after-one-batch  Writer._work : once while 1 && Writer._work : drop call launch 1
-records-sent-from-the-start  Core._take : set compare 4 count != len(t.pending)
+one-batch-and-no-more  Writer.begin : once while 1 && Autosaver._settled : drop call _begin_due 1
+records-sent-from-the-start  Core._take : set compare 4 count >= len(records)
 a-failure-makes-it-younger  Core.completed : set assign t.first_at 1 now
 a-group-without-an-age  Core._take : set assign t.first_at 1 None
 held-back-but-captured  Schedule.arm : without bool 2 1
@@ -105,7 +105,7 @@ as1  Core.capture : without bool 1 3
 as2  Core._take : set assign t.hurry 1 False
 as3  Core._take : always test 2
 as4  Core.completed : drop assign t.first_at 1
-as5  Core.completed : never if 3
+as5  Core.completed : never if 5
 as6  Core._failed : take call max 1 2
 as7  Core._ok : drop assign self.registry.dirty_bytes 1
 as8  Core._refused : swap compare 1 <=
@@ -123,15 +123,15 @@ as19 Schedule.backoff_cap : never test 1
 as20 Schedule.control : take call min 2 2
 as21 Breaker.failed : swap compare 2 <=
 as22 Breaker.allowance : without bool 1 2
-as23 Breaker.succeeded : drop assign self._failed 1
+as23 Breaker.succeeded : drop assign self.failed_in_a_row 1
 as24 Core.append : without bool 2 3
 as25 Core._admit : double name self.engine.quarantine_bytes 1
 as26 Core._fill : take arith 1 1
 as27 whole_groups : without bool 1 1
 as28 whole_groups : take arith 1 1
-as29 Writer._commit : set call in_doubt 1 outcome_of(OSError())
-as30 Writer._answered : drop return 1
-as31 Writer._commit : drop call cancel_shielded_checkpoint 1
+as29 Writer._carry : set call in_doubt 1 outcome_of(OSError())
+as30 Writer._settle : drop return 1
+as31 Writer._settle : set name CHUNK 1 1000
 as32 Autosaver.untrack : set assign ended 1 True
 as33 Autosaver.flush : drop call ask_quiet 1
 as34 Autosaver._stop : drop call ask_quiet 1

@@ -278,10 +278,11 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(n=session)
     def discard(self, n: int) -> None:
         t, model = self.pick(n)
-        if model.end == "quarantined":
+        if model.end in ("quarantined", "lost"):
             assert self.core.discard(t) == len(model.accepted) - model.durable
             del model.accepted[model.durable :], model.times[model.durable :]
-            model.end = None
+            model.captured = None if model.captured is None else model.durable
+            model.end = None if model.end == "quarantined" else "lost"
             if model.group_from is not None:
                 model.group_from = model.durable
 
@@ -338,17 +339,26 @@ class CoreMachine(RuleBasedStateMachine):
         assert self.core.in_flight == len(self.in_flight) - given_up
         assert len(self.core.schedule.ready) == sum(t.ticket > 0 for t in self.sessions)
 
+    def looked_at(self, t: Tracked) -> float:
+        """Return when a session with changes is checked next; never, if it is in no queue."""
+        schedule = self.core.schedule
+        if t.ticket or t in schedule._review:
+            return self.now
+        if t in schedule._fresh:
+            return schedule._fresh_until
+        return t.slot * SLOT
+
     @invariant()
     def nothing_is_forgotten(self) -> None:
         schedule = self.core.schedule
         for t in self.core.registry.unsaved:
             held = t.inflight is not None or t.holds or t.preparing
-            if held or t.capturable == t.durable:
+            if held or (t.groups and t.group_from == t.durable):
                 continue
             assert t.first_at is not None
             # One that was fitted to the store's load since may be shorter than when it was armed.
             fitted, schedule.debounce = schedule.debounce, DEBOUNCE
-            due, at = schedule.due_at(t, t.first_at, self.now), schedule.looked_at(t)
+            due, at = schedule.due_at(t, t.first_at, self.now), self.looked_at(t)
             schedule.debounce = fitted
             if due < NEVER * SLOT:
                 assert at <= due + 1e-9, f"{t!r} is due at {due}, and nobody will look"

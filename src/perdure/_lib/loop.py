@@ -117,8 +117,6 @@ def _later_on_trio(seconds: float, call: Callable[[], None]) -> Callable[[], Non
 class OneShotEvent(Protocol):
     """An event for one waiter, set once, on the event loop that it was made for."""
 
-    was_set: bool
-
     def set(self) -> None:
         """Resume the waiter, present or future."""
 
@@ -136,7 +134,7 @@ def event_maker() -> Callable[[], OneShotEvent]:
     """
     trio = sys.modules.get("trio")
     if trio is not None and trio.lowlevel.in_trio_run():
-        return _OnTrio
+        return trio.Event  # type: ignore[no-any-return]  # trio may be missing
     import asyncio
 
     loop = asyncio.get_running_loop()
@@ -162,37 +160,17 @@ def soon_maker() -> Callable[..., object]:
 
 @final
 class _OnAsyncio:
-    __slots__ = ("_future", "was_set")
+    __slots__ = ("_future",)
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._future: asyncio.Future[None] = loop.create_future()
-        self.was_set = False
 
     def set(self) -> None:
-        self.was_set = True
         if not self._future.done():  # it is, if the waiter was cancelled
             self._future.set_result(None)
 
     def wait(self) -> Awaitable[None]:
         return self._future
-
-
-@final
-class _OnTrio:
-    __slots__ = ("_event", "was_set")
-
-    def __init__(self) -> None:
-        import trio
-
-        self._event = trio.Event()
-        self.was_set = False
-
-    def set(self) -> None:
-        self.was_set = True
-        self._event.set()
-
-    def wait(self) -> Awaitable[None]:
-        return self._event.wait()
 
 
 # Affinity to one event loop, one thread, one process

@@ -718,7 +718,8 @@ class Core:
             self.registry.dirty_bytes -= t.pending_bytes
             self._readmit(t)
         t.records = None
-        t.pending_bytes = t.urgent_to = 0
+        t.pending_bytes = t.captured_bytes = t.urgent_to = 0
+        t.inflight = None if t.inflight is None else t.durable  # its answer brings nothing
         t.version = t.group_from = t.durable
         t.first_at = t.oldest_at = t.group_at = None
         t.hurry = False

@@ -153,7 +153,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_bytes: int = MIB
     """A batch takes no further session beyond this, and a session no further group."""
     save_timeout: float = 10.0
-    """How long a save may take before it counts as in doubt."""
+    """How long a save may take before it counts as in doubt, and others get its place. The session
+    itself is sent again when the store has answered, or failed."""
     backoff_base: float = 0.25
     backoff_cap: float = 15.0
     breaker_failures: int = 5

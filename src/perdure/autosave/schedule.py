@@ -239,12 +239,6 @@ class Schedule:
         elif slot < t.slot:
             self._look_at(t, slot)
 
-    def look_again(self, t: Tracked, now: float) -> None:
-        """Arm a session that is in no queue, or in one that is not checked any more."""
-        self.wheel.discard(t, t.slot)
-        t.slot = NEVER
-        self.arm(t, now)
-
     def _watch_group(self, t: Tracked, now: float) -> None:
         """Report a group that stays open for longer than its changes may stay unsaved."""
         if t.options is None or t.group_at is None or t.group_warned:
@@ -295,20 +289,6 @@ class Schedule:
         if self._due_before == float("inf"):
             return structs.replace(o, debounce=0.0, max_delay=0.0)
         return structs.replace(o, debounce=self._quiet(o))
-
-    def looked_at(self, t: Tracked) -> float:
-        """Return when a session with changes is checked next: what its timer was set to.
-
-        Never, where nothing makes it due; and long ago, if it should be in a queue and is in none.
-        """
-        if t.ticket or t in self._review:
-            return float("-inf")
-        if t in self._fresh:
-            return self._fresh_until
-        if t.slot != NEVER:
-            return t.slot * SLOT
-        timeless = t.options is None and not (t.hurry or t.urgent_to > t.durable)
-        return float("inf") if timeless else float("-inf")
 
     def make_due(self, t: Tracked, now: float) -> None:
         """Make changes that no save has captured due now."""

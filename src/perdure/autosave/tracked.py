@@ -347,11 +347,6 @@ class Tracked(_Hot):
             return False
         return self.end is None or self.end is State.QUARANTINED
 
-    @property
-    def capturable(self) -> int:
-        """The version that a save may capture: without the records of an open group."""
-        return self.group_from if self.groups else self.version
-
     def take_waiters(self, reached: int | None = None) -> list[Wake]:
         """Remove and return the waiters of versions up to ``reached``, or all."""
         waiters = self.waiters

@@ -43,7 +43,7 @@ CHUNK = 8
 
 
 @final
-class _Flight:
+class _InFlightBatch:
     """A batch that is with the store."""
 
     __slots__ = ("began", "captured", "outcomes", "saves", "scope", "sent", "settled", "until")
@@ -123,9 +123,9 @@ class Writer:
         # When the sessions that are due now are captured, with all that ask until then.
         self._joined_at: float | None = None
         # Batches in the store's slots, the first to be given up in front.
-        self._out: dict[_Flight, None] = {}
+        self._out: dict[_InFlightBatch, None] = {}
         # Batches that were given up, and may still be answered.
-        self._doubtful: dict[_Flight, None] = {}
+        self._doubtful: dict[_InFlightBatch, None] = {}
         direct = capability(store, SupportsBeginAppend)
         self._begin_append = None if direct is None else direct.begin_append
 
@@ -212,7 +212,7 @@ class Writer:
         )
 
     def _send(self, saves: list[Save], now: float) -> None:
-        flight = _Flight(saves, now, now + self._core.engine.save_timeout)
+        flight = _InFlightBatch(saves, now, now + self._core.engine.save_timeout)
         batches = [save.batch for save in saves]
         try:
             self._out[flight] = None
@@ -230,7 +230,7 @@ class Writer:
         if len(self._out) == 1:
             self._watch(flight.until)
 
-    async def _carry(self, flight: _Flight, batches: list[Batch]) -> None:
+    async def _carry(self, flight: _InFlightBatch, batches: list[Batch]) -> None:
         """Have a batch appended by a coroutine of the store's."""
         if not self._is_awaited(flight):
             return
@@ -247,7 +247,7 @@ class Writer:
                     outcomes = [in_doubt(reason)] * len(batches)
                 self._settle(flight, outcomes)
 
-    async def _append(self, flight: _Flight, batches: list[Batch]) -> list[Outcome]:
+    async def _append(self, flight: _InFlightBatch, batches: list[Batch]) -> list[Outcome]:
         try:
             outcomes = complete(await self._store.append_many(batches), len(batches))
         except Exception as error:  # noqa: BLE001  # becomes the outcome
@@ -263,7 +263,7 @@ class Writer:
             return [*first, *await self._append(flight, batches[half:])]
         return outcomes
 
-    def _captured(self, flight: _Flight) -> None:
+    def _captured(self, flight: _InFlightBatch) -> None:
         """Call the sessions' ``on_captured`` hooks while the store is busy, some in each step."""
         upto = min(len(flight.saves), flight.captured + CHUNK)
         while flight.captured < upto:
@@ -276,7 +276,7 @@ class Writer:
 
     # The way back.
 
-    def _heard(self, flight: _Flight, outcomes: Sequence[Outcome]) -> None:
+    def _heard(self, flight: _InFlightBatch, outcomes: Sequence[Outcome]) -> None:
         """Take what a store answered to ``begin_append``; called by the event loop."""
         for outcome in outcomes:
             if outcome.status in REFUSALS and self._host.running and self._is_awaited(flight):
@@ -286,7 +286,7 @@ class Writer:
                     return
         self._settle(flight, outcomes)
 
-    def _settle(self, flight: _Flight, answer: Sequence[Outcome] | None = None) -> None:
+    def _settle(self, flight: _InFlightBatch, answer: Sequence[Outcome] | None = None) -> None:
         """Apply the outcomes of a batch, however late, some in each step of the event loop.
 
         Each caller that is woken does something at once, such as its next turn: all of a batch in
@@ -295,9 +295,10 @@ class Writer:
         """
         saves, core = flight.saves, self._core
         if answer is not None:
-            flight.outcomes = complete(answer, len(saves))
+            whole = len(answer) == len(saves)
+            flight.outcomes = answer if whole else complete(answer, len(saves))
         outcomes = flight.outcomes
-        if outcomes is None or not self._is_awaited(flight):
+        if outcomes is None or not (flight in self._out or flight in self._doubtful):
             return
         now = self._clock()
         took = now - flight.began
@@ -306,18 +307,21 @@ class Writer:
             upto = min(upto, flight.settled + CHUNK)
         flight.captured = max(flight.captured, upto)
         while flight.settled < upto:
-            self._settle_one(saves[flight.settled], outcomes[flight.settled], now, took)
+            save = saves[flight.settled]
+            try:
+                self._settle_one(save, outcomes[flight.settled], now, took)
+            except Exception:
+                log.exception("a save was not settled", extra={"session": str(save.t.key)})
             flight.settled += 1
         if upto < len(saves):
             self._soon(self._settle, flight)
             return
-        if self._doubtful.pop(flight, self) is self:
-            self._leave_slot(flight, took)
+        self._doubtful.pop(flight, None)
         self._end(flight, outcomes, now)
 
     def _settle_one(self, save: Save, outcome: Outcome, now: float, took: float) -> None:
         t = save.t
-        if t.inflight != save.batch.first + len(save.batch.records) - 1:
+        if t.inflight is None:
             return  # settled before a Ctrl-C
         had_ended = t.end
         for wake in self._core.completed(t, outcome, now, took):
@@ -328,14 +332,13 @@ class Writer:
         elif t.end is State.LOST and had_ended is None and t.on_lost is not None:
             self._call(t, t.on_lost)
 
-    def _leave_slot(self, flight: _Flight, took: float) -> None:
-        del self._out[flight]
-        self._busy += took
-        self._last_took = took
-        self._company = len(flight.saves)
-
-    def _end(self, flight: _Flight, outcomes: Sequence[Outcome], now: float) -> None:
-        """Let the breaker and the engine know what became of a batch."""
+    def _end(self, flight: _InFlightBatch, outcomes: Sequence[Outcome], now: float) -> None:
+        """Free a batch's slot, and let the breaker and the engine know what became of it."""
+        if flight in self._out:
+            del self._out[flight]
+            self._last_took = now - flight.began
+            self._busy += self._last_took
+            self._company = len(flight.saves)
         if self._idle is not None and not self.is_busy:
             self._idle.set()
         well = outcomes[0].status is Status.OK or any(
@@ -376,7 +379,6 @@ class Writer:
             outcome = in_doubt(self._too_late())
             for save in flight.saves:
                 self._core.give_up(save.t, outcome.error, now)
-            self._leave_slot(flight, now - flight.began)
             if flight.scope is not None:
                 flight.scope.cancel()
             self._end(flight, [outcome], now)
@@ -422,7 +424,7 @@ class Writer:
             return True
         return any(flight.scope is not None for flight in self._doubtful)
 
-    def _is_awaited(self, flight: _Flight) -> bool:
+    def _is_awaited(self, flight: _InFlightBatch) -> bool:
         return flight in self._out or flight in self._doubtful
 
     async def idle(self) -> None:

@@ -261,7 +261,10 @@ class SessionStore(DelegatingStore):
         return self._direct.begin_append(batches, done)
 
     def _has_media(self, batches: Sequence[Batch]) -> bool:
-        return any(may_lift(batch.records) for batch in batches) and self.capabilities.blobs
+        for batch in batches:
+            if may_lift(batch.records):
+                return self.capabilities.blobs
+        return False
 
     async def read_log(
         self,

@@ -18,7 +18,7 @@ from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
-from perdure.store import Batch, Status, Taken, Terms, take_after
+from perdure.store import Batch, Outcome, Status, Taken, Terms, take_after
 from perdure.stores.file import FileStore, leases, log, taking
 from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
 from tests.stores.file.kit import KEY, lease_of, log_folder, open_folders, segments
@@ -185,6 +185,36 @@ async def test_an_append_that_is_begun_is_fenced_as_well(store) -> None:
     assert not store.begin_append([batch], outcomes.append)
     assert (await append(store, old, new.head + 1, *group("zombie"))).status is Status.CONFLICT
     assert len(await read(store)) == 2
+
+
+async def test_appends_that_hang_leave_threads_for_others(
+    store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = store.capabilities.parallelism
+    hung = [await take(store, SessionKey(f"hung{n}")) for n in range(slots)]
+    other = await take(store)
+    append_to, released = log.LogWriter.append, threading.Event()
+
+    def hang(writer: log.LogWriter, batch: Batch) -> Outcome:
+        if writer.key != KEY:
+            released.wait(60)
+        return append_to(writer, batch)
+
+    monkeypatch.setattr(log.LogWriter, "append", hang)
+    outcomes: list[Outcome] = []
+    for grant in hung:
+        batch = Batch(grant.key, grant.epoch, 2, group("late"))
+        assert store.begin_append([batch], outcomes.extend)
+    try:
+        with anyio.fail_after(30):
+            await append_ok(store, other, 2, *group("a"))
+        assert outcomes == []
+    finally:
+        released.set()
+    with anyio.fail_after(30):
+        while len(outcomes) < len(hung):
+            await anyio.sleep(0.01)
+    assert {outcome.status for outcome in outcomes} == {Status.OK}
 
 
 SENT = group("first", "second") + group("third")

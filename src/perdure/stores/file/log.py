@@ -185,6 +185,7 @@ class LogWriter:
         "_tail",
         "before",
         "durable",
+        "epoch",
         "fence",
         "first_seq",
         "is_intact",
@@ -197,6 +198,8 @@ class LogWriter:
     ) -> None:
         self.key: SessionKey = key
         self.fence: Fence = acquired.fence
+        self.epoch: int = acquired.fence.epoch
+        """The fencing token."""
         self.first_seq: int = acquired.end.seq + 1
         """The first record after the epoch record."""
         self.durable: DurablePosition = DurablePosition(acquired.fence.epoch, 0, acquired.end)
@@ -214,11 +217,6 @@ class LogWriter:
         self._in_doubt = 0
         """The last record that was written and may or may not be durable; 0 for none."""
         self._is_overtaken = False
-
-    @property
-    def epoch(self) -> int:
-        """The fencing token."""
-        return self.fence.epoch
 
     def append(self, batch: Batch) -> Outcome:
         """Make a batch durable. Blocks and takes the lock; expected errors become the outcome."""

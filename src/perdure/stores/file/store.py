@@ -116,7 +116,8 @@ class Home:
         self._read_only = read_only
         self.owners: Owners = owners
         self.files: OpenFiles = OpenFiles(min(_MAX_OPEN, open_files_limit() // 4))
-        self.appends: Threads = Threads(THREADS, name="perdure append")
+        # More than the engine uses at a time: those whose disk does not answer leave some free.
+        self.appends: Threads = Threads(4 * THREADS, name="perdure append")
         self._heartbeats: Threads = Threads(1, name="perdure heartbeat")
         self._others: Threads = Threads(THREADS, name="perdure file")
         self._pid = os.getpid()

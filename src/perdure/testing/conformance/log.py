@@ -6,7 +6,7 @@ A cancelled call has its complete effect, or none.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 
 import anyio
@@ -18,7 +18,17 @@ from perdure.errors import LeaseHeldError, LeaseLostError, TooLargeError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, MESSAGE, Entry, Record
-from perdure.store import Batch, Document, Status, Store, Taken, take_after
+from perdure.store import (
+    Batch,
+    Document,
+    Outcome,
+    Status,
+    Store,
+    SupportsBeginAppend,
+    Taken,
+    capability,
+    take_after,
+)
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -137,6 +147,31 @@ class LogConformance(Suite):
             Status.OK,
         ]
         assert [await store.head(key) for key in keys] == [2, 1, 1, 2]
+
+    async def test_what_is_begun_is_answered_as_any_append_is(self, store: Store) -> None:
+        begins = capability(store, SupportsBeginAppend)
+        if begins is None:
+            return
+        grant = await take(store)
+        for epoch, status in [(grant.epoch, Status.OK), (grant.epoch + 1, Status.CONFLICT)]:
+            answers: list[Outcome] = []
+            answered = anyio.Event()
+
+            def done(
+                outcomes: Sequence[Outcome],
+                answers: list[Outcome] = answers,
+                answered: anyio.Event = answered,
+            ) -> None:
+                answers.extend(outcomes)
+                answered.set()
+
+            batch = Batch(KEY, epoch, 2, group("a"))
+            if not begins.begin_append([batch], done):
+                done(await store.append_many([batch]))
+            with anyio.fail_after(60):
+                await answered.wait()
+            assert [outcome.status for outcome in answers] == [status]
+        assert tuple(entries(await read(store))) == group("a")
 
     async def test_as_many_sessions_at_once_as_it_says(self, store: Store) -> None:
         keys = [SessionKey(f"s{n}") for n in range(min(store.capabilities.batch_max, 64))]
