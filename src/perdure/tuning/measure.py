@@ -23,7 +23,7 @@ from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.session.stored import followed
-from perdure.store import Batch, Outcome, SessionInfo, Status, Store, Taken, take_after
+from perdure.store import Batch, Outcome, SessionInfo, Status, Store, take_after
 from perdure.tuning.advice import (
     LoadLevel,
     StoreMeasurement,
@@ -71,15 +71,19 @@ async def measure(
 
 
 async def _level(
-    store: Store, heads: dict[Taken, int], count: int, payload: bytes, seconds: float
+    store: Store,
+    heads: dict[tuple[SessionKey, int], int],
+    count: int,
+    payload: bytes,
+    seconds: float,
 ) -> LoadLevel:
-    """Save some of the sessions again and again; ``heads`` are their logs' ends, and move."""
+    """Save some of the sessions again and again; ``heads`` has the end of each log."""
     until = perf_counter() + seconds
     took: list[float] = []
     some = list(heads)[:count]
     while len(took) < _ROUNDS or perf_counter() < until:
         entry = (Entry(MESSAGE, payload),)
-        batches = [Batch(lease.key, lease.epoch, heads[lease] + 1, entry) for lease in some]
+        batches = [Batch(*lease, heads[lease] + 1, entry) for lease in some]
         start = perf_counter()
         await _save(store, batches)
         took.append(perf_counter() - start)
@@ -107,18 +111,20 @@ async def _save(store: Store, batches: Sequence[Batch]) -> None:
 
 
 @asynccontextmanager
-async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[Taken, int], None]:
+async def _sessions(
+    store: Store, count: int
+) -> AsyncGenerator[dict[tuple[SessionKey, int], int], None]:
     """Create sessions, yield the ends of their logs, and delete the sessions afterwards."""
     run = secrets.token_hex(4)
-    heads: dict[Taken, int] = {}
+    heads: dict[tuple[SessionKey, int], int] = {}
 
     async def make(n: int) -> None:
         key = SessionKey(f"{run}-{n:03d}", tenant=TENANT)
         grant = await take_after(store, key, after=0)
-        heads[grant] = grant.head
+        heads[key, grant.epoch] = grant.head
 
-    async def remove(grant: Taken) -> None:
-        await store.delete(grant.key, grant.epoch)
+    async def remove(lease: tuple[SessionKey, int]) -> None:
+        await store.delete(*lease)
 
     try:
         await each(range(count), make)
