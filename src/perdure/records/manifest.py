@@ -236,8 +236,6 @@ class RestoreData(msgspec.Struct, frozen=True):
     """The log after the documents, up to its end; None if it has to be read."""
     may_have_items: bool = True
     """Whether something may be waiting in the inbox."""
-    first: int = 0
-    """The log's first record; 0 if unknown."""
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):

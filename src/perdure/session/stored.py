@@ -391,8 +391,7 @@ class SessionStore(DelegatingStore):
                 data = found or await self._read_inner(key, terms.names)
                 base = await lineage.base_of(self.inner, key, data)
                 is_plain = base is not None and not base.at
-                may_have_removed = base is not None and is_plain and data.first <= base.cut
-                if base is not None and may_have_removed and await self.has_removed(key, base):
+                if base is not None and is_plain and await self.has_removed(key, base):
                     await self.inner.trim(key, taken.epoch, base.cut + 1)  # a pruning was killed
                 self._held[key] = _HeldSession(taken.epoch, base, taken.head)
                 found = await self._with_origin(key, terms.names, data)

@@ -276,7 +276,7 @@ def restore_data(
     after, records = documents.log_after, None
     if after is not None and session.head - after <= _TAIL:
         records = tuple(session.records(session.seqs(after, None, reverse=False)))
-    return RestoreData(documents, after or 0, records, may_have_items, session.first)
+    return RestoreData(documents, after or 0, records, may_have_items)
 
 
 def list_sessions(backing: MemoryBacking, query: SessionQuery) -> Iterator[SessionInfo]:
