@@ -82,9 +82,9 @@ async def test_an_error_of_the_store_is_named() -> None:
         from perdure.records.keys import SessionKey
 
         await take_after(store, SessionKey("ada"), after=0)
-        await take_after(store, SessionKey("ada"), after=0)
+        await store.delete(SessionKey("ada"), 9)
     points = collected.figures()["db.client.operation.duration"]
-    assert {one.attributes.get("error.type") for one in points} == {None, "LeaseHeldError"}
+    assert {one.attributes.get("error.type") for one in points} == {None, "LeaseLostError"}
     await store.aclose()
 
 

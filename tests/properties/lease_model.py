@@ -45,6 +45,8 @@ class Protocol(NamedTuple):
     """A release writes a file of its own; it does not rewrite who holds the session."""
     prove_epoch: bool = True
     """After the sync, an append proves that its epoch is still the newest."""
+    list_again: bool = True
+    """A taker reads its predecessor's log behind the publication of its own epoch, not before."""
 
 
 class Size(NamedTuple):
@@ -89,6 +91,8 @@ class Writer(NamedTuple):
     sealed: int = 0
     appended: int = 0
     known: tuple[str, ...] = ()
+    used: tuple[str, ...] = ()
+    """What the document has that it restores from."""
 
 
 class Reader(NamedTuple):
@@ -211,14 +215,18 @@ def _no_step(_state: State, _writer: Writer, _protocol: Protocol, _size: Size) -
     yield from ()
 
 
-def _look(state: State, writer: Writer, _protocol: Protocol, _size: Size) -> WriterSteps:
-    yield f"sees epoch {state.newest}", state, Writer("publish", state.newest + 1)
+def _look(state: State, writer: Writer, protocol: Protocol, _size: Size) -> WriterSteps:
+    seen = Writer("publish", state.newest + 1)
+    if not protocol.list_again:
+        seen = _sealed(state, seen._replace(before=top_of(state.segments, seen.epoch)))
+    yield f"sees epoch {state.newest}", state, seen
 
 
-def _publish(state: State, writer: Writer, _protocol: Protocol, _size: Size) -> WriterSteps:
+def _publish(state: State, writer: Writer, protocol: Protocol, _size: Size) -> WriterSteps:
     if state.newest + 1 == writer.epoch:
         after = state._replace(newest=writer.epoch)
-        yield f"publishes epoch {writer.epoch}", after, writer._replace(at="list")
+        at = "list" if protocol.list_again else "sync_predecessor"
+        yield f"publishes epoch {writer.epoch}", after, writer._replace(at=at)
     else:
         yield "lost the race", state, Writer("gone")
 
@@ -228,13 +236,18 @@ def _list(state: State, writer: Writer, protocol: Protocol, _size: Size) -> Writ
     yield f"follows epoch {before}", state, writer._replace(at="seal", before=before)
 
 
-def _seal(state: State, writer: Writer, protocol: Protocol, _size: Size) -> WriterSteps:
+def _sealed(state: State, writer: Writer) -> Writer:
     segment = find(state.segments, writer.before)
     sealed = end_of(segment) if segment else 0
     log = log_of(state.segments, writer.before, sealed)
-    known = ids_of(log) if log is not None else ()
-    at = "sync_predecessor" if protocol.sync_predecessor and segment else "begin"
-    yield f"reads it to {sealed}", state, writer._replace(at=at, sealed=sealed, known=known)
+    return writer._replace(sealed=sealed, known=ids_of(log) if log is not None else ())
+
+
+def _seal(state: State, writer: Writer, protocol: Protocol, _size: Size) -> WriterSteps:
+    sealed = _sealed(state, writer)
+    has_one = find(state.segments, writer.before) is not None
+    at = "sync_predecessor" if protocol.sync_predecessor and has_one else "begin"
+    yield f"reads it to {sealed.sealed}", state, sealed._replace(at=at)
 
 
 def _sync_predecessor(
@@ -260,9 +273,15 @@ def _sync(state: State, writer: Writer, _protocol: Protocol, _size: Size) -> Wri
 
 def _confirm(state: State, writer: Writer, _protocol: Protocol, _size: Size) -> WriterSteps:
     if state.newest == writer.epoch:
-        yield "holds the session", state, writer._replace(at="hold")
+        yield "is the newest still", state, writer._replace(at="restore")
     else:
         yield "was overtaken", state, Writer("gone", writer.epoch)
+
+
+def _restore(state: State, writer: Writer, _protocol: Protocol, _size: Size) -> WriterSteps:
+    """Read the document, which the predecessor may be writing just now."""
+    used = state.document
+    yield f"restores from {used}", state, writer._replace(at="hold", used=used)
 
 
 def _hold(state: State, writer: Writer, protocol: Protocol, size: Size) -> WriterSteps:
@@ -333,6 +352,7 @@ _WRITER_STEPS: dict[str, Callable[[State, Writer, Protocol, Size], WriterSteps]]
     "begin": _begin,
     "sync": _sync,
     "confirm": _confirm,
+    "restore": _restore,
     "hold": _hold,
     "half": _half,
     "written": _sync_append,
@@ -451,6 +471,8 @@ def fault_of(state: State) -> str | None:
     for writer in state.writers:
         if writer.at == "hold" and writer.epoch == top and writer.known != ids:
             return "a holder has restored something else than the log"
+        if writer.at == "hold" and writer.used != writer.known[: len(writer.used)]:
+            return "a holder has restored what is no prefix of its log"
     if state.reader and state.reader.at == "done":
         view = state.reader.view
         if view != ids[: len(view)]:

@@ -55,6 +55,7 @@ def test_no_order_of_steps_breaks_the_protocol(size: Size, least_states: int) ->
         ),
         ("release_by_marker", Size(takers=2, reader=False), "an epoch has two owners"),
         ("prove_epoch", Size(reader=False), "an acknowledged record is lost"),
+        ("list_again", Size(reader=False), "an acknowledged record is lost"),
     ],
 )
 def test_each_rule_is_needed(rule: str, size: Size, fault: str) -> None:

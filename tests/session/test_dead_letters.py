@@ -60,7 +60,7 @@ def texts(session: Session) -> list[str]:
 async def test_a_store_that_fails_is_asked_later_and_later(
     backing: MemoryBacking, connect: Callable[..., SessionManager]
 ) -> None:
-    store = FaultyStore(MemoryStore(backing=backing), fail_on="receive", nth=2, times=None)
+    store = FaultyStore(MemoryStore(backing=backing), fail_on="receive", times=None)
     async with connect(store) as sessions:
         session = await sessions.open("a")
         await sessions.post("a", Message.user("one"), key="one")

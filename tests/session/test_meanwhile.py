@@ -466,8 +466,12 @@ async def test_a_session_that_is_taken_over_while_it_is_opened_is_lost_and_not_d
         pause = store.pause("acquire", after=True)
 
         async def begin() -> None:
-            with pytest.raises(LeaseLostError, match="taken over by another process"):
-                await sessions.open("p")
+            session = await sessions.open("p")
+            session.append(Message.user("late"))
+            with pytest.raises(LeaseLostError, match="taken it over"):
+                await session.save()
+            await session.discard_unsaved()
+            await session.aclose()
 
         async def take() -> None:
             backing.sessions[P].released = True  # as if this process were taken for dead

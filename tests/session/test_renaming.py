@@ -214,7 +214,7 @@ async def test_two_renames_to_one_name_leave_both_sessions(place: Place) -> None
     async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
         await converse(first, "a", "one")
         await converse(first, "b", "two")
-        pause = store.pause("acquire", lambda key: key == new)
+        pause = store.pause("acquire", lambda key, _: key == new)
 
         async def rename() -> None:
             with pytest.raises(SessionError, match="new exists"):

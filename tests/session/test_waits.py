@@ -116,7 +116,7 @@ def test_a_store_that_takes_its_time_is_waited_for(backend: str) -> None:
         async with connect(store, shutdown=QUIET) as sessions:
             await (await filled(sessions)).aclose()
             for method, call in (
-                ("read_log", lambda: sessions.open("closed", wait=WAIT)),
+                ("acquire", lambda: sessions.open("closed", wait=WAIT)),
                 ("write_documents", lambda: sessions.copy("a", "copy", wait=WAIT)),
                 ("write_documents", lambda: sessions.rename("a", "new", wait=WAIT)),
             ):

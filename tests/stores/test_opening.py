@@ -112,9 +112,7 @@ async def test_an_open_asks_a_store_for_no_fact_twice(how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["closed", "pruned", "dead"])
-@pytest.mark.parametrize(
-    "url", [pytest.param(url, marks=() if "sqlite" in url else TWICE) for url in LOCAL]
-)
+@pytest.mark.parametrize("url", LOCAL)
 async def test_an_open_reads_no_fact_twice_from_the_disk(
     tmp_path: Path, url: str, how: str
 ) -> None:
@@ -141,7 +139,6 @@ def agent(sessions: SessionManager) -> Agent:
     return Agent.create("ada", model=model, sessions=sessions, persistent_session=True)
 
 
-@TWICE
 async def test_an_agent_that_is_restored_reads_its_snapshot_once() -> None:
     backing = MemoryBacking()
     async with connected(MemoryStore(backing=backing)) as sessions, agent(sessions) as one:

@@ -18,7 +18,7 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.keys import SessionKey
-from perdure.store import take_after
+from perdure.store import Held, Taken, Terms, take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate, read_bundle, write_bundle
@@ -204,13 +204,13 @@ async def test_what_a_killed_run_had_on_its_way_is_cleared_when_it_arrives() -> 
     class Overtaken(MemoryStore):
         """Its first acquire finds that a dead run's came in after all."""
 
-        async def acquire(self, key: SessionKey, *, after: int, **begun: Any) -> Any:
+        async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
             if not arrived:
                 dead = MemoryStore(backing=backing)
                 await dead.open()
                 arrived.append((await take_after(dead, key, after=0)).epoch)
                 await dead.aclose()
-            return await take_after(super(), key, after=after, **begun)
+            return await super().acquire(key, terms)
 
     await source.open()
     target = Overtaken(backing=backing)

@@ -310,6 +310,7 @@ class MemoryManager:
                 session.key,
                 epoch=session.epoch,
                 exclusively=partial(internals.exclusively, session),
+                primed=internals.primed_snapshot(session),
             )
         )
         self.compaction_required: bool = False

@@ -207,6 +207,11 @@ class WorkingContext:
         self._retracted: list[tuple[int, int]] = []
 
     @property
+    def unread(self) -> Snapshot | None:
+        """The snapshot that it was restored from, until its messages are used."""
+        return self._snapshot
+
+    @property
     def _kept(self) -> list[Kept]:
         snapshot = self._snapshot
         if snapshot is not None:

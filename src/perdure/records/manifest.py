@@ -282,6 +282,8 @@ class Taken(msgspec.Struct, frozen=True):
     """The epoch record's payload, where a log begins with it: nobody can read a draft's."""
     found: RestoreData | None = None
     """The documents that the terms name, and the log after them; None if they have to be read."""
+    was_released: bool = False
+    """Whether the holder before released it, so that it left nothing half done."""
 
 
 class LeaseState(msgspec.Struct, frozen=True):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, Protocol, cast, final
 
 import msgspec
 
@@ -53,6 +53,9 @@ class WorkingContextSnapshotStore:
         epoch: The holder's epoch, which ``write`` needs.
         exclusively: Runs a job while nothing else writes the session's documents; with ``fold``,
             after a fold.
+        primed: Returns the snapshot where the session's open has read it, False where it knows
+            that there is none, and None where it has to be read. It is asked until the first
+            ``read``.
 
     """
 
@@ -63,20 +66,27 @@ class WorkingContextSnapshotStore:
         *,
         epoch: int | None = None,
         exclusively: RunExclusively | None = None,
+        primed: Callable[[], Snapshot | bool | None] = lambda: None,
     ) -> None:
         self._store = store
         self._key = key
         self._epoch = epoch
         self._exclusively = exclusively
+        self._primed: Callable[[], Snapshot | bool | None] = primed
 
     async def exists(self, agent_id: str) -> bool:
         """Return whether there is an undamaged snapshot."""
         self._check(agent_id)
+        if (known := self._primed()) is not None:
+            return known is not False
         return SNAPSHOT in (await self._store.read_documents(self._key, {SNAPSHOT})).found
 
     async def read(self, agent_id: str) -> JSON | None:
         """Return the snapshot; None if there is none, or its bytes are no JSON object."""
         self._check(agent_id)
+        known, self._primed = self._primed(), lambda: None  # it may be large
+        if isinstance(known, Snapshot):
+            return cast("JSON", decode(encode(known)))
         document = (await self._store.read_documents(self._key, {SNAPSHOT})).found.get(SNAPSHOT)
         if document is None:
             return None

@@ -889,7 +889,7 @@ class SessionBase(_Hot):
 
     def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
         """Update the contents after a fold; ``tail`` is its ``_durable_tail`` when it began."""
-        self._contents.folded(manifest.as_of_seq)
+        self._contents.folded(manifest)
         size, records = tail
         self._tail_bytes = max(self._tail_bytes - size, 0)
         self._tail_records = max(self._tail_records - records, 0)

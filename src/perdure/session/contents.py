@@ -23,8 +23,10 @@ from perdure.errors import (
 )
 from perdure.memory.context import (
     CONTEXT_KINDS,
+    SNAPSHOT,
     RetractionPayload,
     Retractions,
+    Snapshot,
     WorkingContext,
 )
 from perdure.memory.documents import (
@@ -48,7 +50,7 @@ from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, Work
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
-from perdure.records.manifest import About
+from perdure.records.manifest import About, Manifest
 from perdure.records.media import (
     LEAST,
     LIFTED_KINDS,
@@ -208,6 +210,7 @@ class Contents:
         "_chain",
         "_dated",
         "_folded",
+        "_listed",
         "_memory",
         "_overlay",
         "_owner",
@@ -263,6 +266,8 @@ class Contents:
         self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
         self._folded = 0 if manifest is None else manifest.as_of_seq
+        # The names of what was folded; None if that is unknown.
+        self._listed = None if restored.documents.damaged else _listed(manifest)
         self._overlay = [record for record in restored.tail if record.kind != META]
         self._session_tail = [record for record in restored.tail if record.kind == META]
         self._dated = _DatedRecords(
@@ -309,6 +314,20 @@ class Contents:
     def was_folded(self) -> bool:
         """Whether there was a fold."""
         return self._folded > 0
+
+    def primed_snapshot(self) -> Callable[[], Snapshot | bool | None]:
+        """Return what says what the stored snapshot is, without reading it.
+
+        It returns the snapshot, or False if there is none; None if it has to be read.
+        """
+        folded, snapshot = self._folded, self.context.unread
+
+        def primed() -> Snapshot | bool | None:
+            if self._folded != folded or self._listed is None:
+                return None
+            return snapshot if SNAPSHOT in self._listed else False
+
+        return primed
 
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
         """Take in entries that were accepted, ``first`` being the seq of the first."""
@@ -383,9 +402,10 @@ class Contents:
         elif self._chain is not None and self._chain.value is not None:
             self._chain.value.apply(record.kind, record.payload)
 
-    def folded(self, as_of_seq: int) -> None:
+    def folded(self, manifest: Manifest) -> None:
         """Drop what the documents have taken in."""
-        self._folded = as_of_seq
+        as_of_seq = self._folded = manifest.as_of_seq
+        self._listed = _listed(manifest)
         self.damaged = _NONE
         self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
         self.info_document = self.describe()
@@ -397,6 +417,8 @@ class Contents:
     async def _read(self, name: str) -> tuple[bytes | None, list[Record]]:
         """Return a document, and the records on top of it; nothing is awaited in between."""
         self._owner._catch_up()
+        if self._listed is not None and name not in self._listed:
+            return None, [record for record in self._overlay if name in names_of(record)]
         for _ in range(MOST_FOLDS):
             documents = validated(await self._store.read_documents(self.key, {name}), self.key)
             document = documents.found.get(name)
@@ -640,6 +662,10 @@ class Contents:
         payloads = list(self.context.messages())
         read = decode_held if holds_references(b"".join(payloads)) else decode_message
         return [read(payload, self._registry) for payload in payloads]
+
+
+def _listed(manifest: Manifest | None) -> tuple[str, ...]:
+    return () if manifest is None else tuple(manifest.documents)
 
 
 def _is_application_event(record: Record) -> bool:

@@ -43,7 +43,7 @@ from perdure.store import SupportsFolders, capability
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
     from perdure.autosave.tracked import Tracked
-    from perdure.memory.context import WorkingContext
+    from perdure.memory.context import Snapshot, WorkingContext
     from perdure.memory.working_memory import MemorySearch
     from perdure.records.keys import SessionKey
     from perdure.records.manifest import LogChunk
@@ -462,6 +462,11 @@ def state_entry(key: str, text: str | None) -> Entry:
 def owner_entry(owner: str) -> Entry:
     """Return the record that says to whom a session belongs."""
     return meta_entry(owner=owner)
+
+
+def primed_snapshot(session: Session) -> Callable[[], Snapshot | bool | None]:
+    """Return what knows the stored snapshot from the open, until the next fold."""
+    return session._contents.primed_snapshot()
 
 
 def was_folded(session: Session | SessionView) -> bool:

@@ -730,6 +730,8 @@ class ExclusiveAccess:
         runtime = self.runtime
         if key in runtime.sessions:
             raise SessionError(f"session {key} is open here: close it first", key=str(key))
+        if not goes:
+            require_plain(key, await self.store.base_of(key))
         grant = await acquire_lease(
             self.store,
             key,
@@ -742,8 +744,6 @@ class ExclusiveAccess:
             if grant.created and not new:
                 await hold.withdraw()  # an empty one, which the lease has made
                 raise not_found(key)
-            if not goes:
-                require_plain(key, await self.store.base_of(key))
             yield hold
 
     @asynccontextmanager

@@ -293,9 +293,9 @@ class Pruner:
                     pass
                 elif session is not None:
                     freed = await store.trim(key, session.epoch, base.cut + 1)
-                elif holder.epoch == manifest.epoch:  # else it was acquired since, which trims
-                    async with self._access.held(key, _IF_FREE):
-                        pass
+                elif holder.epoch == manifest.epoch:  # else it was held, and looked after, since
+                    async with self._access.held(key, _IF_FREE) as hold:
+                        freed = await store.trim(key, hold.epoch, base.cut + 1)
         return [Pruned(key, base.cut, 0, freed)] if await self._first(key) > before else []
 
     async def _first(self, key: SessionKey) -> int:

@@ -391,10 +391,12 @@ class SessionStore(DelegatingStore):
                 data = found or await self._read_inner(key, terms.names)
                 base = await lineage.base_of(self.inner, key, data)
                 is_plain = base is not None and not base.at
-                if base is not None and is_plain and await self.has_removed(key, base):
+                may_be_cut_short = base is not None and is_plain and not taken.was_released
+                if base and may_be_cut_short and await self.has_removed(key, base):
                     await self.inner.trim(key, taken.epoch, base.cut + 1)  # a pruning was killed
                 self._held[key] = _HeldSession(taken.epoch, base, taken.head)
-                found = await self._with_origin(key, terms.names, data)
+                is_restored = terms.names != frozenset() and not (base and base.at)
+                found = await self._with_origin(key, terms.names, data) if is_restored else None
             except BaseException:
                 with anyio.CancelScope(shield=True), anyio.move_on_after(1):
                     await self.release(key, taken.epoch)

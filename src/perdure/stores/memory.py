@@ -497,6 +497,7 @@ class MemoryStore:
         if not terms.allows(holder):
             return Held(holder)
         session = self._sessions.get(key) or StoredSession()
+        was_released = session.released
         documents = documents_of(key, session, terms.names) if session.is_public else Documents()
         self._sessions[key] = session
         if not session.published:
@@ -509,7 +510,7 @@ class MemoryStore:
         may_have_items = bool(self._backing.inboxes.get(key))
         record = session.entries[-1].payload
         found = restore_data(session, documents, may_have_items=may_have_items)
-        return Taken(key, session.epoch, session.head, created, record, found)
+        return Taken(key, session.epoch, session.head, created, record, found, was_released)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await anyio.lowlevel.checkpoint()

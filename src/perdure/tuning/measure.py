@@ -23,7 +23,7 @@ from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.session.stored import followed
-from perdure.store import Batch, Outcome, SessionInfo, Status, Store, Taken, take_after
+from perdure.store import Batch, Outcome, SessionInfo, Status, Store, take_after
 from perdure.tuning.advice import (
     LoadLevel,
     StoreMeasurement,
@@ -64,27 +64,35 @@ async def measure(
     """
     await _clear(store)
     payload = msgspec.json.encode(secrets.token_hex(max(size // 2, 1)))
-    async with _sessions(store, max(levels)) as heads:
+    async with _sessions(store, max(levels)) as logs:
         share = seconds / len(levels)
-        measured = [await _level(store, heads, count, payload, share) for count in levels]
+        measured = [await _level(store, logs, count, payload, share) for count in levels]
     return StoreMeasurement(tuple(measured), size, store.capabilities.batch_max > 1)
 
 
+class _Log(msgspec.Struct):
+    """A session that is written to, and where its log ends."""
+
+    key: SessionKey
+    epoch: int
+    head: int
+
+
 async def _level(
-    store: Store, heads: dict[Taken, int], count: int, payload: bytes, seconds: float
+    store: Store, logs: list[_Log], count: int, payload: bytes, seconds: float
 ) -> LoadLevel:
-    """Save some of the sessions again and again; ``heads`` are their logs' ends, and move."""
+    """Save some of the sessions again and again; the ends of their logs move."""
     until = perf_counter() + seconds
     took: list[float] = []
-    some = list(heads)[:count]
+    some = logs[:count]
     while len(took) < _ROUNDS or perf_counter() < until:
         entry = (Entry(MESSAGE, payload),)
-        batches = [Batch(lease.key, lease.epoch, heads[lease] + 1, entry) for lease in some]
+        batches = [Batch(log.key, log.epoch, log.head + 1, entry) for log in some]
         start = perf_counter()
         await _save(store, batches)
         took.append(perf_counter() - start)
-        for lease in some:
-            heads[lease] += 1
+        for log in some:
+            log.head += 1
     return LoadLevel(count, median(took), len(took))
 
 
@@ -107,25 +115,25 @@ async def _save(store: Store, batches: Sequence[Batch]) -> None:
 
 
 @asynccontextmanager
-async def _sessions(store: Store, count: int) -> AsyncGenerator[dict[Taken, int], None]:
+async def _sessions(store: Store, count: int) -> AsyncGenerator[list[_Log], None]:
     """Create sessions, yield the ends of their logs, and delete the sessions afterwards."""
     run = secrets.token_hex(4)
-    heads: dict[Taken, int] = {}
+    logs: list[_Log] = []
 
     async def make(n: int) -> None:
         key = SessionKey(f"{run}-{n:03d}", tenant=TENANT)
         grant = await take_after(store, key, after=0)
-        heads[grant] = grant.head
+        logs.append(_Log(key, grant.epoch, grant.head))
 
-    async def remove(grant: Taken) -> None:
-        await store.delete(grant.key, grant.epoch)
+    async def remove(log: _Log) -> None:
+        await store.delete(log.key, log.epoch)
 
     try:
         await each(range(count), make)
-        yield heads
+        yield logs
     finally:
         with anyio.CancelScope(shield=True):
-            await each(list(heads), remove)
+            await each(logs, remove)
 
 
 async def _clear(store: Store) -> None:

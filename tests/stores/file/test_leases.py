@@ -20,8 +20,8 @@ from perdure._lib.files import Folder
 from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
-from perdure.store import Status, take_after
-from perdure.stores.file import FileStore, documents, leases
+from perdure.store import Status, Terms, take_after
+from perdure.stores.file import FileStore, documents, leases, taking
 from perdure.stores.file.store import THREADS, HeldSessions
 from perdure.testing.conformance._kit import (
     append,
@@ -420,13 +420,13 @@ async def test_an_acquire_that_fails_half_way_keeps_nobody_out(
         monkeypatch.setattr(place, step, fail)
 
     with monkeypatch.context():
-        failing(Folder if step == "publish" else leases)
+        failing(Folder if step == "publish" else documents)
         with pytest.raises(StoreUnavailableError):
             await take_after(store, KEY, after=2)
         monkeypatch.undo()
     holder = await other.holder(KEY)
     assert holder is not None
-    assert (holder.epoch, holder.alive, holder.released) == (3, True, True)
+    assert (holder.epoch, holder.released) == (3, True)
     assert (await take(other)).epoch == 4
 
 
@@ -436,7 +436,7 @@ async def test_who_loses_a_race_to_itself_does_not_release_the_winner(store, mon
 
     def beaten(self, name, data):
         monkeypatch.setattr(Folder, "publish", original)
-        leases.acquire(store._root, KEY, 1, store._owners.me)
+        taking.acquire(store._root, KEY, Terms(me=store.owner, after=1), store._owners)
         original(self, name, data)
         raise OSError(5, "Input/output error")
 
@@ -484,9 +484,9 @@ async def acquire_abandoned(store, disk, monkeypatch: pytest.MonkeyPatch) -> Non
     """Cancel an acquire while its thread has the disk, which has to find that out itself."""
     acquire, claims = HeldSessions.acquire, []
 
-    def take_it(self, here, key, after, new, claim):
+    def take_it(self, here, key, terms, claim):
         claims.append(claim)
-        return acquire(self, here, key, after, new, claim)
+        return acquire(self, here, key, terms, claim)
 
     monkeypatch.setattr(HeldSessions, "acquire", take_it)
     loop = anyio.lowlevel.current_token()
@@ -695,7 +695,7 @@ async def test_a_deletion_loses_against_a_taker(open_store, monkeypatch) -> None
     original = leases.mark_deleted
 
     def overtaken(*args: object):
-        leases.acquire(other._root, KEY, 1, other._owners.me)
+        taking.acquire(other._root, KEY, Terms(me=other.owner, after=1), other._owners)
         return original(*args)
 
     monkeypatch.setattr(leases, "mark_deleted", overtaken)

@@ -570,16 +570,16 @@ async def test_a_trim_while_a_reader_looks_is_no_damage(
     reader = await open_store("reader")
     if again:
         await store.trim(KEY, grant.epoch, 10)
-    read_first, loop = chain.read_first, anyio.lowlevel.current_token()
+    open_first, loop = chain._open_first, anyio.lowlevel.current_token()
 
-    def trimmed_meanwhile(log, epoch, number, key):
+    def trimmed_meanwhile(log, epoch, number, key, flags):
         if number == (0 if place == "find_tip" else 3):
-            monkeypatch.setattr(chain, "read_first", read_first)
+            monkeypatch.setattr(chain, "_open_first", open_first)
             anyio.from_thread.run(store.trim, KEY, grant.epoch, 30, token=loop)
             anyio.from_thread.run(store.release, KEY, grant.epoch, token=loop)
-        return read_first(log, epoch, number, key)
+        return open_first(log, epoch, number, key, flags)
 
-    monkeypatch.setattr(chain, "read_first", trimmed_meanwhile)
+    monkeypatch.setattr(chain, "_open_first", trimmed_meanwhile)
     seqs = [record.seq for record in await read(reader, after=5)]
     assert seqs == list(range(seqs[0], 42))
     assert 10 < seqs[0] <= 30

@@ -18,8 +18,8 @@ from perdure._lib.files import Folder
 from perdure.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
-from perdure.store import Batch, Status, Taken, take_after
-from perdure.stores.file import FileStore, leases, log
+from perdure.store import Batch, Status, Taken, Terms, take_after
+from perdure.stores.file import FileStore, leases, log, taking
 from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
 from tests.stores.file.kit import KEY, lease_of, log_folder, open_folders, segments
 
@@ -421,7 +421,9 @@ async def test_an_abandoned_append_is_waited_for_without_a_thread(store, disk) -
 
 def take_over(store, after: int = 1):
     """Return what takes the session over at once, as another process would."""
-    return lambda: leases.acquire(store._root, KEY, after, store._owners.me)
+    return lambda: taking.acquire(
+        store._root, KEY, Terms(me=store.owner, after=after), store._owners
+    )
 
 
 async def test_what_was_written_before_the_seal_is_ok_however_late(store, open_store, disk) -> None:

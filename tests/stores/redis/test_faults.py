@@ -185,6 +185,7 @@ _HOLDER = """
 import anyio, sys
 from perdure.stores.redis import RedisStore
 from perdure.records.keys import SessionKey
+from perdure.store import take_after
 
 async def main():
     store = RedisStore(sys.argv[1], owner="child")

@@ -26,7 +26,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.stored import SessionStore
-from perdure.store import Document, Documents, LogChunk, Store, Taken, take_after
+from perdure.store import Document, Documents, Held, LogChunk, Store, Taken, Terms, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.wrapped import EncryptedStore, encrypted
 from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
@@ -58,10 +58,10 @@ class Edited:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    async def acquire(self, key: SessionKey, *, after: int, **begun: object) -> Taken:
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         """The epoch record comes behind what was left of the log."""
-        lease = await take_after(self._store, key, after=after, **begun)
-        if key not in self.log:
+        lease = await self._store.acquire(key, terms)
+        if key not in self.log or isinstance(lease, Held):
             return lease
         (record,) = (await log_of(self._store, key))[-1:]
         last = self.log[key][-1].seq

@@ -62,8 +62,12 @@ class _Format(msgspec.Struct):
     format: int
 
 
-def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[ManifestFile]:
+def read_manifests(
+    folder: Folder, key: SessionKey, *, since: int = 0, names: Collection[str] | None = None
+) -> list[ManifestFile]:
     """Return the manifests of a session's current generation: completed ones first, by epoch.
+
+    *names* are those in the folder, if they were listed already.
 
     Raises:
         UnsupportedVersionError: A manifest has a newer format.
@@ -74,9 +78,10 @@ def read_manifests(folder: Folder, key: SessionKey, *, since: int = 0) -> list[M
     for _ in range(_MAX_REREADS):
         files = {
             (name, parsed[1]): folder.read(name)
-            for name in folder.names()
+            for name in (folder.names() if names is None else names)
             if (parsed := manifest_epoch(name)) is not None and parsed[0] >= since
         }
+        names = None
         # A file that vanished since the listing may have been renamed to one read before it.
         if None not in files.values():
             break
@@ -119,10 +124,19 @@ def _manifest_of(folder: Folder, name: str, data: bytes, key: SessionKey) -> Man
 
 
 def read(
-    folder: Folder, key: SessionKey, names: Collection[str] | None, *, since: int = 0
+    folder: Folder,
+    key: SessionKey,
+    names: Collection[str] | None,
+    *,
+    since: int = 0,
+    manifests: list[ManifestFile] | None = None,
+    listed: Collection[str] | None = None,
 ) -> Documents:
-    """Read documents, consistently even while the holder folds."""
-    manifests = read_manifests(folder, key, since=since)
+    """Read documents, consistently even while the holder folds.
+
+    *manifests* are those of the folder, and *listed* its names, if they were read already.
+    """
+    manifests = read_manifests(folder, key, since=since) if manifests is None else manifests
     result = _match(folder, manifests, names)
     for _ in range(_MAX_REREADS):
         if not result.damaged:
@@ -132,7 +146,7 @@ def read(
         if reread == manifests:
             break
         manifests, result = reread, _match(folder, reread, names)
-    is_damaged = result.manifest is None and has_damaged_manifest(folder, since)
+    is_damaged = result.manifest is None and has_damaged_manifest(folder, since, listed)
     if is_damaged or (result.manifest is None and names is None):
         unlisted = [name for name in _names_on_disk(folder, names) if name not in result.found]
         # A wrapper keeps its keys in folders, and needs them even without a manifest.
@@ -143,9 +157,10 @@ def read(
     return result
 
 
-def has_damaged_manifest(folder: Folder, since: int) -> bool:
+def has_damaged_manifest(folder: Folder, since: int, listed: Collection[str] | None = None) -> bool:
     """Return whether a manifest is damaged, so that it is unknown what was folded."""
-    names = [name for name in folder.names() if (manifest_epoch(name) or (-1,))[0] >= since]
+    listed = folder.names() if listed is None else listed
+    names = [name for name in listed if (manifest_epoch(name) or (-1,))[0] >= since]
     contents = [folder.read(name) for name in names]
     return any(data is not None and unsealed(data, Manifest) is None for data in contents)
 
@@ -295,9 +310,9 @@ def _quarantine(folder: Folder, name: str, data: bytes) -> None:
             quarantine.replace(copy, data)
 
 
-def remove_unfinished(folder: Folder, key: SessionKey) -> None:
+def remove_unfinished(folder: Folder, manifests: Collection[ManifestFile]) -> None:
     """Remove files that killed holders left unfinished; only for the holder."""
-    listed = (name for file in _replaced_manifests(folder, key) for name in file.manifest.documents)
+    listed = (name for file in manifests for name in file.manifest.documents)
     for path in {(), (QUARANTINE,), *(document_path(name)[:-1] for name in listed)}:
         with contextlib.suppress(FileNotFoundError), folder.enter(*path) as inner:
             inner.remove_temporary()
@@ -313,7 +328,7 @@ def remove_owned(
     deleter that was suspended cannot touch the log of a later generation. With *evidence*,
     quarantined copies are removed as well.
     """
-    remove_unfinished(folder, key)
+    remove_unfinished(folder, _replaced_manifests(folder, key))
     dead = {name for name in folder.names() if (manifest_epoch(name) or (below,))[0] < below}
     if dead:
         ours, later = set[str](), set[str]()

@@ -31,36 +31,29 @@ import logging
 import os
 import time
 import weakref
+from collections.abc import Collection
 from typing import Literal, final
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import TEMPORARY, Folder, FolderWatch, watch_folder, write_all
+from perdure._lib.files import TEMPORARY, Folder, FolderWatch, watch_folder
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import LockedFile, is_held, unheld
-from perdure._lib.platform import boot_id, drop_cache, host_name, sync_data, sync_file
+from perdure._lib.platform import boot_id, host_name
 from perdure.errors import ConfigError, CorruptRecordError
-from perdure.records import records
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Beginning, lease_held, newer_format, published_already
-from perdure.records.records import EPOCH, Entry, Position
+from perdure.records.manifest import newer_format
 from perdure.store import Draft, HeartbeatRequests, LeaseState
 from perdure.stores.file import segments
 from perdure.stores.file.documents import (
-    read_manifests,
     remove_owned,
-    remove_unfinished,
-    require_folded,
 )
 from perdure.stores.file.layout import (
     LOG,
     OWNERS,
-    QUARANTINE,
-    decoded,
     draft_name,
-    dropped_name,
     encode_name,
     lease_epoch,
     lease_name,
@@ -69,13 +62,10 @@ from perdure.stores.file.layout import (
     published_name,
     released_name,
     sealed,
-    segment_name,
     segment_of,
     session_path,
-    tail_name,
     unsealed,
 )
-from perdure.stores.file.segments import DurablePosition, LogSegment, SegmentEnd, SegmentHeader
 
 FORMAT = 2
 """The newest format of a lease: for sessions that are or were drafts, or begin elsewhere."""
@@ -400,41 +390,40 @@ class Fence(msgspec.Struct, frozen=True):
         return own is not None and (own.st_ino, own.st_mtime_ns) == (self.inode, self.modified)
 
 
-class AcquiredSession(msgspec.Struct, frozen=True):
-    """A session that was just acquired."""
+def newest_epoch(folder: Folder, names: Collection[str] | None = None) -> int:
+    """Return the highest epoch ever published in a session's folder, 0 for none.
 
-    fence: Fence
-    end: Position
-    """The position after the epoch record."""
-    created: bool
-    record: bytes = b""
-    """The epoch record's payload."""
-
-
-def newest_epoch(folder: Folder) -> int:
-    """Return the highest epoch ever published in a session's folder, 0 for none."""
-    names = folder.names()
+    *names* are those in the folder, if they were listed already.
+    """
+    names = folder.names() if names is None else names
     newest = max(map(lease_epoch, names), default=0)
     if newest:
         return newest
     # A copy made without the leases: its epochs still may not be reused.
     epochs = [parsed[0] for parsed in map(manifest_epoch, names) if parsed]
-    with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
-        epochs += [parsed[0] for parsed in map(segment_of, log.names()) if parsed]
+    if LOG in names:
+        with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
+            epochs += [parsed[0] for parsed in map(segment_of, log.names()) if parsed]
     return max(epochs, default=0)
 
 
-def read_lease(folder: Folder, epoch: int) -> LeaseFile | None:
+def read_lease(
+    folder: Folder, epoch: int, names: Collection[str] | None = None
+) -> LeaseFile | None:
     """Return a lease, None if it is missing or damaged.
 
     Raises:
         CorruptRecordError: It is damaged, and is of a draft that is not published.
 
     """
+
+    def has(name: str) -> bool:
+        return folder.has(name) if names is None else name in names
+
     data = folder.read(lease_name(epoch))
     lease = unsealed(data, LeaseFile)
-    if data is not None and lease is None and folder.has(draft_name(epoch)):
-        if not folder.has(published_name(epoch)):
+    if data is not None and lease is None and has(draft_name(epoch)):
+        if not has(published_name(epoch)):
             path = f"{folder.path}/{lease_name(epoch)}"
             raise CorruptRecordError(
                 f"{path} is damaged: it is of a copy that was not finished; remove its folder, "
@@ -442,7 +431,7 @@ def read_lease(folder: Folder, epoch: int) -> LeaseFile | None:
                 path=path,
             )
     elif lease is not None and lease.draft is not None and not lease.published:
-        is_draft = not folder.has(published_name(epoch))
+        is_draft = not has(published_name(epoch))
         return msgspec.structs.replace(lease, deleted=True) if is_draft else lease
     return lease
 
@@ -454,25 +443,41 @@ def lease_state(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | N
     except FileNotFoundError:
         return None
     with folder:
-        epoch = newest_epoch(folder)
-        if not epoch:
-            return None
-        lease = read_lease(folder, epoch)
-        released = folder.has(released_name(epoch))
-        if lease is None:
-            return LeaseState(epoch, "", released=released or not folder.has(lease_name(epoch)))
+        names = folder.names()
+        epoch = newest_epoch(folder, names)
+        lease = read_lease(folder, epoch, names) if epoch else None
+        return state_of(folder, key, epoch, lease, names, owners)
+
+
+def state_of(
+    folder: Folder,
+    key: SessionKey,
+    epoch: int,
+    lease: LeaseFile | None,
+    names: Collection[str],
+    owners: Owners,
+) -> LeaseState | None:
+    """Return who holds a session by its newest lease, and by the names in its folder."""
+    if not epoch:
+        return None
+    released = released_name(epoch) in names
+    if lease is None:
+        return LeaseState(epoch, "", released=released or lease_name(epoch) not in names)
     require_key(folder, key, lease)
-    return LeaseState(
+    released = released or (lease.deleted and not lease.is_draft)
+    state = LeaseState(
         epoch,
         lease.owner,
-        released=released or (lease.deleted and not lease.is_draft),
-        alive=owners.is_alive(lease.owner, lease.boot),
-        beat=owners.heartbeat_of(lease.owner),
+        released=released,
         deleted=lease.deleted,
         host=lease.host,
         pid=lease.pid,
         draft=lease.draft,
     )
+    if released:  # whether its owner lives does not matter any more
+        return state
+    alive = owners.is_alive(lease.owner, lease.boot)
+    return msgspec.structs.replace(state, alive=alive, beat=owners.heartbeat_of(lease.owner))
 
 
 def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
@@ -482,122 +487,22 @@ def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
     segments.require_key(folder.path, lease.key, key)
 
 
-def acquire(
-    root: Folder, key: SessionKey, after: int, me: FileOwner, new: Beginning | None = None
-) -> AcquiredSession:
-    """Acquire a session with epoch ``after + 1``.
-
-    Raises:
-        LeaseHeldError: Another process was faster, or there is a session already.
-        CorruptRecordError: The log is damaged before its tail.
-
-    """
-    path, new = session_path(key), new or Beginning()
-    with contextlib.ExitStack() as stack:
-        try:
-            folder = stack.enter_context(root.enter(*path))
-        except FileNotFoundError:
-            folder = None
-        newest = newest_epoch(folder) if folder else 0
-        if newest != after:
-            raise lease_held(key, after, newest)
-        folder = folder or stack.enter_context(root.make(*path))
-        previous = read_lease(folder, after)
-        if previous is not None:
-            require_key(folder, key, previous)
-            if previous.is_draft:
-                create_mark(folder, dropped_name(after))
-                previous = read_lease(folder, after)  # again: it may be published
-        if new.draft is not None and after and not (previous and previous.deleted):
-            raise published_already(key, after)
-        lease = _next_lease(key, after + 1, previous, new, me)
-        fence = publish(folder, lease)
-        if fence is None:
-            raise lease_held(key, after, newest_epoch(folder))
-        return _after_publishing(root, folder, lease, fence, new)
-
-
 def create_mark(folder: Folder, name: str) -> None:
     """Create an empty file: without a temporary one, which a successor could clean up."""
     os.close(folder.open(name, os.O_WRONLY | os.O_CREAT))
 
 
-def _next_lease(
-    key: SessionKey, epoch: int, previous: LeaseFile | None, new: Beginning, me: FileOwner
-) -> LeaseFile:
-    lease = LeaseFile(format=1, key=key, epoch=epoch, **msgspec.structs.asdict(me))
-    if previous is not None and not previous.deleted:
-        is_copy = previous.draft is not None
-        return msgspec.structs.replace(
-            lease,
-            format=previous.format,
-            since=previous.since,
-            draft=previous.draft,
-            published=is_copy,
-            inbox=previous.inbox,
-        )
-    since = epoch if previous else 1
-    inbox = previous.inbox_generation if previous else since
-    is_plain = new.draft is None and new.first == 1 and inbox == since
-    return msgspec.structs.replace(
-        lease,
-        format=1 if is_plain else FORMAT,
-        since=since,
-        draft=new.draft,
-        inbox=0 if inbox == since else inbox,
-    )
-
-
-def _after_publishing(
-    root: Folder, folder: Folder, lease: LeaseFile, fence: Fence, new: Beginning
-) -> AcquiredSession:
-    key, since = lease.key, lease.since
-    try:
-        if lease.draft is not None and not lease.published:
-            create_mark(folder, draft_name(fence.epoch))
-        if since > 1:  # finish an interrupted deletion
-            remove_owned(
-                folder,
-                key,
-                below=since,
-                evidence=since == fence.epoch,
-                inbox=lease.inbox_generation,
-            )
-        try:
-            end, created, record = _begin_epoch(root, folder, lease, new)
-        except CorruptRecordError as error:
-            newest = newest_epoch(folder)
-            if newest == fence.epoch:
-                raise
-            # A faster process has removed the files.
-            raise lease_held(key, fence.epoch - 1, newest) from error
-        newest = newest_epoch(folder)
-        if newest != fence.epoch:
-            raise lease_held(key, fence.epoch - 1, newest)  # noqa: TRY301  # released below, as after any error
-        with contextlib.suppress(OSError):  # leftovers block no acquire
-            _remove_leftovers(folder, key, fence.epoch - 1)
-        _remove_lower_leases(folder, fence.epoch)
-    except BaseException:
-        _release_unused(folder, fence.epoch)
-        raise
-    return AcquiredSession(fence, end, created, record)
-
-
-def _remove_leftovers(folder: Folder, key: SessionKey, before: int) -> None:
-    if folder.has(released_name(before)):
-        folder.remove_temporary()
-    else:  # its holder may have died at any step
-        remove_unfinished(folder, key)
-
-
-def _release_unused(folder: Folder, epoch: int) -> None:
+def release_unused(folder: Folder, epoch: int) -> None:
     """Release an epoch that this process published and will not use."""
     with contextlib.suppress(OSError):  # otherwise it expires
         folder.replace(released_name(epoch), b"", durable=False)
 
 
-def publish(folder: Folder, lease: LeaseFile) -> Fence | None:
-    """Publish an epoch; None if another process published it, or a higher one."""
+def publish(folder: Folder, lease: LeaseFile) -> tuple[Fence, list[str]] | None:
+    """Publish an epoch; return its fence, and the names in the folder after that.
+
+    None if another process published it, or a higher one.
+    """
     epoch = lease.epoch
     lease = msgspec.structs.replace(lease, at=time.time())
     name, data = lease_name(epoch), sealed(lease)
@@ -606,118 +511,19 @@ def publish(folder: Folder, lease: LeaseFile) -> Fence | None:
             if newest_epoch(folder) != epoch - 1:
                 return None
             # No rival: the previous holder's cleanup took our temporary file for a dead one's.
-        status = folder.stat(name)
-        if status is None or newest_epoch(folder) != epoch:
+        status, names = folder.stat(name), folder.names()
+        if status is None or newest_epoch(folder, names) != epoch:
             return None
     except OSError:
         with contextlib.suppress(OSError):
             if folder.read(name) == data:  # published despite the error
-                _release_unused(folder, epoch)
+                release_unused(folder, epoch)
         raise
-    return Fence(epoch, name, lease_name(epoch + 1), status.st_ino, status.st_mtime_ns)
+    return Fence(epoch, name, lease_name(epoch + 1), status.st_ino, status.st_mtime_ns), names
 
 
-def _begin_epoch(
-    root: Folder, folder: Folder, lease: LeaseFile, new: Beginning
-) -> tuple[Position, bool, bytes]:
-    """Append the epoch record, which seals all that was written before; return its end, whether
-    a log begins with it, and its payload."""
-    key, epoch, since = lease.key, lease.epoch, lease.since
-    with folder.make(LOG) as log:
-        prev = None
-        names, tip = log.names(), None
-        while prev is None and (
-            tip := segments.find_tip(log, key, since=since, below=epoch, names=names)
-        ):
-            prev = _seal_predecessor(folder, log, tip, key)
-        for name in segments.unbegun(log, tip, names, since=since, below=epoch):
-            _quarantine_tail(folder, log, name, 0)
-        if prev is None:
-            # The process that created these folders may have died before they were durable.
-            root.sync_path(*session_path(key), LOG)
-        seq, crc = (prev.seq, prev.crc) if prev else (new.first - 1, 0)
-        # Not what a higher epoch folded: it has overtaken us, and its log continues after ours.
-        known = read_manifests(folder, key, since=since)
-        manifests = [file for file in known if file.manifest.epoch < epoch]
-        require_folded(folder, key, manifests, seq)
-        header = SegmentHeader(
-            key, prev, owner=lease.owner, host=lease.host, pid=lease.pid, at=time.time()
-        )
-        if prev is None:
-            header = msgspec.structs.replace(header, first=new.first, base=new.base)
-        entry = Entry(EPOCH, msgspec.json.encode(header))
-        line, crc = records.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
-        create_segment(log, segment_name(epoch, 0), line)
-    return Position(len(line), seq + 1, crc), prev is None, entry.payload
-
-
-def create_segment(log: Folder, name: str, data: bytes) -> None:
-    """Create a segment under an unused name, and make it durable."""
-    fd = log.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-    try:
-        write_all(fd, data)
-        sync_data(fd)
-    finally:
-        os.close(fd)
-    log.sync()
-
-
-def _vouched_position(folder: Folder, key: SessionKey, tip: LogSegment) -> Position:
-    """Return up to where a fold proves a segment: what is folded was durable before."""
-    vouched = [tip.start]
-    for file in read_manifests(folder, key):
-        position = decoded(file.manifest.position, DurablePosition)
-        if position and (position.epoch, position.number) == (tip.epoch, tip.number):
-            vouched.append(position.at)
-    return max(vouched, key=lambda at: at.offset)
-
-
-def _seal_predecessor(
-    folder: Folder, log: Folder, tip: LogSegment, key: SessionKey
-) -> SegmentEnd | None:
-    """Decide up to where the predecessor's log counts, and make it durable up to there.
-
-    None if only the page cache had it: a sync that failed for the old holder succeeds for us,
-    with its bytes lost, so only what is read back from the disk counts.
-    """
-    start, scanned = segments.scan_from(log, tip, _vouched_position(folder, key, tip))
-    fd = log.open(tip.name, os.O_RDWR)
-    try:
-        sync_file(fd)
-        log.sync()
-        if not folder.has(released_name(tip.epoch)):
-            drop_cache(fd)
-            if segments.read_first(log, tip.epoch, tip.number, key) is None:
-                return None
-            scanned = segments.scan(log, tip, start, up_to=scanned.end.offset)
-    finally:
-        os.close(fd)
-    end = scanned.end
-    if scanned.size > end.offset:
-        _quarantine_tail(folder, log, tip.name, end.offset)
-    return SegmentEnd(tip.epoch, tip.number, end.offset, end.seq, end.crc)
-
-
-def _quarantine_tail(folder: Folder, log: Folder, name: str, offset: int) -> None:
-    """Keep the bytes after the last whole group, and warn; the log continues without them."""
-    path, tail = f"{log.path}/{name}", (log.read(name) or b"")[offset:]
-    with folder.make(QUARANTINE) as quarantine:
-        kept = tail_name(name, offset)
-        quarantine.replace(kept, tail)
-        quarantine.sync()
-        _log.warning(
-            "%d bytes at the end of %s do not count, as an unfinished write or damage: they are "
-            "kept in %s",
-            len(tail),
-            path,
-            f"{quarantine.path}/{kept}",
-            extra={"path": path, "offset": offset, "bytes": len(tail)},
-        )
-
-
-def _remove_lower_leases(folder: Folder, epoch: int) -> None:
+def remove_lower_leases(folder: Folder, epoch: int, names: Collection[str]) -> None:
     """Remove the leases below this epoch, lowest first: fences rely on that order."""
-    names = folder.names()
     for lower in sorted(filter(None, map(lease_epoch, names))):
         if lower < epoch:
             folder.remove(lease_name(lower))
@@ -742,5 +548,5 @@ def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: FileOwner) -> 
     if publish(folder, lease) is None:
         return False
     remove_owned(folder, key, below=end, evidence=True, inbox=lease.inbox)
-    _remove_lower_leases(folder, end)
+    remove_lower_leases(folder, end, folder.names())
     return True

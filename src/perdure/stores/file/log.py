@@ -41,7 +41,7 @@ from perdure.stores.file.layout import (
     start_name,
     start_of,
 )
-from perdure.stores.file.leases import AcquiredSession, Fence
+from perdure.stores.file.leases import Fence
 from perdure.stores.file.segments import (
     SEGMENT,
     DurablePosition,
@@ -49,6 +49,7 @@ from perdure.stores.file.segments import (
     SegmentEnd,
     SegmentHeader,
 )
+from perdure.stores.file.taking import TakenSession
 
 # What an epoch's log has, for the rare batch that is sent again or met a takeover
 
@@ -192,7 +193,7 @@ class LogWriter:
     )
 
     def __init__(
-        self, root: Folder, key: SessionKey, acquired: AcquiredSession, files: OpenFiles
+        self, root: Folder, key: SessionKey, acquired: TakenSession, files: OpenFiles
     ) -> None:
         self.key: SessionKey = key
         self.fence: Fence = acquired.fence

@@ -161,13 +161,13 @@ def _plan(
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = segments.find_tip(log, key, since=since)
         if tip is not None:
-            spans = _spans(log, key, tip, after, _marks(manifests), position)
+            spans = _spans(log, key, tip, after, marks_of(manifests), position)
             read_plan = ReadPlan(tuple(spans), spans[-1].stop.seq, tip.epoch)
     documents.require_folded(folder, key, manifests, read_plan.head)
     return read_plan
 
 
-def _marks(manifests: list[documents.ManifestFile]) -> dict[tuple[int, int], Position]:
+def marks_of(manifests: list[documents.ManifestFile]) -> dict[tuple[int, int], Position]:
     """Return the positions that manifests prove, by segment."""
     marks: dict[tuple[int, int], Position] = {}
     for file in manifests:
@@ -280,7 +280,7 @@ def _uncounted(folder: Folder, log: Folder, key: SessionKey, since: int) -> list
     tip = segments.find_tip(log, key, since=since, names=names)
     tails: list[CutTail] = []
     if tip is not None:
-        marks = _marks(documents.read_manifests(folder, key, since=since))
+        marks = marks_of(documents.read_manifests(folder, key, since=since))
         mark = marks.get((tip.epoch, tip.number), tip.start)
         _, scanned = segments.scan_from(log, tip, mark)
         if scanned.size > scanned.end.offset:

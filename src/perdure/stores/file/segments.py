@@ -107,20 +107,41 @@ def find_tip(
     An epoch counts once its epoch record is complete; a process that died before that leaves
     nothing that a later segment follows.
     """
+    tip = open_tip(log, key, since=since, below=below, names=names)
+    if tip is None:
+        return None
+    os.close(tip[1])
+    return tip[0]
+
+
+def open_tip(
+    log: Folder,
+    key: SessionKey,
+    *,
+    since: int = 0,
+    below: int | None = None,
+    names: Collection[str] | None = None,
+    flags: int = os.O_RDONLY,
+) -> tuple[LogSegment, int] | None:
+    """Return what ``find_tip`` finds, with its file open."""
     places = sorted(filter(None, map(segment_of, names or log.names())), reverse=True)
     for epoch in sorted({epoch for epoch, _ in places}, reverse=True):
         if epoch < since or (below is not None and epoch >= below):
             continue
-        first = read_first(log, epoch, 0, key)
+        first = _open_first(log, epoch, 0, key, flags)
         if first is None and not any(segment_epoch == epoch for segment_epoch, _ in starts(log)):
             continue
-        for segment_epoch, number in places:
-            if segment_epoch == epoch and number:
-                segment = read_first(log, epoch, number, key)
-                if segment is not None:
-                    return segment
-        if first is not None:
-            return first
+        with contextlib.ExitStack() as stack:
+            if first is not None:
+                stack.callback(os.close, first[1])
+            for segment_epoch, number in places:
+                if segment_epoch == epoch and number:
+                    segment = _open_first(log, epoch, number, key, flags)
+                    if segment is not None:
+                        return segment
+            if first is not None:
+                stack.pop_all()
+                return first
     return None
 
 
@@ -154,10 +175,34 @@ def read_first(log: Folder, epoch: int, number: int, key: SessionKey) -> LogSegm
         CorruptRecordError: The first line is damaged; or the file belongs to another session.
 
     """
-    name = segment_name(epoch, number)
-    data = _head_of(log, name)
-    if data is None:
+    first = _open_first(log, epoch, number, key, os.O_RDONLY)
+    if first is None:
         return None
+    os.close(first[1])
+    return first[0]
+
+
+def _open_first(
+    log: Folder, epoch: int, number: int, key: SessionKey, flags: int
+) -> tuple[LogSegment, int] | None:
+    try:
+        fd = log.open(segment_name(epoch, number), flags)
+    except FileNotFoundError:
+        return None
+    segment = None
+    try:
+        segment = first_of(log, fd, epoch, number, key)
+    finally:
+        if segment is None:
+            os.close(fd)
+    return None if segment is None else (segment, fd)
+
+
+def first_of(log: Folder, fd: int, epoch: int, number: int, key: SessionKey) -> LogSegment | None:
+    """Return what ``read_first`` does, from an open file."""
+    name = segment_name(epoch, number)
+    os.lseek(fd, 0, os.SEEK_SET)
+    data = os.read(fd, _MAX_FIRST_LINE)
     line, newline, _ = data.partition(b"\n")
     if not newline and len(data) < _MAX_FIRST_LINE:
         return None  # a torn write
@@ -178,17 +223,6 @@ def require_key(path: str, owner_key: SessionKey, key: SessionKey) -> None:
             path=path,
             key=str(key),
         )
-
-
-def _head_of(log: Folder, name: str) -> bytes | None:
-    try:
-        fd = log.open(name)
-    except FileNotFoundError:
-        return None
-    try:
-        return os.read(fd, _MAX_FIRST_LINE)
-    finally:
-        os.close(fd)
 
 
 def segment_of_line(line: bytes, epoch: int, number: int) -> LogSegment | None:
@@ -219,6 +253,7 @@ def scan(
     *,
     up_to: int | None = None,
     keep_bytes: int = 0,
+    fd: int | None = None,
 ) -> SegmentScan:
     """Read a segment's lines from *start* on, up to the last whole group.
 
@@ -228,13 +263,16 @@ def scan(
         start: A valid position in it.
         up_to: Read no byte at or after this offset.
         keep_bytes: Return the records if they fit into this many bytes.
+        fd: Its file, if it is open.
 
     Raises:
         CorruptRecordError: A line is damaged, rather than the rest of a write that was cut.
 
     """
-    fd = _open(log, segment.name)
-    try:
+    with contextlib.ExitStack() as stack:
+        if fd is None:
+            fd = _open(log, segment.name)
+            stack.callback(os.close, fd)
         size = os.fstat(fd).st_size
         limit = size if up_to is None else min(size, up_to)
         scanner = Scanner(segment.epoch, start)
@@ -249,8 +287,6 @@ def scan(
             complete = scanner.feed(data)
             if records is not None:
                 records += complete
-    finally:
-        os.close(fd)
     if scanner.damage is not None:
         _require_cut_write(log, segment.name, scanner.damage)
     return SegmentScan(scanner.end, size, None if records is None else tuple(records))
@@ -263,6 +299,7 @@ def scan_from(
     *,
     up_to: int | None = None,
     keep_bytes: int = 0,
+    fd: int | None = None,
 ) -> tuple[Position, SegmentScan]:
     """Read a segment from a mark on; return from where it was read, and the result.
 
@@ -271,10 +308,11 @@ def scan_from(
     """
     if mark != segment.start:
         with contextlib.suppress(CorruptRecordError):
-            scanned = scan(log, segment, mark, up_to=up_to, keep_bytes=keep_bytes)
+            scanned = scan(log, segment, mark, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
             if scanned.end != mark or scanned.size == mark.offset:
                 return mark, scanned
-    return segment.start, scan(log, segment, segment.start, up_to=up_to, keep_bytes=keep_bytes)
+    start = segment.start
+    return start, scan(log, segment, start, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
 
 
 def bracket(

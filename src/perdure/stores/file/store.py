@@ -30,7 +30,6 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
     Batch,
-    Beginning,
     BlobSweep,
     Capabilities,
     DeadLetter,
@@ -47,10 +46,9 @@ from perdure.store import (
     Status,
     Taken,
     Terms,
-    acquire_by_steps,
     past_damage,
 )
-from perdure.stores.file import directory, documents, inbox, leases, log, reader
+from perdure.stores.file import directory, documents, inbox, leases, log, reader, taking
 from perdure.stores.file.documents import blob_names, get, put, remove_blobs, renew, sweep
 from perdure.stores.file.layout import dropped_name, published_name, released_name, session_path
 from perdure.stores.file.leases import FileOwner, Owners
@@ -420,12 +418,13 @@ class HeldSessions:
         self,
         home: Home,
         key: SessionKey,
-        after: int,
-        new: Beginning,
+        terms: Terms,
         claim: PendingAcquire,
-    ) -> Taken:
-        """Acquire a session with epoch ``after + 1``; release it if the caller was cancelled."""
-        acquired = leases.acquire(home.root, key, after, home.owners.me, new)
+    ) -> Held | Taken:
+        """Take a session on these terms; release it if the caller was cancelled."""
+        acquired = taking.acquire(home.root, key, terms, home.owners)
+        if isinstance(acquired, Held):
+            return acquired
         writer = LogWriter(home.root, key, acquired, home.files)
         with self._lock:
             previous = self._writers.get(key)
@@ -435,8 +434,16 @@ class HeldSessions:
             home.files.close(previous)
         if claim.abandoned:
             self.release(writer)  # so that the next caller can have it at once
-        end = acquired.end
-        return Taken(key, writer.epoch, end.seq, acquired.created, acquired.record)
+        head, created = acquired.end.seq, acquired.created
+        return Taken(
+            key,
+            writer.epoch,
+            head,
+            created,
+            acquired.record,
+            acquired.found,
+            acquired.was_released,
+        )
 
     # appending
 
@@ -714,15 +721,10 @@ class FileStore:
         return await self._run_in_thread("read", leases.lease_state, self._root, key, self._owners)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        return await acquire_by_steps(self, key, terms, self._take)
-
-    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
-        first, base, draft = new.first, new.base, new.draft
         claim = PendingAcquire()
-        new = Beginning(first, base, draft)
         try:
             return await self._run_in_thread(
-                "write", self._held_sessions.acquire, self._home, key, after, new, claim
+                "write", self._held_sessions.acquire, self._home, key, terms, claim
             )
         except BaseException:
             claim.abandoned = True

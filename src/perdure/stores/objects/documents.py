@@ -65,9 +65,7 @@ def found(bucket: Bucket, acquired: Acquired, *, whole: bool) -> RestoreData | N
         may_have_items = inbox.may_have_items(bucket, acquired.writer.key)
     except StoreUnavailableError:  # raised where it is missed
         return None
-    segments = plan.head.segments
-    first = segments[0].first if segments else plan.head.floor + 1
-    return RestoreData(have, after or 0, records, may_have_items, first)
+    return RestoreData(have, after or 0, records, may_have_items)
 
 
 def segments_from(

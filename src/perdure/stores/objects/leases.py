@@ -88,6 +88,8 @@ class Acquired(msgspec.Struct, frozen=True):
     """Those that the terms name, if they could be read."""
     plan: reader.ObjectReadPlan | None
     """The end of the log; None if something else was written meanwhile, or it is a draft."""
+    was_released: bool = False
+    """Whether the holder before released it."""
     replaced: SessionHead | None = None
     """The draft that was taken over, until what it has is removed."""
 
@@ -167,7 +169,8 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
         if end.seq == 1:
             add_to_directory(bucket, key, end.generation)
         writer, plan = _granted_writer(bucket, key, current, end, new_holder)
-        return Acquired(writer, record.payload, documents, plan)
+        was_released = head is not None and head.released
+        return Acquired(writer, record.payload, documents, plan, was_released)
     raise StoreUnavailableError(
         f"the lease of {key} was not acquired: its log kept growing; try again", key=key
     )
@@ -255,7 +258,7 @@ def _begin_hidden(
         plan = reader.ObjectReadPlan(head, tag, (entry,), 0, {name: data})
     writer = ObjectLogWriter(bucket, key, (head, tag), new.first, crc)
     replaced = current[0] if current is not None and current[0].hidden else None
-    return Acquired(writer, record.payload, Documents(), plan, replaced)
+    return Acquired(writer, record.payload, Documents(), plan, replaced=replaced)
 
 
 def publish(bucket: Bucket, writer: ObjectLogWriter) -> None:

@@ -314,7 +314,15 @@ class ObjectStore:
         found = None
         if not claim.abandoned:
             found = content.found(bucket, acquired, whole=terms.names != frozenset())
-        return Taken(key, writer.epoch, writer.epoch_seq, writer.created, acquired.record, found)
+        return Taken(
+            key,
+            writer.epoch,
+            writer.epoch_seq,
+            writer.created,
+            acquired.record,
+            found,
+            acquired.was_released,
+        )
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self._run(leases.publish, self._writer(key, epoch))

@@ -294,7 +294,7 @@ def read_to_restore(
     after = have.log_after
     records = None if after is None else _records_after(con, row, after)
     pending = con.execute(Q["inbox"], {"id": row.id, "limit": 1}).fetchone()
-    return RestoreData(have, after or 0, records, pending is not None, row.low)
+    return RestoreData(have, after or 0, records, pending is not None)
 
 
 def _records_after(

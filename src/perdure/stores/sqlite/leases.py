@@ -151,8 +151,10 @@ def acquire(
     row = append_epoch_record(con, row, payload, at)
     begun = Record(row.head, epoch, EPOCH, payload, end=True)
     records = None if found.records is None else (*found.records, begun)
-    found = replace(found, records=records, first=row.low)
-    return Taken(key, epoch, row.head, created, payload, found), LogTail(row)
+    found = replace(found, records=records)
+    was_released = holder is not None and holder.released
+    taken = Taken(key, epoch, row.head, created, payload, found, was_released)
+    return taken, LogTail(row)
 
 
 def publish(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> LogTail:

@@ -1,0 +1,375 @@
+"""Taking a session: one visit to its folder, from who holds it to all that a restore reads.
+
+1. The names in the folder, and the newest lease, say who holds it: the terms decide.
+2. The next epoch is published. The names are listed again: whoever held it until now has written
+   all that counts by then, so nothing that may still grow is read before.
+3. The predecessor's log is sealed at its last whole group, and made durable up to there.
+4. The epoch record begins this epoch's own segment. The epoch is still the newest afterwards, or
+   another process was faster.
+5. What is left over is removed. Documents, the log after them and the inbox are read.
+
+Blocking: all of it is one call into a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import time
+from collections.abc import Collection
+
+import msgspec
+
+from perdure._lib.files import TEMPORARY, Folder, write_all
+from perdure._lib.platform import drop_cache, sync_data, sync_file
+from perdure.errors import CorruptRecordError
+from perdure.records import records
+from perdure.records.keys import SessionKey
+from perdure.records.records import EPOCH, Entry, Position, Record
+from perdure.store import Beginning, Documents, Held, RestoreData, Terms
+from perdure.stores.file import documents, leases, segments
+from perdure.stores.file.documents import ManifestFile
+from perdure.stores.file.layout import (
+    LOG,
+    QUARANTINE,
+    draft_name,
+    dropped_name,
+    inbox_name,
+    released_name,
+    segment_name,
+    session_path,
+    tail_name,
+)
+from perdure.stores.file.leases import FORMAT, Fence, FileOwner, LeaseFile, Owners
+from perdure.stores.file.reader import SMALL, kept_tails, marks_of
+from perdure.stores.file.segments import LogSegment, SegmentEnd, SegmentHeader
+
+_log = logging.getLogger("perdure")
+
+
+class TakenSession(msgspec.Struct, frozen=True):
+    """A session that was just taken."""
+
+    fence: Fence
+    end: Position
+    """The position after the epoch record."""
+    created: bool
+    record: bytes
+    """The epoch record's payload."""
+    found: RestoreData
+    was_released: bool
+
+
+class _OvertakenError(Exception):
+    """Another process was faster."""
+
+
+def acquire(root: Folder, key: SessionKey, terms: Terms, owners: Owners) -> Held | TakenSession:
+    """Take a session with the next epoch, if its newest holder and the terms allow it.
+
+    Raises:
+        CorruptRecordError: The log is damaged before its tail.
+        UnsupportedVersionError: A newer release wrote it.
+
+    """
+    path = session_path(key)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(root.enter(*path))
+        except FileNotFoundError:
+            if not terms.allows(None):
+                return Held(None)
+            folder = stack.enter_context(root.make(*path))
+        names = folder.names()
+        newest = leases.newest_epoch(folder, names)
+        previous = leases.read_lease(folder, newest, names) if newest else None
+        holder = leases.state_of(folder, key, newest, previous, names, owners)
+        if not terms.allows(holder):
+            return Held(holder)
+        if previous is not None and previous.is_draft:
+            leases.create_mark(folder, dropped_name(newest))
+            names = folder.names()
+            previous = leases.read_lease(folder, newest, names)  # again: it may be published
+            holder = leases.state_of(folder, key, newest, previous, names, owners)
+            if not terms.allows(holder):
+                return Held(holder)
+        lease = _next_lease(key, newest + 1, previous, terms.beginning, owners.me)
+        published = leases.publish(folder, lease)
+        if published is not None:
+            with contextlib.suppress(_OvertakenError):
+                return _Taking(root, folder, lease, *published).run(terms)
+    return Held(leases.lease_state(root, key, owners))
+
+
+def _next_lease(
+    key: SessionKey, epoch: int, previous: LeaseFile | None, new: Beginning, me: FileOwner
+) -> LeaseFile:
+    lease = LeaseFile(format=1, key=key, epoch=epoch, **msgspec.structs.asdict(me))
+    if previous is not None and not previous.deleted:
+        is_copy = previous.draft is not None
+        return msgspec.structs.replace(
+            lease,
+            format=previous.format,
+            since=previous.since,
+            draft=previous.draft,
+            published=is_copy,
+            inbox=previous.inbox,
+        )
+    since = epoch if previous else 1
+    inbox = previous.inbox_generation if previous else since
+    is_plain = new.draft is None and new.first == 1 and inbox == since
+    return msgspec.structs.replace(
+        lease,
+        format=1 if is_plain else FORMAT,
+        since=since,
+        draft=new.draft,
+        inbox=0 if inbox == since else inbox,
+    )
+
+
+class _Begun(msgspec.Struct):
+    """An epoch whose record is durable, and what was read of the log on the way."""
+
+    end: Position
+    entry: Entry
+    tip: LogSegment | None = None
+    """The predecessor's last segment."""
+    start: Position | None = None
+    """Where it was read from."""
+    records: tuple[Record, ...] | None = ()
+    """What was read of it; None if it is too much."""
+
+
+class _Taking:
+    """An epoch that was just published, until it holds the session."""
+
+    def __init__(
+        self, root: Folder, folder: Folder, lease: LeaseFile, fence: Fence, names: Collection[str]
+    ) -> None:
+        self._root = root
+        self._folder = folder
+        self._lease = lease
+        self._fence = fence
+        self._names = names
+
+    def run(self, terms: Terms) -> TakenSession:
+        """Begin the epoch, and read what the terms name; released if that fails."""
+        folder, key, epoch, since = (
+            self._folder,
+            self._lease.key,
+            self._fence.epoch,
+            self._lease.since,
+        )
+        try:
+            if self._lease.draft is not None and not self._lease.published:
+                leases.create_mark(folder, draft_name(epoch))
+            if since > 1:  # finish an interrupted deletion
+                generation, is_new = self._lease.inbox_generation, since == epoch
+                documents.remove_owned(folder, key, below=since, evidence=is_new, inbox=generation)
+                self._names = folder.names()
+            # First: what is folded was durable in the log by then.
+            manifests = documents.read_manifests(folder, key, since=since, names=self._names)
+            with folder.enter(LOG) if LOG in self._names else folder.make(LOG) as log:
+                begun = self._begun(log, manifests, terms.beginning)
+                self._require_newest()
+                self._remove_leftovers(manifests)
+                found = self._found(log, manifests, begun, terms.names)
+        except BaseException:
+            leases.release_unused(folder, epoch)
+            raise
+        created, record = begun.tip is None, begun.entry.payload
+        return TakenSession(self._fence, begun.end, created, record, found, self._was_released)
+
+    @property
+    def _was_released(self) -> bool:
+        return released_name(self._fence.epoch - 1) in self._names
+
+    def _require_newest(self) -> None:
+        if not self._fence.is_valid(self._folder):
+            raise _OvertakenError
+
+    def _begun(self, log: Folder, manifests: list[ManifestFile], new: Beginning) -> _Begun:
+        try:
+            return self._begin_epoch(log, manifests, new)
+        except (CorruptRecordError, FileNotFoundError):
+            self._require_newest()  # a faster process may have removed files
+            raise
+
+    def _begin_epoch(self, log: Folder, manifests: list[ManifestFile], new: Beginning) -> _Begun:
+        """Append the epoch record, which seals all that was written before."""
+        lease, key, epoch, since = (
+            self._lease,
+            self._lease.key,
+            self._fence.epoch,
+            self._lease.since,
+        )
+        begun, prev, tip = _Begun(Position(0, 0, 0), Entry("", b"")), None, None
+        names = log.names()
+        while prev is None and (
+            found := segments.open_tip(
+                log, key, since=since, below=epoch, names=names, flags=os.O_RDWR
+            )
+        ):
+            tip, fd = found
+            with os.fdopen(fd, "r+b", buffering=0):
+                prev = self._seal(log, tip, fd, manifests, begun)
+        for name in segments.unbegun(log, tip, names, since=since, below=epoch):
+            self._quarantine_tail(log, name, 0)
+        if prev is None:
+            # The process that created these folders may have died before they were durable.
+            self._root.sync_path(*session_path(key), LOG)
+        seq, crc = (prev.seq, prev.crc) if prev else (new.first - 1, 0)
+        # Not what a higher epoch folded: it has overtaken us, and its log continues after ours.
+        known = [file for file in manifests if file.manifest.epoch < epoch]
+        documents.require_folded(self._folder, key, known, seq)
+        header = SegmentHeader(
+            key, prev, owner=lease.owner, host=lease.host, pid=lease.pid, at=time.time()
+        )
+        if prev is None:
+            header = msgspec.structs.replace(header, first=new.first, base=new.base)
+        begun.entry = Entry(EPOCH, msgspec.json.encode(header))
+        line, crc = records.encode((begun.entry,), first=seq + 1, epoch=epoch, crc=crc)
+        create_segment(log, segment_name(epoch, 0), line)
+        begun.end = Position(len(line), seq + 1, crc)
+        return begun
+
+    def _seal(
+        self,
+        log: Folder,
+        tip: LogSegment,
+        fd: int,
+        manifests: list[ManifestFile],
+        begun: _Begun,
+    ) -> SegmentEnd | None:
+        """Decide up to where the predecessor's log counts, and make it durable up to there.
+
+        None if only the page cache had it: a sync that failed for the old holder succeeds for us,
+        with its bytes lost, so only what is read back from the disk counts.
+        """
+        mark = marks_of(manifests).get((tip.epoch, tip.number), tip.start)
+        start, scanned = segments.scan_from(log, tip, mark, keep_bytes=SMALL, fd=fd)
+        sync_file(fd)
+        log.sync()
+        if released_name(tip.epoch) not in self._names:
+            drop_cache(fd)
+            if segments.first_of(log, fd, tip.epoch, tip.number, self._lease.key) is None:
+                return None
+            up_to = scanned.end.offset
+            scanned = segments.scan(log, tip, start, up_to=up_to, keep_bytes=SMALL, fd=fd)
+        end = scanned.end
+        if scanned.size > end.offset:
+            self._quarantine_tail(log, tip.name, end.offset)
+        begun.tip, begun.start, begun.records = tip, start, scanned.records
+        return SegmentEnd(tip.epoch, tip.number, end.offset, end.seq, end.crc)
+
+    def _quarantine_tail(self, log: Folder, name: str, offset: int) -> None:
+        """Keep the bytes after the last whole group, and warn; the log continues without them."""
+        path, tail = f"{log.path}/{name}", (log.read(name) or b"")[offset:]
+        with self._folder.make(QUARANTINE) as quarantine:
+            kept = tail_name(name, offset)
+            quarantine.replace(kept, tail)
+            quarantine.sync()
+            _log.warning(
+                "%d bytes at the end of %s do not count, as an unfinished write or damage: they "
+                "are kept in %s",
+                len(tail),
+                path,
+                f"{quarantine.path}/{kept}",
+                extra={"path": path, "offset": offset, "bytes": len(tail)},
+            )
+        self._names = [*self._names, QUARANTINE]
+
+    def _remove_leftovers(self, manifests: list[ManifestFile]) -> None:
+        """Remove what earlier holders left, which blocks no acquire."""
+        folder, names, epoch = self._folder, self._names, self._fence.epoch
+        with contextlib.suppress(OSError):
+            if self._was_released:
+                for name in names:
+                    if name.startswith(".") and name.endswith(TEMPORARY):
+                        folder.remove(name)
+            else:  # its holder may have died at any step
+                documents.remove_unfinished(folder, manifests)
+        leases.remove_lower_leases(folder, epoch, names)
+
+    def _found(
+        self,
+        log: Folder,
+        manifests: list[ManifestFile],
+        begun: _Begun,
+        names: Collection[str] | None,
+    ) -> RestoreData:
+        """Return the documents of these names, the log after them, and whether posts may wait."""
+        folder, key, listed = self._folder, self._lease.key, self._names
+        have = Documents()
+        if begun.tip is not None:
+            have = documents.read(
+                folder,
+                key,
+                names,
+                since=self._lease.since,
+                manifests=manifests,
+                listed=listed,
+            )
+            if have.damaged:
+                documents.quarantine_damaged(folder, key, have.damaged)
+            if QUARANTINE in listed:
+                have = msgspec.structs.replace(have, cut=tuple(map(str, kept_tails(folder))))
+        after = have.log_after
+        tail = None if after is None else self._tail(log, manifests, begun, after)
+        box = inbox_name(self._lease.inbox_generation)
+        return RestoreData(have, after or 0, tail, box in listed and _has_files(folder, box))
+
+    def _tail(
+        self, log: Folder, manifests: list[ManifestFile], begun: _Begun, after: int
+    ) -> tuple[Record, ...] | None:
+        """Return the log after a record, this epoch's included; None if it is long or damaged."""
+        segment, start, parts = begun.tip, begun.start, [begun.records]
+        if (
+            segment is not None
+            and start is not None
+            and start.seq > after
+            and start != segment.start
+        ):
+            return None  # the documents are older than what a fold that was killed vouches for
+        marks = marks_of(manifests)
+        while segment is not None and start is not None and start.seq > after:
+            prev = segment.first.prev
+            if prev is None:
+                break  # the log begins here
+            with contextlib.suppress(CorruptRecordError):
+                segment = segments.read_first(log, prev.epoch, prev.number, self._lease.key)
+                if segment is None:  # it was trimmed
+                    return None
+                mark = marks.get((segment.epoch, segment.number), segment.start)
+                start = mark if mark.seq <= min(after, prev.seq) else segment.start
+                part = segments.scan(log, segment, start, up_to=prev.length, keep_bytes=SMALL)
+                if part.end == Position(prev.length, prev.seq, prev.crc):
+                    parts.append(part.records)
+                    continue
+            return None  # whoever reads the log says what is wrong
+        epoch, entry = self._fence.epoch, begun.entry
+        found: list[Record] = []
+        for records_ in reversed(parts):
+            if records_ is None:
+                return None
+            found += [record for record in records_ if record.seq > after]
+        found.append(Record(begun.end.seq, epoch, entry.kind, entry.payload, entry.end))
+        return tuple(found)
+
+
+def create_segment(log: Folder, name: str, data: bytes) -> None:
+    """Create a segment under an unused name, and make it durable."""
+    fd = log.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    try:
+        write_all(fd, data)
+        sync_data(fd)
+    finally:
+        os.close(fd)
+    log.sync()
+
+
+def _has_files(folder: Folder, name: str) -> bool:
+    with contextlib.suppress(FileNotFoundError), folder.enter(name) as inner:
+        return any(not each.startswith(".") for each in inner.names())
+    return False
