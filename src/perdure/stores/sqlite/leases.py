@@ -27,6 +27,7 @@ from perdure.stores.sqlite.log import (
     damage_error,
     find,
     find_or_create,
+    find_to_open,
     held_row,
     save,
 )
@@ -129,11 +130,12 @@ def acquire(
         UnsupportedVersionError: Its manifest has a newer format.
 
     """
-    row = find(con, key)
+    opened = find_to_open(con, key)
+    row = opened[0]
     holder = None if row is None or not row.epoch else _state_of(con, row, presence)
     if not terms.allows(holder):
         return Held(holder), None
-    found = read_to_restore(con, key, row, terms.names)
+    found = read_to_restore(con, key, opened, terms.names)
     row, new = row or find_or_create(con, key, at), terms.beginning
     created, epoch = holder is None or holder.deleted, row.epoch + 1
     if created:
