@@ -309,11 +309,11 @@ class ObjectStore:
             before = self._writers.get(key)
             if before is None or before.epoch < writer.epoch:
                 self._writers[key] = writer
-        if claim.abandoned:
-            self._release(bucket, writer)  # the caller was cancelled
         found = None
         if not claim.abandoned:
             found = content.found(bucket, acquired, whole=terms.names != frozenset())
+        if claim.abandoned:
+            self._release(bucket, writer)  # the caller was cancelled
         return Taken(
             key,
             writer.epoch,
