@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
 import anyio.from_thread
+import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
 from examples.own_bucket import TableBucket
 from perdure import Message, Shutdown, connect
 from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.store import Terms
 from perdure.stores import ObjectStore
+from perdure.stores.objects.bucket import ListedObject
+from perdure.testing.conformance._kit import KEY
 
 
 class Closing(TableBucket):
@@ -100,6 +105,37 @@ async def test_a_session_that_was_not_let_go_of_for_once_is_there_for_others_whe
         assert not bucket.is_armed
         theirs = await two.open("agent", wait=60)
         assert [message.text for message in theirs.context()] == ["hello"]
+
+
+class SlowInbox(TableBucket):
+    """A bucket that is slow to list an inbox."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.asked, self.go = threading.Event(), threading.Event()
+
+    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[ListedObject]]:
+        if prefix.startswith("inbox/"):
+            self.asked.set()
+            self.go.wait(10)
+        return super().pages(prefix, after)
+
+
+async def test_a_session_whose_taker_has_gone_before_all_was_read_is_let_go_of(
+    tmp_path: Path,
+) -> None:
+    bucket = SlowInbox(tmp_path / "x.db")
+    store = ObjectStore(lambda: bucket, location="x")
+    await store.open()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(store.acquire, KEY, Terms(me=store.owner))
+        assert await anyio.to_thread.run_sync(bucket.asked.wait, 10)
+        tasks.cancel_scope.cancel()
+    bucket.go.set()
+    with anyio.fail_after(10):
+        while (holder := await store.holder(KEY)) is None or not holder.released:
+            await anyio.lowlevel.checkpoint()
+    await store.aclose()
 
 
 async def test_a_bucket_that_keeps_no_conditions_is_closed(tmp_path: Path) -> None:

@@ -139,7 +139,6 @@ def agent(sessions: SessionManager) -> Agent:
     return Agent.create("ada", model=model, sessions=sessions, persistent_session=True)
 
 
-@TWICE
 async def test_an_agent_that_is_restored_reads_its_snapshot_once() -> None:
     backing = MemoryBacking()
     async with connected(MemoryStore(backing=backing)) as sessions, agent(sessions) as one:

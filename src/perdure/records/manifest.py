@@ -293,7 +293,8 @@ class LeaseState(msgspec.Struct, frozen=True):
     owner: str
     released: bool = False
     alive: bool | None = None
-    """True or False if the store knows at once, else None: then watch ``beat``."""
+    """True or False if the store knows at once, else None: then watch ``beat``. Where nobody
+    holds the session, a store need not look."""
     beat: int = 0
     """The owner's heartbeat counter: changes with each heartbeat, and with a restart of the owner;
     unchanged for the lease's ttl means expired. 0 if the store has no heartbeat of it."""

@@ -22,9 +22,9 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FoldedDocument, Manifest
+from perdure.records.manifest import FoldedDocument, Manifest, lease_held
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, Status
+from perdure.store import Batch, Held, Status, Terms
 from perdure.stores.objects import documents, leases, reader
 from perdure.stores.objects.bucket import ListedObject, StoredObject
 from perdure.stores.objects.log import ObjectLogWriter
@@ -230,10 +230,9 @@ class Story:
                 if self.world.random.random() < 0.3:
                     self.world.trace.append(f"{actor.name} dawdles")
                     actor.step()
-                known = seen if self.world.random.random() < 0.5 else None
-                writer = leases.acquire(bucket, KEY, after, actor.name, known)
-                _check_opening(bucket, writer)
-                return writer
+                acquired = acquire(bucket, after, actor.name)
+                _check_what_was_read(bucket, acquired)
+                return acquired.writer
             except (LeaseError, StoreUnavailableError):
                 continue
         return None
@@ -322,7 +321,7 @@ class Story:
         for _ in range(20):
             holder = reader.read_head(bucket, KEY)
             try:
-                writer = leases.acquire(bucket, KEY, holder[0].epoch if holder else 0, "last")
+                writer = acquire(bucket, holder[0].epoch if holder else 0, "last").writer
                 break
             except LeaseError:
                 continue
@@ -374,15 +373,32 @@ def play(seed: int, *, faults: float, deletes: bool) -> int:
             actor.go.release()
 
 
-def _check_opening(bucket: Any, writer: ObjectLogWriter) -> None:
-    """What an acquire read of the log is all of it from a record on, up to the epoch record."""
-    plan = writer.opening
-    if plan is None:
+def acquire(bucket: Any, after: int, owner: str) -> leases.Acquired:
+    """Acquire the session after this epoch, whoever holds it, with all documents."""
+    terms = Terms(me=owner, after=after, names=None)
+    answer = leases.acquire(bucket, KEY, terms, owner)
+    if isinstance(answer, Held):
+        raise lease_held(KEY, after, 0 if answer.holder is None else answer.holder.epoch)
+    return answer
+
+
+def take(bucket: Any, after: int, owner: str) -> ObjectLogWriter:
+    """Acquire the session after this epoch, and return its writer."""
+    return acquire(bucket, after, owner).writer
+
+
+def _check_what_was_read(bucket: Any, acquired: leases.Acquired) -> None:
+    """What an acquire read is all there is, up to the epoch record."""
+    plan, documents, writer = acquired.plan, acquired.documents, acquired.writer
+    if plan is None or documents is None:
         return
-    try:
-        run = reader.read(bucket, reader.ranges(plan, plan.after, None), plan.known)
-    except reader.ObjectMergedAway:  # another one has it by now
+    current = reader.read_head(bucket, KEY)
+    again = reader.documents_of(bucket, plan.head, None)
+    if current is not None and current[1] == plan.tag:  # else another one has it by now
+        assert documents == again
+    after = max(plan.after, documents.log_after or 0)
+    records = reader.rest_of(bucket, plan, after, whole=True)
+    if records is None:  # another one has it by now
         return
-    seqs = [record.seq for record in run.records if record.seq > plan.after]
-    assert seqs == list(range(plan.after + 1, writer.epoch_seq + 1))
-    assert run.records[-1].epoch == writer.epoch
+    assert [record.seq for record in records] == list(range(after + 1, writer.epoch_seq + 1))
+    assert records[-1].epoch == writer.epoch

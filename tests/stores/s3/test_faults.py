@@ -200,7 +200,7 @@ import sys, anyio
 from pathlib import Path
 from typing import Any
 from perdure.records.keys import SessionKey
-from perdure.store import Batch, Status
+from perdure.store import Batch, Status, take_after
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of
 from tests.stores.s3.test_faults import entry

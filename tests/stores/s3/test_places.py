@@ -8,11 +8,12 @@ import msgspec
 import pytest
 
 from perdure.errors import LeaseHeldError, StoreUnavailableError
+from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Status
 from perdure.stores.objects import documents, layout, leases, log, reader
 from perdure.stores.objects.log import ObjectLogWriter
-from tests.stores.s3.schedules import KEY, Requests, World, texts_of
+from tests.stores.s3.schedules import KEY, Requests, World, acquire, take, texts_of
 
 FOLDER = layout.folder_of(KEY)
 
@@ -58,17 +59,23 @@ def append(writer: ObjectLogWriter, *texts: str) -> None:
         assert writer.append(batch(writer, writer.head + 1, text)).status is Status.OK
 
 
+def fold(bucket: Any, writer: ObjectLogWriter, data: bytes) -> None:
+    folded = {"x.json": FoldedDocument.of(writer.head, data)}
+    manifest = Manifest(key=KEY, epoch=writer.epoch, as_of_seq=writer.head, documents=folded)
+    documents.fold(bucket, writer, {"x.json": data}, manifest)
+
+
 def objects(bucket: Any) -> list[int]:
     return [layout.first_of(one.name) for one in bucket.listed(f"{FOLDER}/log/")]
 
 
 def test_an_append_that_slept_through_a_takeover_and_a_merge_is_refused(bucket: Any) -> None:
     other = Requests(bucket.world)
-    old = leases.acquire(bucket, KEY, 0, "old")
+    old = take(bucket, 0, "old")
     append(old, "a", "b", "c")
 
     def meanwhile() -> None:
-        new = leases.acquire(other, KEY, 1, "new")  # type: ignore[arg-type]
+        new = take(other, 1, "new")  # type: ignore[arg-type]
         append(new, "d", "e", "f")
         documents.compact(other, new)  # type: ignore[arg-type]
         assert objects(other) == [1, 4, 5, 8]  # epoch records, what lies before one, the newest
@@ -85,11 +92,11 @@ def test_a_resend_behind_a_takeover_and_a_merge_is_told_the_truth(bucket: Any) -
     other = Requests(bucket.world)
     for again, status in ((("b",), Status.OK), (("b", "more"), Status.CONFLICT)):
         bucket.world.objects.clear()
-        old = leases.acquire(bucket, KEY, 0, "old")
+        old = take(bucket, 0, "old")
         append(old, "a")
         bucket.lose = True
         assert old.append(batch(old, 3, "b")).status is Status.IN_DOUBT
-        new = leases.acquire(other, KEY, 1, "new")  # type: ignore[arg-type]
+        new = take(other, 1, "new")  # type: ignore[arg-type]
         append(new, "c", "d")
         documents.compact(other, new)  # type: ignore[arg-type]
         assert 3 in objects(other)  # its place is kept, its records lie in a segment
@@ -98,7 +105,7 @@ def test_a_resend_behind_a_takeover_and_a_merge_is_told_the_truth(bucket: Any) -
 
 
 def test_an_answer_that_was_lost_doubles_nothing(bucket: Any) -> None:
-    writer = leases.acquire(bucket, KEY, 0, "one")
+    writer = take(bucket, 0, "one")
     bucket.lose = True
     assert writer.append(batch(writer, 2, "a", "b")).status is Status.IN_DOUBT
     assert writer.append(batch(writer, 2, "a", "b", "c")).status is Status.OK
@@ -107,7 +114,7 @@ def test_an_answer_that_was_lost_doubles_nothing(bucket: Any) -> None:
 
 
 def test_a_sender_that_changes_its_mind_after_a_lost_answer_is_refused(bucket: Any) -> None:
-    writer = leases.acquire(bucket, KEY, 0, "one")
+    writer = take(bucket, 0, "one")
     bucket.lose = True
     assert writer.append(batch(writer, 2, "a")).status is Status.IN_DOUBT
     assert writer.append(batch(writer, 2, "other")).status is Status.PERMANENT
@@ -117,7 +124,7 @@ def test_a_sender_that_changes_its_mind_after_a_lost_answer_is_refused(bucket: A
 def test_a_taker_that_slept_through_a_merge_takes_its_record_back(bucket: Any) -> None:
     """The place that it saw free was taken, and made free again, while it slept."""
     other = Requests(bucket.world)
-    holder = leases.acquire(other, KEY, 0, "holder")  # type: ignore[arg-type]
+    holder = take(other, 0, "holder")  # type: ignore[arg-type]
     append(holder, "a")
 
     def meanwhile() -> None:
@@ -127,24 +134,24 @@ def test_a_taker_that_slept_through_a_merge_takes_its_record_back(bucket: Any) -
 
     bucket.before = meanwhile
     with pytest.raises(LeaseHeldError):
-        leases.acquire(bucket, KEY, 1, "sleeper")
+        take(bucket, 1, "sleeper")
     assert objects(other) == [1, 5]
     append(holder, "e")
     assert texts_of(bucket, None) == ["a", "b", "c", "d", "e"]
-    assert leases.acquire(bucket, KEY, 1, "sleeper").epoch_seq == 7
+    assert take(bucket, 1, "sleeper").epoch_seq == 7
 
 
 def test_a_taker_that_slept_through_a_delete_takes_its_record_back(bucket: Any) -> None:
     from perdure.stores.objects import documents
 
     other = Requests(bucket.world)
-    holder = leases.acquire(other, KEY, 0, "holder")  # type: ignore[arg-type]
+    holder = take(other, 0, "holder")  # type: ignore[arg-type]
     append(holder, "a")
     bucket.before = lambda: documents.delete(other, holder)  # type: ignore[arg-type]
     with pytest.raises(LeaseHeldError):
-        leases.acquire(bucket, KEY, 1, "sleeper")
+        take(bucket, 1, "sleeper")
     assert texts_of(bucket, None) == []
-    new = leases.acquire(bucket, KEY, 1, "sleeper")
+    new = take(bucket, 1, "sleeper")
     assert (new.epoch, new.epoch_seq, new.generation) == (2, 1, 2)
     append(new, "b")
     assert texts_of(bucket, None) == ["b"]
@@ -155,23 +162,23 @@ def test_a_taker_that_died_between_its_two_steps_blocks_nobody(bucket: Any) -> N
         def replace(self, name: str, data: bytes, tag: str) -> str | None:
             raise StoreUnavailableError("gone", unwritten=True)
 
-    holder = leases.acquire(bucket, KEY, 0, "holder")
+    holder = take(bucket, 0, "holder")
     append(holder, "a")
     with pytest.raises(StoreUnavailableError):
-        leases.acquire(Dies(bucket.world), KEY, 1, "dies")  # type: ignore[arg-type]
+        take(Dies(bucket.world), 1, "dies")  # type: ignore[arg-type]
     assert holder.append(batch(holder, 3, "late")).status is Status.CONFLICT
     with pytest.raises(LeaseHeldError):
-        leases.acquire(bucket, KEY, 1, "next")
+        take(bucket, 1, "next")
     seen = reader.read_head(bucket, KEY)
     assert seen is not None
     assert (seen[0].epoch, seen[0].owner) == (2, "dies")
-    new = leases.acquire(bucket, KEY, 2, "next")
+    new = take(bucket, 2, "next")
     append(new, "b")
     assert texts_of(bucket, None) == ["a", "b"]
 
 
 def test_a_write_that_arrives_after_its_place_was_merged_away_is_not_read(bucket: Any) -> None:
-    writer = leases.acquire(bucket, KEY, 0, "one")
+    writer = take(bucket, 0, "one")
     append(writer, "a", "b", "c")
     name = layout.log_name(FOLDER, 1, 3)
     data = bucket.get(name).data
@@ -181,13 +188,13 @@ def test_a_write_that_arrives_after_its_place_was_merged_away_is_not_read(bucket
     append(writer, "d")
     documents.compact(bucket, writer)
     assert texts_of(bucket, None) == ["a", "b", "c", "d"]
-    assert leases.acquire(bucket, KEY, 1, "next").epoch_seq == 6
+    assert take(bucket, 1, "next").epoch_seq == 6
 
 
 def test_a_fold_of_an_epoch_that_is_over_takes_nothing_away(bucket: Any) -> None:
-    old = leases.acquire(bucket, KEY, 0, "old")
+    old = take(bucket, 0, "old")
     append(old, "a", "b", "c")
-    leases.acquire(bucket, KEY, 1, "new")
+    take(bucket, 1, "new")
     before = dict(bucket.world.objects)
     with pytest.raises(Exception, match="may not write"):
         documents.compact(bucket, old)
@@ -199,7 +206,7 @@ def test_merging_again_and_again_keeps_segments_few_and_large(
 ) -> None:
     monkeypatch.setattr(log, "MAX_SEGMENT", 20_000)
     monkeypatch.setattr(log, "_MARK_EVERY", 1000)
-    writer = leases.acquire(bucket, KEY, 0, "one")
+    writer = take(bucket, 0, "one")
     wanted = []
     for round_ in range(120):
         texts = [f"{round_}-{n}-{'x' * 50}" for n in range(3)]
@@ -231,19 +238,48 @@ def test_a_head_that_arrives_after_its_sender_gave_it_up_is_not_taken_for_undone
                 raise StoreUnavailableError("no answer in time", unwritten=False)
             return super().replace(name, data, tag)
 
-    holder = leases.acquire(bucket, KEY, 0, "holder")
+    holder = take(bucket, 0, "holder")
     append(holder, "a")
     documents.delete(bucket, holder)
-    new = leases.acquire(LateHead(bucket.world), KEY, 1, "new")  # type: ignore[arg-type]
+    new = take(LateHead(bucket.world), 1, "new")  # type: ignore[arg-type]
     assert late[0]() is None  # it finds another head
     append(new, "b")
     assert texts_of(bucket, None) == ["b"]
-    assert leases.acquire(bucket, KEY, 2, "next").epoch_seq == 3
+    assert take(bucket, 2, "next").epoch_seq == 3
+
+
+@pytest.mark.parametrize("what", ["nothing", "append", "fold"])
+def test_what_was_written_between_the_reads_and_the_take_is_not_missed(
+    bucket: Any, what: str
+) -> None:
+    holder = take(bucket, 0, "holder")
+    append(holder, "a")
+    fold(bucket, holder, b"old")
+    other = Requests(bucket.world)
+
+    def meanwhile() -> None:
+        if what != "nothing":
+            append(holder, "b")
+        if what == "fold":
+            fold(other, holder, b"new")
+
+    bucket.before = meanwhile
+    found = documents.found(bucket, acquire(bucket, 1, "taker"), whole=True)
+    if what == "fold":
+        assert found is None
+        read = documents.documents(bucket, KEY, None)
+        assert read.found["x.json"].data == b"new"
+    else:
+        assert found is not None
+        assert found.documents.found["x.json"].data == b"old"
+        assert found.records is not None
+        seqs = [record.seq for record in found.records]
+        assert seqs == ([3, 4] if what == "append" else [3])
 
 
 def test_a_taker_follows_a_holder_that_goes_on_writing(bucket: Any) -> None:
     other = Requests(bucket.world)
-    holder = leases.acquire(other, KEY, 0, "holder")  # type: ignore[arg-type]
+    holder = take(other, 0, "holder")  # type: ignore[arg-type]
     texts = iter("abcdefgh")
 
     def meanwhile() -> None:
@@ -253,7 +289,7 @@ def test_a_taker_follows_a_holder_that_goes_on_writing(bucket: Any) -> None:
             bucket.before = meanwhile
 
     bucket.before = meanwhile
-    taken = leases.acquire(bucket, KEY, 1, "taker")
+    taken = take(bucket, 1, "taker")
     assert (taken.epoch, taken.epoch_seq) == (2, 10)
     assert texts_of(bucket, None) == list("abcdefgh")
     assert holder.append(batch(holder, 10, "late")).status is Status.CONFLICT
@@ -261,7 +297,7 @@ def test_a_taker_follows_a_holder_that_goes_on_writing(bucket: Any) -> None:
 
 def test_a_released_head_that_names_an_older_commit_is_followed_to_the_end(bucket: Any) -> None:
     """The answers to the last appends were lost: their writer did not know of them."""
-    writer = leases.acquire(bucket, KEY, 0, "one")
+    writer = take(bucket, 0, "one")
     append(writer, "a", "b", "c")
     leases.release(bucket, writer)
     current = reader.read_head(bucket, KEY)
@@ -269,12 +305,13 @@ def test_a_released_head_that_names_an_older_commit_is_followed_to_the_end(bucke
     assert current[0].newest == 4
     stale = msgspec.structs.replace(current[0], newest=2)
     assert leases.replace_head(bucket, KEY, current, stale) is not None
-    new = leases.acquire(bucket, KEY, 1, "two")
+    acquired = acquire(bucket, 1, "two")
+    plan, new = acquired.plan, acquired.writer
     assert new.epoch_seq == 5
-    plan = new.opening
     assert plan is not None
-    run = reader.read(bucket, reader.ranges(plan, plan.after, None), plan.known)
-    assert [record.seq for record in run.records] == [2, 3, 4, 5]
+    records = reader.rest_of(bucket, plan, plan.after, whole=False)
+    assert records is not None
+    assert [record.seq for record in records] == [2, 3, 4, 5]
     append(new, "d")
     assert texts_of(bucket, None) == ["a", "b", "c", "d"]
 
@@ -286,14 +323,14 @@ def test_a_released_session_that_another_one_took_at_half_is_not_taken_twice(buc
         def replace(self, name: str, data: bytes, tag: str) -> str | None:
             raise StoreUnavailableError("gone", unwritten=True)
 
-    writer = leases.acquire(bucket, KEY, 0, "one")
+    writer = take(bucket, 0, "one")
     append(writer, "a")
     leases.release(bucket, writer)
     with pytest.raises(StoreUnavailableError):
-        leases.acquire(Dies(bucket.world), KEY, 1, "dies")  # type: ignore[arg-type]
+        take(Dies(bucket.world), 1, "dies")  # type: ignore[arg-type]
     with pytest.raises(LeaseHeldError):
-        leases.acquire(bucket, KEY, 1, "next")
-    new = leases.acquire(bucket, KEY, 2, "next")
+        take(bucket, 1, "next")
+    new = take(bucket, 2, "next")
     assert new.epoch_seq == 4
     append(new, "b")
     assert texts_of(bucket, None) == ["a", "b"]

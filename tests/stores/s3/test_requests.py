@@ -8,8 +8,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from benchmarks.counts import count_asked
 from benchmarks.stores.wire import CountingProxy, http_requests
-from perdure import Autosave, Message, Shutdown, connect
+from perdure import Autosave, LeaseOptions, Message, Shutdown, connect
 from perdure.store import take_after
 from perdure.stores.objects import leases, reader
 from perdure.stores.objects.layout import with_checksum
@@ -19,6 +20,7 @@ from tests.servers.s3 import S3Server, store_on
 from tests.stores.s3.conftest import OpenS3
 
 QUIET = Shutdown(signals=False)
+RARE = LeaseOptions(heartbeat=300, ttl=1200)  # so that nothing else is called in a thread
 
 
 @pytest.fixture
@@ -52,6 +54,17 @@ async def test_an_open_is_six_requests(
         # From its second fold on, the context and what describes the session are one object. Some
         # more requests may be those of a fold in the background, which the close gave up.
         assert min(spent[1:]) <= 6
+
+
+async def test_an_open_is_one_call_in_a_thread(server: S3Server, tmp_path: Path) -> None:
+    with count_asked() as asked:
+        async with connect(store_on(server, tmp_path), shutdown=QUIET, lease=RARE) as sessions:
+            for what in ("new", "closed"):
+                asked.take()
+                session = await sessions.open("agent")
+                assert asked.take().hops == 1, what
+                session.append(Message.user("hello"))
+                await session.aclose()
 
 
 async def test_objects_are_removed_in_one_request(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 
 import msgspec
 
@@ -25,9 +25,9 @@ from perdure._lib.ids import random_id
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, SessionQuery, lease_lost, matched, session_info
+from perdure.records.manifest import Manifest, SessionQuery, lease_lost, session_info
 from perdure.records.records import Position
-from perdure.store import BlobSweep, Documents, DraftInfo, SessionInfo
+from perdure.store import BlobSweep, Documents, DraftInfo, RestoreData, SessionInfo
 from perdure.stores.objects import inbox, layout, leases, log as merging, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import (
@@ -38,13 +38,34 @@ from perdure.stores.objects.layout import (
     SessionHead,
     tenant_name,
 )
-from perdure.stores.objects.leases import add_to_directory
+from perdure.stores.objects.leases import Acquired, add_to_directory
 from perdure.stores.objects.log import CommitMerge, ObjectLogWriter
-from perdure.stores.objects.reader import ObjectReadPlan
 
 _LARGE_DOCUMENT = 64 * 1024
 """Bytes from which on a document is an object of its own, not copied with others."""
 _ATTEMPTS = 50
+
+
+def found(bucket: Bucket, acquired: Acquired, *, whole: bool) -> RestoreData | None:
+    """Return what was read with a lease, and what a restore needs besides; None: it has to read.
+
+    Args:
+        bucket: The bucket.
+        acquired: The lease.
+        whole: Whether records may cost requests, as after a crash.
+
+    """
+    plan, have = acquired.plan, acquired.documents
+    if plan is None or have is None:
+        return None
+    after = have.log_after
+    try:
+        records = None if after is None else reader.rest_of(bucket, plan, after, whole=whole)
+        # After the head was replaced: whoever posts from now on notifies this owner.
+        may_have_items = inbox.may_have_items(bucket, acquired.writer.key)
+    except StoreUnavailableError:  # raised where it is missed
+        return None
+    return RestoreData(have, after or 0, records, may_have_items)
 
 
 def segments_from(
@@ -86,64 +107,26 @@ def _cut_segment(
     return MergedSegment(name, segment.last, segment.size - offset, tuple(marks))
 
 
-def documents(
-    bucket: Bucket,
-    key: SessionKey,
-    names: Collection[str] | None,
-    opening: ObjectReadPlan | None = None,
-) -> Documents:
+def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) -> Documents:
     """Return documents, each checked against the manifest's hash.
-
-    An *opening* has the head as it was stored just now.
 
     Raises:
         UnsupportedVersionError: The manifest has a newer format.
 
     """
-    name = f"{layout.folder_of(key)}/head"
-    current = (opening.head, opening.tag) if opening else reader.read_head(bucket, key)
+    current = reader.read_head(bucket, key)
     result = Documents()
     for _ in range(_ATTEMPTS):
-        manifest = None if current is None else layout.manifest_of(name, current[0])
-        if current is None or current[0].deleted:
+        if current is None:
             return Documents()
-        if manifest is None:  # nothing was folded yet, or the manifest is lost
-            stored = _read_documents(bucket, current[0], current[0].documents, names)
-            return Documents(damaged=tuple(stored), remains=stored)
-        stored = _read_documents(bucket, current[0], manifest.documents, names)
-        result = matched(manifest, stored, names)
-        if not result.damaged:
+        result = reader.documents_of(bucket, current[0], names)
+        if result.manifest is None or not result.damaged:
             return result
         again = reader.read_head(bucket, key)
         if again is not None and again[0].documents == current[0].documents:
             return result  # no fold removed anything meanwhile, so this is damage
         current = again
     return result
-
-
-def _read_documents(
-    bucket: Bucket, head: SessionHead, listed: Iterable[str], names: Collection[str] | None
-) -> dict[str, bytes]:
-    places = {
-        name: head.documents[name]
-        for name in listed
-        if name in head.documents and (names is None or name in names)
-    }
-    spans: dict[str, tuple[int, int]] = {}
-    for ref in places.values():
-        low, high = spans.get(ref.object, (ref.offset, 0))
-        spans[ref.object] = min(low, ref.offset), max(high, ref.offset + ref.size)
-    read = bucket.many(lambda span: bucket.part(span[0], *span[1]), spans.items())
-    objects = dict(zip(spans, read, strict=True))
-    found: dict[str, bytes] = {}
-    for name, ref in places.items():
-        data, start = objects[ref.object], ref.offset - spans[ref.object][0]
-        if data is None and spans[ref.object] != (ref.offset, ref.offset + ref.size):
-            # It is shorter than it should be: the other documents in it may be whole.
-            data, start = bucket.part(ref.object, ref.offset, ref.offset + ref.size), 0
-        if data is not None:
-            found[name] = data[start : start + ref.size]
-    return found
 
 
 def fold(

@@ -213,18 +213,16 @@ def _put_request(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None
     bucket.put(layout.request_name(owner, what, layout.folder_of(key)), layout.with_checksum(key))
 
 
-def receive(
-    bucket: Bucket, key: SessionKey, epoch: int, limit: int, *, is_opening: bool = False
-) -> list[PendingItem]:
-    """Return the pending items, oldest first.
-
-    If the lease was granted just now (*is_opening*), an empty inbox is one listing.
-    """
-    entries = _entries(bucket, key)
+def may_have_items(bucket: Bucket, key: SessionKey) -> bool:
+    """Return whether something may be pending, by one listing."""
     # Any item makes a post longer than one whose items were removed.
     empty = len(layout.with_checksum(_Post(key, [])))
-    if is_opening and all(entry.size == empty for entry in entries):
-        return []
+    return any(entry.size != empty for entry in _entries(bucket, key))
+
+
+def receive(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
+    """Return the pending items, oldest first."""
+    entries = _entries(bucket, key)
     current = reader.read_head(bucket, key)
     if (0 if current is None else current[0].epoch) != epoch:
         raise lease_lost(key, epoch, newest=current[0].epoch if current else None)

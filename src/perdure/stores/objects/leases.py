@@ -25,17 +25,16 @@ from collections.abc import Mapping
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure.errors import StoreUnavailableError
+from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     Beginning,
     epoch_payload,
     lease_held,
     lease_lost,
-    published_already,
 )
 from perdure.records.records import EPOCH, Entry
-from perdure.store import LeaseState, Origin
+from perdure.store import Documents, Held, LeaseState, Origin, Terms
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import Header, SessionHead
@@ -79,6 +78,22 @@ class _LogEnd(msgspec.Struct, frozen=True):
     """The loose commits of it that were read, by name."""
 
 
+class Acquired(msgspec.Struct, frozen=True):
+    """A lease, and what was read with it."""
+
+    writer: ObjectLogWriter
+    record: bytes
+    """The payload of the epoch record."""
+    documents: Documents | None
+    """Those that the terms name, if they could be read."""
+    plan: reader.ObjectReadPlan | None
+    """The end of the log; None if something else was written meanwhile, or it is a draft."""
+    was_released: bool = False
+    """Whether the holder before released it."""
+    replaced: SessionHead | None = None
+    """The draft that was taken over, until what it has is removed."""
+
+
 def lease_state(bucket: Bucket, current: tuple[SessionHead, str] | None) -> LeaseState | None:
     """Return the state of a lease; the heartbeat is read only of an owner that holds it."""
     if current is None:
@@ -115,49 +130,32 @@ def _number(tag: str) -> int:
     return int.from_bytes(hashlib.sha256(tag.encode()).digest()[:6], "big")
 
 
-def acquire(
-    bucket: Bucket,
-    key: SessionKey,
-    after: int,
-    owner: str,
-    seen: tuple[SessionHead, str] | None = None,
-    new: Beginning | None = None,
-) -> ObjectLogWriter:
-    """Acquire a session's lease with the epoch after *after*.
-
-    Args:
-        bucket: The bucket.
-        key: The session.
-        after: The newest epoch, 0 for a session without a head.
-        owner: The new holder.
-        seen: The head as it was read just now, with its tag; None: not read, or there is none.
-        new: What a new log begins with.
+def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held | Acquired:
+    """Acquire a session's lease with the next epoch, if the terms allow it.
 
     Raises:
-        LeaseHeldError: Another process was faster, or *after* is not the newest epoch; or there is
-            a session already.
+        LeaseHeldError: Another process was faster.
+        UnsupportedVersionError: Its documents have a newer format.
 
     """
-    folder, new = layout.folder_of(key), new or Beginning()
-    new_holder = _NewHolder(owner, after + 1, platform.node(), os.getpid())
+    folder, new = layout.folder_of(key), terms.beginning
     for attempt in range(_ATTEMPTS):
-        is_seen = not attempt and (seen[0].epoch if seen else 0) == after
-        current = seen if is_seen else reader.read_head(bucket, key)
-        newest = 0 if current is None else current[0].epoch
-        if newest != after:
-            raise lease_held(key, after, newest)
+        current = reader.read_head(bucket, key)
+        holder = lease_state(bucket, current)
+        if not terms.allows(holder):
+            return Held(holder)
+        after = 0 if holder is None else holder.epoch
+        new_holder = _NewHolder(owner, after + 1, platform.node(), os.getpid())
         head = None if current is None else current[0]
         created = head is None or head.deleted
-        if new.draft is not None and not created:
-            raise published_already(key, newest)
         record = _epoch_record(new_holder, new.base if created else None)
         is_hidden = head is not None and head.hidden
         if is_hidden or (created and (new.first != 1 or new.draft is not None)):
-            writer = _begin_hidden(bucket, key, current, record, new, new_holder)
-            if writer is not None:
-                return writer
+            acquired = _begin_hidden(bucket, key, current, record, new, new_holder)
+            if acquired is not None:
+                return acquired
             continue
-        end = _guessed_end(bucket, folder, head) if not attempt else None
+        documents, end = _documents_and_end(bucket, folder, head, terms, guess=not attempt)
         end = end or _log_end(bucket, key, folder, head)
         if end is None:
             continue
@@ -170,12 +168,35 @@ def acquire(
         end = appended
         if end.seq == 1:
             add_to_directory(bucket, key, end.generation)
-        writer = _granted_writer(bucket, key, current, end, new_holder)
-        writer.record = record.payload
-        return writer
+        writer, plan = _granted_writer(bucket, key, current, end, new_holder)
+        was_released = head is not None and head.released
+        return Acquired(writer, record.payload, documents, plan, was_released)
     raise StoreUnavailableError(
         f"the lease of {key} was not acquired: its log kept growing; try again", key=key
     )
+
+
+def _documents_and_end(
+    bucket: Bucket, folder: str, head: SessionHead | None, terms: Terms, *, guess: bool
+) -> tuple[Documents | None, _LogEnd | None]:
+    """Read the documents that the terms name, and meanwhile where the log probably ends.
+
+    Before the lease is granted: if the head is the same then, the documents are.
+    """
+    ends: list[_LogEnd | None] = []
+
+    def find_end() -> None:
+        ends.append(_guessed_end(bucket, folder, head) if guess else None)
+
+    documents: Documents | None = Documents()
+    if head is not None:
+        try:
+            documents = reader.documents_of(bucket, head, terms.names, find_end)
+        except CorruptRecordError:  # raised when they are read
+            documents = None
+    if not ends:  # or it was this that is damaged
+        find_end()
+    return documents, ends[0]
 
 
 def _epoch_record(holder: _NewHolder, base: Origin | None) -> Entry:
@@ -190,7 +211,7 @@ def _begin_hidden(
     record: Entry,
     new: Beginning,
     new_holder: _NewHolder,
-) -> ObjectLogWriter | None:
+) -> Acquired | None:
     """Begin a log where no earlier one goes on; None: start again.
 
     The head decides, not the log: where it begins differs. It stays hidden until there is an epoch
@@ -235,11 +256,9 @@ def _begin_hidden(
         head = shown
         entry = ListedObject(name, len(data), 0.0)
         plan = reader.ObjectReadPlan(head, tag, (entry,), 0, {name: data})
-    writer = ObjectLogWriter(bucket, key, (head, tag), new.first, crc, plan)
-    writer.record = record.payload
-    if current is not None and current[0].hidden:
-        writer.replaced = current[0]
-    return writer
+    writer = ObjectLogWriter(bucket, key, (head, tag), new.first, crc)
+    replaced = current[0] if current is not None and current[0].hidden else None
+    return Acquired(writer, record.payload, Documents(), plan, replaced=replaced)
 
 
 def publish(bucket: Bucket, writer: ObjectLogWriter) -> None:
@@ -279,8 +298,11 @@ def _granted_writer(
     current: tuple[SessionHead, str] | None,
     end: _LogEnd,
     new_holder: _NewHolder,
-) -> ObjectLogWriter:
-    """Replace the head, and return the writer of a log that ends with the epoch record."""
+) -> tuple[ObjectLogWriter, reader.ObjectReadPlan | None]:
+    """Replace the head, and return the writer of a log that ends with the epoch record.
+
+    With the plan of it, if the head was still the one that was read.
+    """
     name = layout.log_name(layout.folder_of(key), end.generation, end.seq)
     wanted = _next_head(key, current, end, new_holder)
     granted = _publish_head(bucket, name, current, wanted, new_holder)
@@ -288,7 +310,7 @@ def _granted_writer(
     if granted[0].nonce == wanted.nonce:
         # The head that was read was replaced, so nothing was merged since it was read.
         plan = reader.ObjectReadPlan(*granted, end.loose, end.after, end.known)
-    return ObjectLogWriter(bucket, key, granted, end.seq, end.crc, plan)
+    return ObjectLogWriter(bucket, key, granted, end.seq, end.crc), plan
 
 
 def _guessed_end(bucket: Bucket, folder: str, head: SessionHead | None) -> _LogEnd | None:

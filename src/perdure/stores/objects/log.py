@@ -69,10 +69,7 @@ class ObjectLogWriter:
         "key",
         "log_lock",
         "loose",
-        "opening",
         "owner",
-        "record",
-        "replaced",
         "stored_head",
     )
 
@@ -83,7 +80,6 @@ class ObjectLogWriter:
         stored_head: tuple[SessionHead, str],
         epoch_seq: int,
         crc: int,
-        opening: reader.ObjectReadPlan | None = None,
     ) -> None:
         head = stored_head[0]
         self._bucket = bucket
@@ -110,12 +106,6 @@ class ObjectLogWriter:
         """Whether another process has the session."""
         self.stored_head: tuple[SessionHead, str] | None = stored_head
         """The head as it was last written, with its tag."""
-        self.record: bytes = b""
-        """The payload of the epoch record, if the log begins with it."""
-        self.replaced: SessionHead | None = None
-        """The draft that was taken over, until what it has is removed."""
-        self.opening: reader.ObjectReadPlan | None = opening
-        """What the acquire read of the log; None once something else was read or written."""
 
     @property
     def created(self) -> bool:
@@ -130,7 +120,6 @@ class ObjectLogWriter:
     def append(self, batch: Batch) -> Outcome:
         """Append a batch; return expected errors as the outcome."""
         with self.log_lock:
-            self.opening = None
             if self.has_lost_lease:
                 return Outcome(Status.CONFLICT, lease_lost(self.key, batch.epoch))
             try:

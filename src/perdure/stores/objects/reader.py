@@ -10,14 +10,18 @@ Functions block; each is part of one call in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
 from typing import final
 
 import msgspec
 
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import matched
 from perdure.records.records import Entry, Position, Record
+from perdure.store import Documents
 from perdure.stores.objects import layout
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.layout import MergedSegment, SessionHead, decode, folded_up_to
@@ -26,6 +30,8 @@ _ATTEMPTS = 50
 """Merges in a row after which a reader gives up."""
 _WINDOW = 16
 """Parts that are read at a time."""
+_MAX_BYTES = 1024 * 1024
+"""Of a log's end that is read together with a lease."""
 
 
 class ObjectMergedAway(Exception):  # noqa: N818  # internal control flow, not an error
@@ -156,7 +162,7 @@ def segment_ranges(segment: MergedSegment) -> list[LogRange]:
 
 
 def read(
-    bucket: Bucket, parts: Sequence[LogRange], known: Mapping[str, bytes] | None = None
+    bucket: Bucket, parts: Sequence[LogRange], known: Mapping[str, bytes] = MappingProxyType({})
 ) -> RecordRun:
     """Return the records of consecutive ranges, read concurrently unless they are *known*.
 
@@ -165,10 +171,10 @@ def read(
         CorruptRecordError: One of them is damaged, or does not follow the one before it.
 
     """
-    unread = [part for part in parts if known is None or part.name not in known]
+    unread = [part for part in parts if part.name not in known]
     fetched = dict(zip(unread, bucket.many(lambda part: _lines(bucket, part), unread), strict=True))
     lines = [
-        fetched[part] if known is None or part in fetched else _commit_lines(part, known[part.name])
+        fetched[part] if part in fetched else _commit_lines(part, known[part.name])
         for part in parts
     ]
     records: list[Record] = []
@@ -217,6 +223,85 @@ def _commit_lines(part: LogRange, data: bytes) -> tuple[int, bytes]:
     if part.crc is not None and commit.header.seed != part.crc:
         raise unlinked_error(part.name, part.first)
     return commit.header.seed, commit.lines
+
+
+def documents_of(
+    bucket: Bucket,
+    head: SessionHead,
+    names: Collection[str] | None,
+    beside: Callable[[], object] | None = None,
+) -> Documents:
+    """Return the documents of a head, each checked against the manifest's hash.
+
+    *beside* is called meanwhile.
+
+    Raises:
+        UnsupportedVersionError: The manifest has a newer format.
+
+    """
+    manifest = None
+    if not head.deleted:
+        manifest = layout.manifest_of(f"{layout.folder_of(head.key)}/head", head)
+    listed = head.documents if manifest is None else manifest.documents
+    stored = _read_documents(bucket, head, () if head.deleted else listed, names, beside)
+    if manifest is None:  # nothing was folded yet, or the manifest is lost
+        return Documents(damaged=tuple(stored), remains=stored)
+    return matched(manifest, stored, names)
+
+
+def _read_documents(
+    bucket: Bucket,
+    head: SessionHead,
+    listed: Iterable[str],
+    names: Collection[str] | None,
+    beside: Callable[[], object] | None,
+) -> dict[str, bytes]:
+    places = {
+        name: head.documents[name]
+        for name in listed
+        if name in head.documents and (names is None or name in names)
+    }
+    spans: dict[str, tuple[int, int]] = {}
+    for ref in places.values():
+        low, high = spans.get(ref.object, (ref.offset, 0))
+        spans[ref.object] = min(low, ref.offset), max(high, ref.offset + ref.size)
+    objects: dict[str, bytes | None] = {}
+
+    def read(item: tuple[str, tuple[int, int]]) -> None:
+        objects[item[0]] = bucket.part(item[0], *item[1])
+
+    calls: list[Callable[[], object]] = [partial(read, item) for item in spans.items()]
+    bucket.many(lambda call: call(), calls if beside is None else [beside, *calls])
+    found: dict[str, bytes] = {}
+    for name, ref in places.items():
+        data, start = objects[ref.object], ref.offset - spans[ref.object][0]
+        if data is None and spans[ref.object] != (ref.offset, ref.offset + ref.size):
+            # It is shorter than it should be: the other documents in it may be whole.
+            data, start = bucket.part(ref.object, ref.offset, ref.offset + ref.size), 0
+        if data is not None:
+            found[name] = data[start : start + ref.size]
+    return found
+
+
+def rest_of(
+    bucket: Bucket, plan: ObjectReadPlan, after: int, *, whole: bool
+) -> tuple[Record, ...] | None:
+    """Return the records after one, of a log that nobody else writes; None if they are unknown.
+
+    They are if the log is long or damaged, or unless *whole*, if reading them takes requests.
+    """
+    parts = ranges(plan, after, None)
+    sizes = {entry.name: entry.size for entry in plan.loose}
+    spans = [part.span or (0, sizes[part.name]) for part in parts]
+    is_known = whole or all(part.name in plan.known for part in parts)
+    is_long = sum(end - start for start, end in spans) > _MAX_BYTES
+    if after < plan.after or is_long or not is_known:
+        return None
+    try:
+        records = read(bucket, parts, plan.known).records
+    except (ObjectMergedAway, CorruptRecordError):  # raised when the log is read
+        return None
+    return tuple(record for record in records if record.seq > after)
 
 
 def whole_commit(bucket: Bucket, name: str) -> tuple[layout.Commit, bytes]:
@@ -287,11 +372,9 @@ class ObjectLogStream:
         before: int | None,
         *,
         reverse: bool = False,
-        planned: ObjectReadPlan | None = None,
         hidden: bool = False,
     ) -> None:
         self._hidden = hidden
-        self._planned = planned
         self._bucket = bucket
         self._key = key
         self._after = max(after, 0)
@@ -308,17 +391,14 @@ class ObjectLogStream:
         """Return the next records in the requested order; none at the end."""
         for _ in range(_ATTEMPTS):
             if self._remaining is None:
-                self._plan, self._planned = self._planned, None
-                if self._plan is None or self._after < self._plan.after:
-                    self._plan = plan(self._bucket, self._key, hidden=self._hidden)
+                self._plan = plan(self._bucket, self._key, hidden=self._hidden)
                 self._remaining = self._ranges()
             if not self._remaining:
                 return []
             some = self.window
             window = self._remaining[-some:] if self._reverse else self._remaining[:some]
             try:
-                known = None if self._plan is None else self._plan.known
-                run = read(self._bucket, window, known)
+                run = read(self._bucket, window)
             except ObjectMergedAway as missing:
                 assert self._plan is not None
                 require_moved(self._bucket, self._plan, missing)

@@ -26,12 +26,17 @@ import msgspec
 from perdure._lib.ids import first_beat, random_id
 from perdure._lib.loop import Threads, unopened
 from perdure._lib.tasks import all_of
-from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, StoreUnavailableError
+from perdure.errors import (
+    CorruptRecordError,
+    LeaseHeldError,
+    LeaseLostError,
+    PerdureError,
+    StoreUnavailableError,
+)
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Manifest, SessionQuery, lease_lost
 from perdure.store import (
     Batch,
-    Beginning,
     BlobSweep,
     Capabilities,
     DeadLetter,
@@ -48,12 +53,10 @@ from perdure.store import (
     Status,
     Taken,
     Terms,
-    acquire_by_steps,
     past_damage,
 )
 from perdure.stores.objects import documents as content, inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket, require_conditions
-from perdure.stores.objects.layout import SessionHead
 from perdure.stores.objects.log import ObjectLogWriter
 
 T = TypeVar("T")
@@ -77,10 +80,6 @@ CAPABILITIES = Capabilities(
     shared=True,
     dead_letters=True,
 )
-
-
-_MAX_SEEN = 1000
-"""Heads of sessions that nobody acquired after their holder was read, at most."""
 
 
 class _Claim:
@@ -115,8 +114,6 @@ class ObjectStore:
         self._capabilities = capabilities
         self._opened: OpenBucket | None = None
         self._writers: dict[SessionKey, ObjectLogWriter] = {}
-        self._seen: dict[SessionKey, tuple[SessionHead, str]] = {}
-        """Heads as they were read, each for the acquire that follows."""
         self._lock = threading.Lock()
 
     @property
@@ -151,7 +148,6 @@ class ObjectStore:
         bucket, self._opened = self._opened, None
         with self._lock:
             self._writers.clear()
-        self._seen.clear()
         if bucket is not None and bucket.is_own_process:
             await bucket.sign_off()
 
@@ -219,7 +215,6 @@ class ObjectStore:
             after,
             before,
             reverse=reverse,
-            planned=None if reverse else self._opening_of(key),
         )
         if past_damage.get():
             stream.window = 1  # one damaged object must not hide others
@@ -239,15 +234,13 @@ class ObjectStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        opening = self._opening_of(key)
-        return await self._read(key, lambda bucket: content.documents(bucket, key, names, opening))
+        return await self._read(key, lambda bucket: content.documents(bucket, key, names))
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Write documents first, the head last."""
         writer = self._writer(key, manifest.epoch)
-        writer.opening = None
         await self._run(content.fold, writer, dict(documents), manifest)
 
     # blobs
@@ -272,7 +265,6 @@ class ObjectStore:
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove records with ``seq < below``, as the holder; the newest commit stays whole."""
         writer = self._writer(key, epoch)
-        writer.opening = None
         return await self._run(content.trim, writer, below)
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
@@ -287,51 +279,48 @@ class ObjectStore:
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        current = await self._read(key, lambda bucket: reader.read_head(bucket, key))
-        self._seen.pop(key, None)
-        if current is not None:
-            if len(self._seen) >= _MAX_SEEN:
-                del self._seen[next(iter(self._seen))]
-            self._seen[key] = current
-        return await self._run(leases.lease_state, current)
-
-    def _opening_of(self, key: SessionKey) -> reader.ObjectReadPlan | None:
-        """Return what the acquire read, until the inbox is taken or something is written."""
-        writer = self._writers.get(key)
-        return None if writer is None else writer.opening
+        return await self._read(
+            key, lambda bucket: leases.lease_state(bucket, reader.read_head(bucket, key))
+        )
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        return await acquire_by_steps(self, key, terms, self._take)
-
-    async def _take(self, key: SessionKey, after: int, new: Beginning) -> Taken:
-        first, base, draft = new.first, new.base, new.draft
-        claim, seen = _Claim(), self._seen.pop(key, None)
+        claim = _Claim()
         try:
-            new = Beginning(first, base, draft)
-            return await self._run(self._acquire, key, after, claim, seen, new)
+            return await self._read(key, lambda bucket: self._acquire(bucket, key, terms, claim))
         except BaseException:
             claim.abandoned = True
             raise
 
     def _acquire(
-        self,
-        bucket: Bucket,
-        key: SessionKey,
-        after: int,
-        claim: _Claim,
-        seen: tuple[SessionHead, str] | None,
-        new: Beginning,
-    ) -> Taken:
-        writer = leases.acquire(bucket, key, after, self._owner, seen, new)
-        if writer.replaced is not None:
-            content.end_draft(bucket, writer.replaced)
+        self, bucket: Bucket, key: SessionKey, terms: Terms, claim: _Claim
+    ) -> Held | Taken:
+        try:
+            acquired = leases.acquire(bucket, key, terms, self._owner)
+        except LeaseHeldError:  # another process was faster
+            return Held(leases.lease_state(bucket, reader.read_head(bucket, key)))
+        if isinstance(acquired, Held):
+            return acquired
+        writer = acquired.writer
+        if acquired.replaced is not None:
+            content.end_draft(bucket, acquired.replaced)
         with self._lock:
             before = self._writers.get(key)
             if before is None or before.epoch < writer.epoch:
                 self._writers[key] = writer
+        found = None
+        if not claim.abandoned:
+            found = content.found(bucket, acquired, whole=terms.names != frozenset())
         if claim.abandoned:
             self._release(bucket, writer)  # the caller was cancelled
-        return Taken(key, writer.epoch, writer.epoch_seq, writer.created, writer.record)
+        return Taken(
+            key,
+            writer.epoch,
+            writer.epoch_seq,
+            writer.created,
+            acquired.record,
+            found,
+            acquired.was_released,
+        )
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self._run(leases.publish, self._writer(key, epoch))
@@ -346,7 +335,6 @@ class ObjectStore:
             await self._run(self._release, writer)
 
     def _release(self, bucket: Bucket, writer: ObjectLogWriter) -> None:
-        writer.opening = None  # another process may write from now on
         leases.release(bucket, writer)
         self._drop(writer)  # only now: if that fails, it is held, and may be released again
 
@@ -378,13 +366,7 @@ class ObjectStore:
         return await self._run(inbox.enqueue, key, list(items), limit)
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        writer = self._writers.get(key)
-        is_opening = writer is not None and writer.epoch == epoch and writer.opening is not None
-        if writer is not None:
-            writer.opening = None
-        return await self._read(
-            key, lambda bucket: inbox.receive(bucket, key, epoch, limit, is_opening=is_opening)
-        )
+        return await self._read(key, lambda bucket: inbox.receive(bucket, key, epoch, limit))
 
     async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         await self._run(inbox.ack, key, epoch, list(op_ids))

@@ -28,7 +28,7 @@ from perdure.records.manifest import (
 from perdure.records.records import Record, open_sealed, seal
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.sqlite.connections import PART_BYTES, next_page
-from perdure.stores.sqlite.log import SessionRow, find, held_row
+from perdure.stores.sqlite.log import SessionRow, find_to_open, held_row
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -47,24 +47,25 @@ def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
         UnsupportedVersionError: The manifest has a newer format.
 
     """
-    return read_of(con, key, find(con, key), names)
+    row, data, _ = find_to_open(con, key)
+    return _documents(con, key, row, data, names)
 
 
-def read_of(
+def _documents(
     con: sqlite3.Connection,
     key: SessionKey,
     row: SessionRow | None,
+    data: object,
     names: Collection[str] | None,
 ) -> Documents:
-    """Read the documents of a session's row; raises as `read`."""
+    """Read the documents of a session's row and manifest; raises as `read`."""
     if row is None or row.is_hidden:
         return Documents()
-    stored = con.execute(Q["manifest"], {"id": row.id}).fetchone()
-    if stored is None:  # nothing was folded yet, or it is lost
+    if data is None:  # nothing was folded yet, or it is lost
         return _unlisted_documents(con, row.id, names)
-    manifest = manifest_in(stored[0])
+    manifest = manifest_in(data)
     if manifest is None or manifest.key != key:
-        _warn_damaged(con, key, stored[0])
+        _warn_damaged(con, key, data)
         return _unlisted_documents(con, row.id, names)
     if manifest.format > FORMAT:
         raise newer_format(f"the manifest of {key}", manifest.format, key=str(key))
@@ -279,29 +280,27 @@ def tenants(con: sqlite3.Connection) -> list[str]:
 def read_to_restore(
     con: sqlite3.Connection,
     key: SessionKey,
-    row: SessionRow | None,
+    found: tuple[SessionRow | None, object, bool],
     names: Collection[str] | None,
 ) -> RestoreData:
-    """Read documents, the log after them, and whether the inbox is empty.
+    """Read documents, and the log after them, of a session that was found to be opened.
 
     Raises:
         UnsupportedVersionError: The manifest has a newer format.
 
     """
-    have = read_of(con, key, row, names)
-    if row is None:
-        return RestoreData(have, 0, (), may_have_items=False)
+    row, data, is_waiting = found
+    have = _documents(con, key, row, data, names)
     after = have.log_after
     records = None if after is None else _records_after(con, row, after)
-    pending = con.execute(Q["inbox"], {"id": row.id, "limit": 1}).fetchone()
-    return RestoreData(have, after or 0, records, pending is not None)
+    return RestoreData(have, after or 0, records, is_waiting)
 
 
 def _records_after(
-    con: sqlite3.Connection, row: SessionRow, after: int
+    con: sqlite3.Connection, row: SessionRow | None, after: int
 ) -> tuple[Record, ...] | None:
     """Return the rest of a log; None if it is long or damaged."""
-    if not row.epoch or row.is_hidden:
+    if row is None or not row.epoch or row.is_hidden:
         return ()
     try:
         page = next_page(con, row, None, after, PART_BYTES, PART_BYTES)

@@ -27,6 +27,7 @@ from perdure.stores.sqlite.log import (
     damage_error,
     find,
     find_or_create,
+    find_to_open,
     held_row,
     save,
 )
@@ -129,11 +130,12 @@ def acquire(
         UnsupportedVersionError: Its manifest has a newer format.
 
     """
-    row = find(con, key)
+    opened = find_to_open(con, key)
+    row = opened[0]
     holder = None if row is None or not row.epoch else _state_of(con, row, presence)
     if not terms.allows(holder):
         return Held(holder), None
-    found = read_to_restore(con, key, row, terms.names)
+    found = read_to_restore(con, key, opened, terms.names)
     row, new = row or find_or_create(con, key, at), terms.beginning
     created, epoch = holder is None or holder.deleted, row.epoch + 1
     if created:
@@ -153,7 +155,8 @@ def acquire(
     records = None if found.records is None else (*found.records, begun)
     found = replace(found, records=records)
     was_released = holder is not None and holder.released
-    return Taken(key, epoch, row.head, created, payload, found, was_released), LogTail(row)
+    taken = Taken(key, epoch, row.head, created, payload, found, was_released)
+    return taken, LogTail(row)
 
 
 def publish(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> LogTail:

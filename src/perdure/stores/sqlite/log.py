@@ -35,6 +35,8 @@ HELD, RELEASED, DELETED, DRAFT, COPY = 0, 1, 2, 4, 8
 HIDDEN = DELETED | DRAFT
 
 _ID_BITS = 62
+_FIELDS = 13
+"""Columns of a session's row that its checksum covers, and the checksum."""
 
 
 class SessionRow(msgspec.Struct, frozen=True):
@@ -87,16 +89,34 @@ def find(con: sqlite3.Connection, key: SessionKey) -> SessionRow | None:
         CorruptRecordError: The row is damaged, or missing while its log exists.
 
     """
-    return _place_of(con, key)[1]
+    return _find(con, key, "session")[1]
 
 
-def _place_of(con: sqlite3.Connection, key: SessionKey) -> tuple[int, SessionRow | None]:
-    """Return a session's row with its id; None with the id that it would get."""
+def find_to_open(
+    con: sqlite3.Connection, key: SessionKey
+) -> tuple[SessionRow | None, object, bool]:
+    """Return a session's row, its manifest's bytes, and whether its inbox has items.
+
+    Raises:
+        CorruptRecordError: As `find`.
+
+    """
+    _, row, more = _find(con, key, "opening")
+    if row is None:
+        return None, None, False
+    data, is_waiting = more
+    return row, data, bool(is_waiting)
+
+
+def _find(
+    con: sqlite3.Connection, key: SessionKey, query: str
+) -> tuple[int, SessionRow | None, tuple[Any, ...]]:
+    """Return a session's row with its id, or None with the id that it would get; and the rest."""
     id_ = _first_id(key)
     while True:
-        row = _load(con, key, id_)
+        row, more = _load(con, key, id_, query)
         if row is None or row.key == key:
-            return id_, row
+            return id_, row, more
         id_ += 1  # another key of the same hash
 
 
@@ -105,16 +125,18 @@ def _first_id(key: SessionKey) -> int:
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> (64 - _ID_BITS)
 
 
-def _load(con: sqlite3.Connection, key: SessionKey, id_: int) -> SessionRow | None:
-    values = con.execute(Q["session"], {"id": id_}).fetchone()
+def _load(
+    con: sqlite3.Connection, key: SessionKey, id_: int, query: str
+) -> tuple[SessionRow | None, tuple[Any, ...]]:
+    values = con.execute(Q[query], {"id": id_}).fetchone()
     if values is None:
         if con.execute(Q["log_exists"], {"id": id_}).fetchone():
             raise damage_error(key, "its row is missing, and its log exists")
-        return None
-    row = _checked(values, key)
+        return None, ()
+    row = _checked(values[:_FIELDS], key)
     if row is None or row.id != id_:
         raise damage_error(key, "its row does not match its checksum")
-    return row
+    return row, values[_FIELDS:]
 
 
 def _checked(values: tuple[Any, ...], key: SessionKey) -> SessionRow | None:
@@ -132,7 +154,7 @@ def _checked(values: tuple[Any, ...], key: SessionKey) -> SessionRow | None:
 
 def find_or_create(con: sqlite3.Connection, key: SessionKey, now: float) -> SessionRow:
     """Return a session's row; a new one has epoch 0."""
-    id_, row = _place_of(con, key)
+    id_, row, _ = _find(con, key, "session")
     if row is None:
         row = SessionRow(id_, key)
         con.execute(Q["insert_session"], _values(row, now))

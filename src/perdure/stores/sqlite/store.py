@@ -50,7 +50,7 @@ from perdure.stores.sqlite.engine import (
     rebuild_indexes,
 )
 from perdure.stores.sqlite.errors import map_errors
-from perdure.stores.sqlite.log import find
+from perdure.stores.sqlite.log import find, find_to_open
 
 if TYPE_CHECKING:
     import sqlite3
@@ -254,7 +254,7 @@ class SqliteStore:
         """Read documents, the log after them, and whether the inbox is empty, in one snapshot."""
 
         def read(con: sqlite3.Connection) -> RestoreData:
-            return content.read_to_restore(con, key, find(con, key), names)
+            return content.read_to_restore(con, key, find_to_open(con, key), names)
 
         return await self._database.read(read)
 

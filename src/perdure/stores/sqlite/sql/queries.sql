@@ -4,6 +4,13 @@
 SELECT id, tenant, agent, session, epoch, born, owner, state, start, low, head, crc, sum
 FROM session WHERE id = :id
 
+-- name: opening
+-- All that is in one row each of what an open reads, as one statement.
+SELECT s.id, s.tenant, s.agent, s.session, s.epoch, s.born, s.owner, s.state, s.start, s.low,
+       s.head, s.crc, s.sum,
+       m.data, EXISTS (SELECT 1 FROM inbox WHERE inbox.session = s.id)
+FROM session AS s LEFT JOIN manifest AS m ON m.session = s.id WHERE s.id = :id
+
 -- name: log_exists
 SELECT 1 FROM log WHERE session = :id LIMIT 1
 
@@ -66,9 +73,6 @@ DELETE FROM log WHERE session = :id AND last < :below
 
 -- name: delete_log
 DELETE FROM log WHERE session = :id
-
--- name: manifest
-SELECT data FROM manifest WHERE session = :id
 
 -- name: put_manifest
 INSERT OR REPLACE INTO manifest (session, data, owner, tags) VALUES (:id, :data, :owner, :tags)
