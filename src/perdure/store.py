@@ -19,14 +19,13 @@ Errors of a driver are mapped to `perdure.errors` with the driver's error as the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from typing import Literal, Protocol, TypeVar, cast
 
 import msgspec
 
-from perdure.errors import LeaseHeldError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     About,
@@ -102,7 +101,6 @@ __all__ = [
     "SupportsSpill",
     "Taken",
     "Terms",
-    "acquire_by_steps",
     "capability",
     "open_read_only",
     "past_damage",
@@ -604,22 +602,6 @@ async def first_record(
                 if matches(record):
                     return record
     return None
-
-
-async def acquire_by_steps(
-    store: Store,
-    key: SessionKey,
-    terms: Terms,
-    take: Callable[[SessionKey, int, Beginning], Awaitable[Taken]],
-) -> Held | Taken:
-    """Read the holder of a session, and take it after that epoch if the terms allow it."""
-    holder = await store.holder(key)
-    if not terms.allows(holder):
-        return Held(holder)
-    try:
-        return await take(key, 0 if holder is None else holder.epoch, terms.beginning)
-    except LeaseHeldError:  # another owner was faster
-        return Held(await store.holder(key))
 
 
 async def take_after(
