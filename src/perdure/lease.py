@@ -30,7 +30,8 @@ from perdure.store import HeartbeatRequests, Held, LeaseState, Store, Taken, Ter
 T = TypeVar("T")
 
 OnHeld = Literal["handover", "raise", "steal"]
-"""What to do about a session that another process holds: ask and wait, raise, or take it over."""
+"""What to do about a session that another process holds: ask for it and wait, raise, or wait until
+its lease has expired."""
 
 
 class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):

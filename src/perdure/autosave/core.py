@@ -10,8 +10,8 @@ answer; what was appended meanwhile makes the session due again.
 
 * A session is captured only while no save of it is in flight. One that was given up is in doubt,
   and still in flight: until the store has answered, or failed, nothing of the session is sent.
-* Unsaved records wait in exactly one place: in the wheel, in the ready lanes, with the store, for
-  contributors, for a job, or for the end of a group; unless the session is quarantined, lost, or
+* Unsaved records wait in exactly one place: in the schedule, with the store, for contributors, for
+  a job, or for the end of a group; unless the session is quarantined, lost, or
   has no timers.
 * Nothing leaves memory before the store has answered OK.
 """
@@ -468,7 +468,7 @@ class Core:
         return Save(t, self._take(t))
 
     def _take(self, t: Tracked) -> Batch:
-        """Capture a session in one synchronous step: all its whole groups."""
+        """Capture a session in one synchronous step: its whole groups, as many as a batch takes."""
         limit = (t.group_from if t.groups else t.version) - t.durable
         count, size = limit, t.pending_bytes
         if t.groups or t.narrow or size > self.engine.batch_bytes:

@@ -1,7 +1,8 @@
 """The deadline of one close, which every station on its road is handed.
 
 It is made once, where a close begins, and `until` alone divides its time. No station has a
-limit of its own, so the sum of all of them is the deadline, however many of them hang.
+limit of its own, so the sum of all of them is its end, however many of them hang. Spilling alone
+may take `spill.PATIENCE` more.
 """
 
 from __future__ import annotations

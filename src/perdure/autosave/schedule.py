@@ -172,7 +172,8 @@ class Schedule:
     """Keep track of what is due when.
 
     A session with changes is due at ``min(last + debounce, first + max_delay)``, a little earlier
-    by jitter and by the wheel's rounding, never later. It is in the wheel at most once, and is
+    by jitter and by the wheel's rounding. A back-off makes it later; a caller, a full session or a
+    flush makes it now. It is in the wheel at most once, and is
     checked when its slot begins: if it is not due any more, it goes into a later slot; if it is
     due, into the ready lanes. A change that makes it due later moves nothing; one that makes it
     due earlier moves it at once.

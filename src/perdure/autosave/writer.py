@@ -72,7 +72,8 @@ class Writer:
     A batch leaves in one place, whatever made it due: the end of a turn, the timer, a save, or the
     answer to the batch before. It captures then, not when it is asked for: whatever was appended
     until then is in it, which is group commit without a timer. Where several sessions save at
-    once, it captures one step of the event loop later, when all of them have asked.
+    once, it captures one step of the event loop later, when all of them have asked, or
+    ``batch_linger`` seconds later where the store asks for that.
 
     A save that takes longer than ``save_timeout`` is given up and in doubt: its slot is free for
     others, and nothing more of its sessions is sent until the store has answered, or failed.

@@ -95,7 +95,10 @@ Span = tuple[int, int]
 
 
 class RetractionPayload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The payload of a record that takes others back: all after one, or an attempt at a turn."""
+    """The payload of a record that takes others back: all after one, or an attempt at a turn.
+
+    Only the working context and histories obey it: memory, states and effects stay.
+    """
 
     after: int | None = None
     """The last record that stays."""

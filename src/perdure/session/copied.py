@@ -3,7 +3,8 @@
 A copy's log has the source's records under their numbers, so that whatever refers to a record does
 so there, too. What belongs to the source's own store or log becomes a gap, which says nothing and
 counts for no digest. The copy's own epoch record comes first. Its number is that of the source's
-first epoch record, or of the last record that was removed from the source.
+first epoch record, or of the last record that was removed from the source; of a fork that leaves
+the history behind, the next one after it.
 """
 
 from __future__ import annotations

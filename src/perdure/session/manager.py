@@ -631,8 +631,9 @@ class SessionManager:
             at: Where it branches: the seq of the last record that both have, the id of a turn
                 that has ended, or a checkpoint. None for the end.
             history: ``context`` leaves the records behind: the fork begins with the working
-                context, memory, episodes and states of that point, at the cost of an open.
-                Checkpoints of the session itself go with the records; those of given states stay.
+                context, memory, episodes, states and labels of that point, at the cost of a few
+                opens at the end of the log, of reading the log up to there before it. Checkpoints
+                of the session itself go with the records; those of given states stay.
             session: Which of the agent's conversations.
             new_session: The fork's session id; None for the same.
             tenant: Whose both are.
@@ -665,7 +666,9 @@ class SessionManager:
         tenant: str = "",
         wait: float = 10.0,
     ) -> Fork:
-        """Make a session with all of another one's history and state; what is in progress, too.
+        """Make a session with all of another one's history and state; an open turn goes on in it.
+
+        Waiting posts and dead letters stay with the source.
 
         Args:
             id: The agent's id.

@@ -1,11 +1,12 @@
 """Stopping managers, always in one way, whatever has asked for it.
 
-`ManagerShutdown.stop` drains, closes the intake, saves, spills, folds, releases the leases, reports
-and closes the store, by a deadline that was made where the close began. Four roads lead there:
+`ManagerShutdown.stop` drains, waits for turns, closes the intake, saves, spills, folds, releases
+the leases, reports and closes the store, by a deadline that was made where the close began. Four
+roads lead there:
 
 * `SessionManager.aclose`, which leaving ``async with`` calls.
 * SIGTERM, which `perdure._lib.signals` receives: `SignalWatch` has the manager drain and its body
-  cancelled. If the body does not close the manager, `connected` does.
+  cancelled. If the body does not close the manager, `ManagerParts._end` does.
 * The end of the event loop under an open manager: its host tears it down.
 * The end of the interpreter, once the main thread has ended: other threads still run, and new ones
   may start, so `ExitHandler` can close a manager as usual. How depends on its event loop:

@@ -2,11 +2,14 @@
 
 1. The names in the folder, and the newest lease, say who holds it: the terms decide.
 2. The next epoch is published. The names are listed again: whoever held it until now has written
-   all that counts by then, so nothing that may still grow is read before.
-3. The predecessor's log is sealed at its last whole group, and made durable up to there.
+   all that counts by then, so nothing that may still grow is read before. The manifests are read:
+   what is folded was durable in the log by then.
+3. The predecessor's log is read from the manifest's mark on, sealed at its last whole group, and
+   made durable up to there.
 4. The epoch record begins this epoch's own segment. The epoch is still the newest afterwards, or
    another process was faster.
-5. What is left over is removed. Documents, the log after them and the inbox are read.
+5. What is left over is removed. The documents are read, earlier segments where the fold is older,
+   and whether posts wait.
 
 Blocking: all of it is one call into a thread.
 """
