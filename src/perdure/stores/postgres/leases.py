@@ -117,9 +117,9 @@ class Acquire:
     __slots__ = ("answer", "key", "owner", "terms")
 
     def __init__(self, key: SessionKey, terms: Terms, owner: str) -> None:
-        self.key = key
-        self.terms = terms
-        self.owner = owner
+        self.key: SessionKey = key
+        self.terms: Terms = terms
+        self.owner: str = owner
         self.answer: Held | Acquired | None = None
 
 
