@@ -173,7 +173,7 @@ async def test_a_save_that_is_never_answered_is_reported_in_doubt() -> None:
         r.saver.turn_ended(t)
         await anyio.sleep(30)
         r.append(t)
-        report = await r.saver.aclose(deadline=3, hard_grace=1)
+        report = await r.saver.aclose(within(3, 1))
         assert anyio.current_time() - began <= 34 + 1e-6
         (left,) = report.in_doubt
         assert (left.durable, left.in_doubt_to, left.version) == (0, 2, 3)

@@ -18,7 +18,7 @@ from perdure.records.keys import SessionKey
 from perdure.store import Batch, Outcome
 from tests import _virtual
 from tests.autosave.inline_store import DirectStore, InlineStore
-from tests.autosave.rigs import Rig, rig
+from tests.autosave.rigs import Rig, rig, within
 
 TIMEOUT = 5.0
 HEALTHY = 40
@@ -88,7 +88,7 @@ async def live(hung: Hung, make: type[_Hangs]) -> tuple[list[float], int]:
         assert all(t.durable == 1 for t in good)
         assert all(t.durable == 0 for t in bad)
         calls = max(sum(call[0].key == t.key for call in store.calls) for t in bad)
-        report = await r.saver.aclose(deadline=3, hard_grace=1)
+        report = await r.saver.aclose(within(3, 1))
         assert {one.key for one in report.in_doubt} == store.hung
         group.cancel_scope.cancel()
     return waits, calls

@@ -208,9 +208,6 @@ def at_exit(store: Hanging) -> Ended:
         loop.close()
 
 
-@pytest.mark.xfail(
-    strict=False, reason="rarely, a session that was given up is in a slot again before the others"
-)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("trigger", TRIGGERS)
 def test_sessions_that_hang_in_all_slots_cost_the_others_nothing(

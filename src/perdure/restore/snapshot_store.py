@@ -53,9 +53,9 @@ class WorkingContextSnapshotStore:
         epoch: The holder's epoch, which ``write`` needs.
         exclusively: Runs a job while nothing else writes the session's documents; with ``fold``,
             after a fold.
-        primed: Returns the snapshot where the session's open has read it, False where it knows
-            that there is none, and None where it has to be read. It is asked until the first
-            ``read``.
+        primed: Returns the snapshot's bytes where the session's open has read it, none of them
+            where it knows that there is none, and None where it has to be read. It is asked until
+            the first ``read``.
 
     """
 
@@ -66,27 +66,27 @@ class WorkingContextSnapshotStore:
         *,
         epoch: int | None = None,
         exclusively: RunExclusively | None = None,
-        primed: Callable[[], Snapshot | bool | None] = lambda: None,
+        primed: Callable[[], bytes | None] = lambda: None,
     ) -> None:
         self._store = store
         self._key = key
         self._epoch = epoch
         self._exclusively = exclusively
-        self._primed: Callable[[], Snapshot | bool | None] = primed
+        self._primed: Callable[[], bytes | None] = primed
 
     async def exists(self, agent_id: str) -> bool:
         """Return whether there is an undamaged snapshot."""
         self._check(agent_id)
         if (known := self._primed()) is not None:
-            return known is not False
+            return bool(known)
         return SNAPSHOT in (await self._store.read_documents(self._key, {SNAPSHOT})).found
 
     async def read(self, agent_id: str) -> JSON | None:
         """Return the snapshot; None if there is none, or its bytes are no JSON object."""
         self._check(agent_id)
         known, self._primed = self._primed(), lambda: None  # it may be large
-        if isinstance(known, Snapshot):
-            return cast("JSON", decode(encode(known)))
+        if known:
+            return cast("JSON", decode(known))
         document = (await self._store.read_documents(self._key, {SNAPSHOT})).found.get(SNAPSHOT)
         if document is None:
             return None

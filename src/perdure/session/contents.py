@@ -26,7 +26,6 @@ from perdure.memory.context import (
     SNAPSHOT,
     RetractionPayload,
     Retractions,
-    Snapshot,
     WorkingContext,
 )
 from perdure.memory.documents import (
@@ -315,17 +314,19 @@ class Contents:
         """Whether there was a fold."""
         return self._folded > 0
 
-    def primed_snapshot(self) -> Callable[[], Snapshot | bool | None]:
+    def primed_snapshot(self) -> Callable[[], bytes | None]:
         """Return what says what the stored snapshot is, without reading it.
 
-        It returns the snapshot, or False if there is none; None if it has to be read.
+        It returns the snapshot's bytes, b"" if there is none; None if it has to be read.
         """
         folded, snapshot = self._folded, self.context.unread
 
-        def primed() -> Snapshot | bool | None:
+        def primed() -> bytes | None:
             if self._folded != folded or self._listed is None:
                 return None
-            return snapshot if SNAPSHOT in self._listed else False
+            if SNAPSHOT not in self._listed:
+                return b""
+            return None if snapshot is None else encode(snapshot)
 
         return primed
 

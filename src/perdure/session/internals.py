@@ -44,7 +44,7 @@ from perdure.store import SupportsFolders, capability
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
     from perdure.autosave.tracked import Tracked
-    from perdure.memory.context import Snapshot, WorkingContext
+    from perdure.memory.context import WorkingContext
     from perdure.memory.working_memory import MemorySearch
     from perdure.records.keys import SessionKey
     from perdure.records.manifest import LogChunk
@@ -465,7 +465,7 @@ def owner_entry(owner: str) -> Entry:
     return meta_entry(owner=owner)
 
 
-def primed_snapshot(session: Session) -> Callable[[], Snapshot | bool | None]:
+def primed_snapshot(session: Session) -> Callable[[], bytes | None]:
     """Return what knows the stored snapshot from the open, until the next fold."""
     return session._contents.primed_snapshot()
 

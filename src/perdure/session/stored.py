@@ -256,8 +256,6 @@ class SessionStore(DelegatingStore):
         """Append without a task, where the inner store can, and no media have to be put first."""
         if self._direct is None or self._has_media(batches):
             return False
-        for batch in batches if self._opening else ():
-            self._opening.pop(batch.key, None)
         return self._direct.begin_append(batches, done)
 
     def _has_media(self, batches: Sequence[Batch]) -> bool:

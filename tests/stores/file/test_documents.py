@@ -11,7 +11,7 @@ import pytest
 from perdure.errors import LeaseLostError, StoreUnavailableError
 from perdure.records.manifest import FoldedDocument
 from perdure.store import Document, Terms
-from perdure.stores.file import taking
+from perdure.stores.file import acquire
 from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
 from tests.stores.file.kit import KEY, contents
 
@@ -193,7 +193,7 @@ async def test_a_fold_that_is_overtaken_in_the_middle_replaces_no_manifest(
         original(self, name, new, *args, **kwargs)
         if new == "session.json" and not done:
             done.append(new)
-            taking.acquire(other._root, KEY, Terms(me=other.owner, after=1), other._owners)
+            acquire.acquire(other._root, KEY, Terms(me=other.owner, after=1), other._owners)
 
     monkeypatch.setattr(Folder, "rename", rename)
     with pytest.raises(LeaseLostError):

@@ -17,7 +17,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.records import open_sealed
 from perdure.store import Draft, Taken, Terms, past_damage, take_after
-from perdure.stores.file import FileStore, documents, leases, taking
+from perdure.stores.file import FileStore, acquire, documents, leases
 from perdure.testing.conformance._kit import (
     append_ok,
     entries,
@@ -113,7 +113,7 @@ async def test_a_copier_that_dies_before_its_log_leaves_a_draft(
 ) -> None:
     await store.delete(KEY, (await take(store)).epoch)
     with monkeypatch.context() as patch:
-        patch.setattr(taking._Taking if step == "_begin_epoch" else documents, step, die)
+        patch.setattr(acquire._Taking if step == "_begin_epoch" else documents, step, die)
         with pytest.raises(StoreUnavailableError):
             await take_after(store, KEY, after=2, draft=DRAFT)
     other = await open_store("other")
@@ -210,15 +210,15 @@ async def test_an_acquire_whose_log_was_removed_beneath_it_was_overtaken(
     """Not damaged: a faster process took the session, and deleted it."""
     await append_ok(store, await take(store), 2, *group("a"))
     other = await open_store("other")
-    seal = taking._Taking._seal
+    seal = acquire._Taking._seal
 
     def overtaken(mine, *args):
-        monkeypatch.setattr(taking._Taking, "_seal", seal)
-        rival = taking.acquire(store._root, KEY, Terms(me=store.owner, after=2), store._owners)
+        monkeypatch.setattr(acquire._Taking, "_seal", seal)
+        rival = acquire.acquire(store._root, KEY, Terms(me=store.owner, after=2), store._owners)
         leases.mark_deleted(mine._folder, KEY, rival.fence.epoch, store._owners.me)
         return seal(mine, *args)
 
-    monkeypatch.setattr(taking._Taking, "_seal", overtaken)
+    monkeypatch.setattr(acquire._Taking, "_seal", overtaken)
     with pytest.raises(LeaseHeldError):
         await take_after(other, KEY, after=1)
     assert await read(other) == []

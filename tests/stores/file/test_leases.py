@@ -21,7 +21,7 @@ from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUna
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.store import Status, Terms, take_after
-from perdure.stores.file import FileStore, documents, leases, taking
+from perdure.stores.file import FileStore, acquire, documents, leases
 from perdure.stores.file.store import THREADS, HeldSessions
 from perdure.testing.conformance._kit import (
     append,
@@ -436,7 +436,7 @@ async def test_who_loses_a_race_to_itself_does_not_release_the_winner(store, mon
 
     def beaten(self, name, data):
         monkeypatch.setattr(Folder, "publish", original)
-        taking.acquire(store._root, KEY, Terms(me=store.owner, after=1), store._owners)
+        acquire.acquire(store._root, KEY, Terms(me=store.owner, after=1), store._owners)
         original(self, name, data)
         raise OSError(5, "Input/output error")
 
@@ -695,7 +695,7 @@ async def test_a_deletion_loses_against_a_taker(open_store, monkeypatch) -> None
     original = leases.mark_deleted
 
     def overtaken(*args: object):
-        taking.acquire(other._root, KEY, Terms(me=other.owner, after=1), other._owners)
+        acquire.acquire(other._root, KEY, Terms(me=other.owner, after=1), other._owners)
         return original(*args)
 
     monkeypatch.setattr(leases, "mark_deleted", overtaken)

@@ -19,7 +19,7 @@ from perdure.errors import CorruptRecordError, LeaseLostError, StoreUnavailableE
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
 from perdure.store import Batch, Outcome, Status, Taken, Terms, take_after
-from perdure.stores.file import FileStore, leases, log, taking
+from perdure.stores.file import FileStore, acquire, leases, log
 from perdure.testing.conformance._kit import append, append_ok, entries, group, read, take
 from tests.stores.file.kit import KEY, lease_of, log_folder, open_folders, segments
 
@@ -451,7 +451,7 @@ async def test_an_abandoned_append_is_waited_for_without_a_thread(store, disk) -
 
 def take_over(store, after: int = 1):
     """Return what takes the session over at once, as another process would."""
-    return lambda: taking.acquire(
+    return lambda: acquire.acquire(
         store._root, KEY, Terms(me=store.owner, after=after), store._owners
     )
 

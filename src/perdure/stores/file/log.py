@@ -33,6 +33,7 @@ from perdure.records.manifest import other_records, too_large
 from perdure.records.records import EPOCH, Entry, Position, Record, Scanner
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.file import segments
+from perdure.stores.file.acquire import TakenSession
 from perdure.stores.file.layout import (
     LOG,
     segment_name,
@@ -49,7 +50,6 @@ from perdure.stores.file.segments import (
     SegmentEnd,
     SegmentHeader,
 )
-from perdure.stores.file.taking import TakenSession
 
 # What an epoch's log has, for the rare batch that is sent again or met a takeover
 

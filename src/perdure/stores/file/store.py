@@ -48,7 +48,7 @@ from perdure.store import (
     Terms,
     past_damage,
 )
-from perdure.stores.file import directory, documents, inbox, leases, log, reader, taking
+from perdure.stores.file import acquire, directory, documents, inbox, leases, log, reader
 from perdure.stores.file.documents import blob_names, get, put, remove_blobs, renew, sweep
 from perdure.stores.file.layout import dropped_name, published_name, released_name, session_path
 from perdure.stores.file.leases import FileOwner, Owners
@@ -424,7 +424,7 @@ class HeldSessions:
         claim: PendingAcquire,
     ) -> Held | Taken:
         """Take a session on these terms; release it if the caller was cancelled."""
-        acquired = taking.acquire(home.root, key, terms, home.owners)
+        acquired = acquire.acquire(home.root, key, terms, home.owners)
         if isinstance(acquired, Held):
             return acquired
         writer = LogWriter(home.root, key, acquired, home.files)
