@@ -34,7 +34,17 @@ async def only_rebuilt(sessions: SessionManager) -> None:
     await sessions.rebuild_working_context("a")
 
 
-BEFORE = {"talked": talked, "all pruned": all_pruned, "only rebuilt": only_rebuilt}
+async def forked_without_history(sessions: SessionManager) -> None:
+    await converse(sessions, "parent", "one")
+    await sessions.fork("parent", "a", history="context")
+
+
+BEFORE = {
+    "talked": talked,
+    "all pruned": all_pruned,
+    "only rebuilt": only_rebuilt,
+    "forked without history": forked_without_history,
+}
 
 
 async def made_again(sessions: SessionManager) -> None:
