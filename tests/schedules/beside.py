@@ -21,7 +21,7 @@ def run(out: Any, plan: Plan, place: tuple[str, str, str], phase: int) -> None:
     journal = Journal()
     journal.send = out.send
     logger = logging.getLogger("perdure")
-    logger.addHandler(Overheard(journal))
+    logger.addHandler(Overheard(journal, may_be_stopped=True))
     logger.propagate = False
     anyio.run(_act, plan, Place(*place), phase, journal)
 

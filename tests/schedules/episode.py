@@ -558,13 +558,19 @@ class Judge:
 
 
 class Overheard(logging.Handler):
-    """Keeps what is logged as an error."""
+    """Keeps what is logged as an error.
 
-    def __init__(self, journal: Journal) -> None:
+    Args:
+        journal: Where to.
+        may_be_stopped: Whether a process may stand still for longer than its lease: then another one takes its sessions over, which
+            it finds out when it goes on.
+
+    """
+
+    def __init__(self, journal: Journal, *, may_be_stopped: bool) -> None:
         super().__init__(logging.ERROR)
         self._journal = journal
-        self.may_be_stopped = False
-        """Whether a holder may stand still for longer than its lease."""
+        self._may_be_stopped = may_be_stopped
 
     def emit(self, record: logging.LogRecord) -> None:
         said = str(record.msg)
@@ -573,7 +579,7 @@ class Overheard(logging.Handler):
         error = record.exc_info[1] if record.exc_info else None
         text = self.format(record)[-1500:]
         if "another process has taken it over" in said:
-            if not self.may_be_stopped:
+            if not self._may_be_stopped:
                 self._journal.note("error", "lease-lost", str(record.args[0]), text)
             return
         kind = f": {type(error).__name__}" if error is not None else ""
@@ -673,8 +679,7 @@ def unchanged(store: Store) -> Store:
 def run(plan: Plan, place: Place, *, tamper: Callable[[Store], Store] = unchanged) -> Episode:
     """Run one episode at a fresh place, and remove the place."""
     journal = Journal()
-    overheard = Overheard(journal)
-    overheard.may_be_stopped = plan.other
+    overheard = Overheard(journal, may_be_stopped=plan.other)
     loggers = [logging.getLogger(name) for name in ("perdure", "asyncio")]
     levels = [one.level for one in loggers]
     for logger in loggers:

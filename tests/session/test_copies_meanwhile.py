@@ -156,6 +156,30 @@ async def test_what_is_posted_to_an_id_outlives_a_refused_act_on_it(place: Place
             assert said(session) == ["posted"]
 
 
+@pytest.mark.parametrize("act", ["delete", "forget"])
+async def test_what_is_posted_to_a_fork_that_is_just_being_made_outlives_its_end(
+    place: Place, act: str
+) -> None:
+    store, new = PausingStore(place()), SessionKey("new")
+    async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:
+        await converse(second, "a", "one")
+        begun = store.pause("append_many", lambda batches: batches[0].key == new)
+
+        async def fork() -> None:
+            with pytest.raises(SessionNotFoundError):
+                await first.fork("a", "new")
+
+        async def go() -> None:
+            await second.post("new", Message.user("posted"))
+            await getattr(second, act)("a")
+            await second.post("new", Message.user("posted then"))
+
+        await meanwhile(begun, fork, go)
+        assert not await second.exists("new")
+        async with second.open("new") as session:
+            assert said(session) == ["posted", "posted then"]
+
+
 async def test_a_copy_that_another_process_may_withdraw_is_not_acknowledged(place: Place) -> None:
     store, new = PausingStore(place()), SessionKey("new")
     async with connect(store, shutdown=QUIET) as first, connect(place(), shutdown=QUIET) as second:

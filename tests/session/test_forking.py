@@ -11,6 +11,7 @@ from perdure import (
     LeaseLostError,
     Message,
     NotStorableError,
+    Retention,
     SessionError,
     SessionNotFoundError,
     Shutdown,
@@ -176,6 +177,37 @@ async def test_a_fork_that_lost_its_documents_is_made_anew_from_the_log(tmp_path
         file.unlink()
     async with connect(tmp_path / "data", shutdown=QUIET) as sessions, sessions.open("child") as c:
         assert await looks(c) == before
+
+
+@pytest.mark.parametrize("act", ["fork", "fork context", "fork unsaved", "copy", "rename"])
+@pytest.mark.parametrize("begun", ["copy of a pruned one", "fork without history"])
+async def test_what_is_made_of_a_session_that_nothing_was_said_in_has_what_that_began_with(
+    again: Connect, begun: str, act: str
+) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one", "two")
+        if begun == "fork without history":
+            await sessions.fork("a", "begun", history="context")
+        else:
+            async with sessions.open("a") as session, session.turn():
+                session.append(Message.user("three"))
+            assert (await sessions.prune(Retention(keep_turns=0), id="a")).pruned
+            await sessions.copy("a", "begun")
+        before = await looks(await view(sessions, "begun"))
+        assert before["said"][:4] == ["one", "re one", "two", "re two"]
+        for new in ("new", "newer"):  # of what was made of it, too
+            if act == "fork unsaved":
+                session = await sessions.open("begun")
+                await session.fork_unsaved(new)
+            elif act == "fork context":
+                await sessions.fork("begun", new, history="context")
+            else:
+                await getattr(sessions, act)("begun", new)
+            assert await looks(await view(sessions, new)) == before
+            if act == "rename":
+                assert not await sessions.exists("begun")
+                await sessions.rename(new, "begun")
+                assert await looks(await view(sessions, "begun")) == before
 
 
 async def test_conversations_and_tenants_fork_too(again: Connect) -> None:

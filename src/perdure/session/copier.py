@@ -244,11 +244,11 @@ async def remove_drafts(
         is_left = holder.released or holder.alive is False or (holder.alive is None and is_silent)
         if not is_left and found.draft.source not in sources:
             continue
-        with suppress(LeaseHeldError):  # somebody has begun anew
-            grant = await take_after(store, found.key, after=found.epoch)
-            end = store.delete if grant.created else store.release
-            await end(found.key, grant.epoch)
-            removed += [found] if grant.created else []
+        with suppress(LeaseHeldError):  # somebody has begun anew, or it was published
+            # As a draft again, which posts to its id outlive.
+            grant = await take_after(store, found.key, after=found.epoch, draft=found.draft)
+            await store.delete(found.key, grant.epoch)
+            removed.append(found)
     return removed
 
 

@@ -216,14 +216,17 @@ class ForkBuilder:
         return point
 
     async def _without_epochs(self, parent: SessionKey, point: Record) -> Record | None:
-        """Return the last record up to one that is no epoch's; None if there is none.
+        """Return the last record up to one that is no epoch's; None if there is nothing to copy.
 
         Those after it say nothing, and a copy of the parent elsewhere has others there, or none.
+        Of one that says nothing, but begins with something, the first record stands for that.
         """
         if point.kind not in HOLDER_KINDS:
             return point
         log = self._store.read_log(parent, before=point.seq, reverse=True)
         last = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+        if last is None and await self._store.base_of(parent) is not None:
+            last = await first_record(self._store.read_log(parent, limit=1))
         if last is None and await self._access.record(parent, point.seq) != point:
             message = f"session {parent} was deleted while another one was made of it"
             raise SessionNotFoundError(message, key=str(parent))

@@ -465,9 +465,8 @@ class _Mover:
 
     async def _note_equal(self, key: SessionKey, found: Found) -> None:
         # Moments never come again: it does not matter whether one of them has passed already.
-        if found.next:
-            return  # the source has gone on since it was copied: the next run takes that
-        await self._receipts.leave("equal", key, found.ours, found.theirs)
+        if decide(found) is Act.KEEP:  # else the source has changed: the next run takes that
+            await self._receipts.leave("equal", key, found.ours, found.theirs)
 
     # pending items and dead letters
 
