@@ -64,6 +64,7 @@ _HEAD: Final = 128 * 1024
 """Characters of base64 among which an image says how large it is."""
 _DATA_KEYS: Final = frozenset({"data", "blob", "file_data", "result"})
 _MARKS: Final = (b";base64,", HELD.encode(), *(b'"%b":"' % key.encode() for key in _DATA_KEYS))
+_NAMED: Final = tuple(b'"%b":' % key.encode() for key in _DATA_KEYS)
 _IN_TEXT: Final = (b'"text":', b'"content":')
 _TEXT_KEYS: Final = frozenset({"text", "content"})
 _TYPE_KEYS: Final = ("media_type", "mimeType", "mime_type")
@@ -138,7 +139,7 @@ def _places(payload: bytes) -> list[_Place]:
         for found in (_URL.finditer(payload) if b";base64," in payload else ())
         if not payload.endswith(_IN_TEXT, 0, found.start())
     ]
-    for found in _DATA.finditer(payload):
+    for found in _DATA.finditer(payload) if any(name in payload for name in _NAMED) else ():
         media_type = _type_beside(payload, found.start(), found.end(), found[1])
         if media_type is not None:
             start = found.start(1) - 1
