@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -20,13 +21,16 @@ from perdure import (
     Message,
     NotStorableError,
     SessionManager,
+    SessionNotFoundError,
     Shutdown,
     TooLargeError,
 )
 from perdure.memory.documents import TAKEN_IDS, note_taken
+from perdure.records.keys import SessionKey
 from perdure.records.records import TAKEN
 from perdure.session.runtime import SessionPosted
 from perdure.session.session import Session
+from perdure.store import take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.types import PostReceipt
@@ -61,6 +65,24 @@ class Heard:
             while len(found := [key for event in self.events for key in event.keys]) < count:
                 await self._more.wait()
         return found
+
+
+async def test_a_post_waits_on_where_whoever_began_its_session_was_killed_before_its_log(
+    tmp_path: Path,
+) -> None:
+    store = perdure.store_for(tmp_path)
+    await store.open()
+    await take_after(store, SessionKey("a"), after=0)
+    await store.aclose()
+    (begun,) = tmp_path.glob("agents/*/log/*")  # on files the lease is there first
+    begun.unlink()
+    async with perdure.connect(tmp_path, shutdown=Shutdown(signals=False)) as sessions:
+        await sessions.post("a", Message.user("posted"))
+        with pytest.raises(SessionNotFoundError):
+            await sessions.open("a", create=False)
+        assert not await sessions.exists("a")
+        async with sessions.open("a") as session:
+            assert texts(session) == ["posted"]
 
 
 async def test_what_was_posted_is_there_when_the_session_is_opened(again: Connect) -> None:

@@ -12,7 +12,16 @@ from perdure.errors import InboxFullError, LeaseLostError
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE
 from perdure.records.records import MESSAGE
-from perdure.store import DeadLetter, InboxLimit, PendingItem, Status, Store, take_after
+from perdure.store import (
+    DeadLetter,
+    InboxLimit,
+    PendingItem,
+    Status,
+    Store,
+    Taken,
+    Terms,
+    take_after,
+)
 from perdure.testing.conformance._kit import KEY, OpenStore, Suite, append, group, take
 
 # ruff: noqa: D102
@@ -50,6 +59,21 @@ class InboxConformance(Suite):
         assert await other.enqueue(KEY, items) == 2
         grant = await take(store)
         assert await store.receive(KEY, grant.epoch) == items
+
+    async def test_what_came_since_a_session_was_taken_is_received(
+        self, store: Store, other: Store
+    ) -> None:
+        """An acquire may read the inbox, too; whoever moves a session asks for what waits later."""
+        grant = await take(store)
+        await other.enqueue(KEY, posted("before"))
+        for names in (frozenset[str](), None):
+            await store.release(KEY, grant.epoch)
+            taken = await store.acquire(KEY, Terms(me=store.owner, names=names))
+            assert isinstance(taken, Taken)
+            await other.enqueue(KEY, posted(f"after {taken.epoch}"))
+            received = await waiting(store, taken.epoch)
+            assert (received[0], received[-1]) == ("before", f"after {taken.epoch}")
+            grant = taken
 
     async def test_items_come_in_the_order_of_their_posts(self, store: Store, other: Store) -> None:
         grant = await take(store)
