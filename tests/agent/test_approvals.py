@@ -126,12 +126,13 @@ async def test_each_of_two_calls_gets_its_own_answer(
     async with memory_world.agent(config) as agent:
         async with agent.events() as events:
             await agent.post_user_message("go")
-            await until_asked(events)
-            while len(agent.pending_approvals) < 2:
-                await anyio.sleep(0.001)
-            first, second = (one.call for one in agent.pending_approvals)
-            await agent.deny(second, "it is cold outside")
-            await agent.approve(first)
+            asked: dict[str, str] = {}
+            while len(asked) < 2:
+                event = await anext(events)
+                if isinstance(event, ApprovalRequested):
+                    asked[event.call.arguments["door"]] = event.call.id
+            await agent.deny(asked["south"], "it is cold outside")
+            await agent.approve(asked["north"])
             async for event in events:
                 if isinstance(event, TurnEnded):
                     break

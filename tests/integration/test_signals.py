@@ -525,7 +525,6 @@ class Interrupted(DelegatingStore):
             self.struck = True
             raise KeyboardInterrupt
         return await self.inner.append_many(batches)
-    begin_append = None
 async def main():
     async with connect(Interrupted(perdure.store_for(ROOT))) as sessions:
         session = await sessions.open("a")

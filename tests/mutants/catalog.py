@@ -152,13 +152,13 @@ f8  file:LogWriter._require_fit : without bool 1 2
 f9  file:LogWriter._write : without bool 1 2
 f10 Fence.is_valid : drop if 1
 f11 Fence.is_valid : without bool 1 2
-f12 file:_remove_lower_leases : set call sorted 1 sorted(filter(None, map(lease_epoch, folder.names())), reverse=True)
-f13 file:_seal_predecessor : drop call sync_file 1
-f14 file:_seal_predecessor : never if 1
-f15 file:_begin_epoch : drop call sync_path 1
+f12 remove_lower_leases : set call sorted 1 sorted(filter(None, map(lease_epoch, names)), reverse=True)
+f13 _Taking._seal : drop call sync_file 1
+f14 _Taking._seal : never if 1
+f15 _Taking._begin_epoch : drop call sync_path 1
 f16 create_segment : drop call sync_data 1
 f17 create_segment : drop call sync 1
-f18 file:_begin_epoch : drop call require_folded 1
+f18 _Taking._begin_epoch : drop call require_folded 1
 f19 file:write : drop call sync 1
 f20 file:write : drop call sync 2
 f21 file:write : drop call require_held 2
@@ -191,9 +191,9 @@ q12 sqlite:renew_heartbeat : drop call execute 1
 lease
 l1 OwnerWatch.note_beat : halve name self._ttl 1
 l2 OwnerWatch.note_beat : without bool 1 2
-l3 may_take : without bool 2 2
-l4 acquire_lease : set compare 6 now - start > wait + 5
-l5 acquire_lease : never if 1
+l3 Terms.allows : without bool 7 1
+l4 acquire_lease : set compare 7 waited > wait + 5
+l5 acquire_lease : never if 4
 l6 new_posts : set assign new 1 iter(items)
 
 restore

@@ -471,7 +471,8 @@ def fault_of(state: State) -> str | None:
     for writer in state.writers:
         if writer.at == "hold" and writer.epoch == top and writer.known != ids:
             return "a holder has restored something else than the log"
-        if writer.at == "hold" and writer.used != writer.known[: len(writer.used)]:
+        used = writer.used if writer.epoch == top else ()  # who was overtaken holds nothing
+        if writer.at == "hold" and used != writer.known[: len(used)]:
             return "a holder has restored what is no prefix of its log"
     if state.reader and state.reader.at == "done":
         view = state.reader.view

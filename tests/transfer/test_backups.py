@@ -19,7 +19,7 @@ from perdure.records.chunks import name_of
 from perdure.records.json import encode
 from perdure.records.manifest import Manifest
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import open_read_only, take_after
+from perdure.store import Held, Taken, Terms, open_read_only
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.conformance._kit import append_ok, take
 from perdure.transfer import (
@@ -367,7 +367,7 @@ async def test_one_run_writes_a_backup_at_a_time(kind: str, tmp_path: Path) -> N
     async def run(store: Any) -> None:
         done.append(await backup(source, store))
 
-    pause = first.pause("acquire", lambda key: key == SessionKey("a"))
+    pause = first.pause("acquire", lambda key, _: key == SessionKey("a"))
     async with anyio.create_task_group() as group:
         group.start_soon(run, first)
         await pause.reached.wait()
@@ -380,7 +380,7 @@ async def test_one_run_writes_a_backup_at_a_time(kind: str, tmp_path: Path) -> N
     assert (done[0].failed, done[0].written) == ({}, 2)
     assert (await backup(source, second, wait=0)).there == 2
     assert (await verify_backup(second)).problems == {}
-    pause = first.pause("acquire", lambda key: key == SessionKey("b"))
+    pause = first.pause("acquire", lambda key, _: key == SessionKey("b"))
     async with perdure.connect(source) as sessions, sessions.open("b") as session:
         session.append(Message.user("b three"))
     await source.open()
@@ -401,7 +401,7 @@ async def test_a_run_that_was_taken_for_dead_doubles_nothing() -> None:
     late, other = PausingStore(MemoryStore(backing=backing)), MemoryStore(backing=backing)
     for store in (source, late, other, new):
         await store.open()
-    pause = late.pause("acquire", lambda key: key == SessionKey("a"))
+    pause = late.pause("acquire", lambda key, _: key == SessionKey("a"))
     done: list[Any] = []
 
     async def run() -> None:
@@ -558,10 +558,10 @@ async def test_nothing_is_deleted_while_what_was_renamed_cannot_be_backed_up() -
     await source.open()
 
     class Full(MemoryStore):
-        async def acquire(self, key: SessionKey, **begun: Any) -> Any:
+        async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
             if key == SessionKey("zoe-2"):
                 raise StoreError("full")
-            return await take_after(super(), key, **begun)
+            return await super().acquire(key, terms)
 
     full = Full(backing=backing)
     await full.open()

@@ -59,9 +59,9 @@ class Deadline(msgspec.Struct, frozen=True):
 
         >>> deadline = Deadline.of(Shutdown(deadline=20, turn_grace=5, hard_grace=1), now=0)
         >>> deadline.until("turns", 0), deadline.until("captures", 4), deadline.until("saves", 12)
-        (5.0, 12.0, 20.0)
+        (5, 12.0, 20)
         >>> deadline.until("releases", 20), deadline.until("store", 20.5)
-        (20.5, 21.0)
+        (20.5, 21)
         """
         by, share = _STATIONS[station]
         limit: float = getattr(self, by)
