@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal
 
 import anyio
 import msgspec
@@ -63,19 +62,7 @@ _NAMES: dict[type, EventName] = {
 
 
 class ManagerParts:
-    """What a connected manager consists of."""
-
-    __slots__ = (
-        "_exit",
-        "_renewed_at",
-        "at_exit",
-        "closing",
-        "inbox",
-        "lifecycle",
-        "opener",
-        "runtime",
-        "signals",
-    )
+    """What a connected manager consists of, and what can be done to its sessions from outside."""
 
     def __init__(
         self,
@@ -87,6 +74,11 @@ class ManagerParts:
         self.lifecycle: SessionLifecycle = SessionLifecycle(runtime)
         self.inbox: Inbox = Inbox(runtime)
         self.opener: Opener = Opener(runtime, self.lifecycle, self.inbox)
+        self.access: ExclusiveAccess = ExclusiveAccess(runtime, self.lifecycle)
+        self.forker: ForkBuilder = ForkBuilder(self.access)
+        self.forgetter: Forgetter = Forgetter(self.access)
+        self.renamer: Renamer = Renamer(self.access, self.forker)
+        self.pruner: Pruner = Pruner(self.access, self.forgetter)
         self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
         self._renewed_at = runtime.clock()
@@ -95,12 +87,16 @@ class ManagerParts:
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit
         runtime.host.spawn(self._renew_leases)
-        if runtime.shutdown.signals:
-            self.signals.install()
         self.at_exit: ExitHandler = ExitHandler(self.closing, close, by_owner)
         if by_owner is None:  # else in the owner's thread
-            self.at_exit.install()
+            self.install()
         runtime.host.at_end(self._ended)
+
+    def install(self) -> None:
+        """Watch for SIGTERM and for the end of the process, in the thread whose program it is."""
+        if self.runtime.shutdown.signals:
+            self.signals.install()
+        self.at_exit.install()
 
     def _ended(self) -> None:
         if self.closing.report is not None:  # else what it has accepted is still to be kept
@@ -142,36 +138,24 @@ class ManagerParts:
             spawn(self.lifecycle.hand_over, key)
 
     def health(self) -> Health:
-        """Return its health: saving, and whether the leases are renewed."""
-        health, lease = self._with_inbox(self.runtime.saver.health()), self.runtime.lease
-        late = self.runtime.clock() - self._renewed_at
-        if late <= max(lease.ttl, 2 * lease.heartbeat) or self.closing.report is not None:
-            return health
-        reason = (
-            f"no heartbeat for {late:.0f} s: other processes may take over what is open here"
-            if health.sessions
-            else f"no heartbeat for {late:.0f} s"
-        )
-        status: Literal["degraded", "failing"]
-        status = "failing" if health.status == "failing" else "degraded"
-        return msgspec.structs.replace(health, status=status, reasons=(*health.reasons, reason))
-
-    def _with_inbox(self, health: Health) -> Health:
-        undelivered, dead = self.inbox.undelivered(), self.inbox.set_aside()
-        waits = list(self.runtime.turn_waits.values())
-        if not undelivered and not waits:
-            return msgspec.structs.replace(health, dead_letters=dead) if dead else health
+        """Return its health: saving, whether posts are taken, and whether leases are renewed."""
+        health, lease = self.runtime.saver.health(), self.runtime.lease
+        undelivered = self.inbox.undelivered()
         reasons = [f"session {key}: {reason}" for key, reason in list(undelivered.items())[:NAMED]]
         if len(undelivered) > NAMED:
             reasons.append(f"{len(undelivered) - NAMED} more sessions: posts cannot be taken")
-        status: Literal["degraded", "failing"]
-        status = "failing" if health.status == "failing" else "degraded"
+        reasons += list(self.runtime.turn_waits.values())[:NAMED]
+        late = self.runtime.clock() - self._renewed_at
+        if late > max(lease.ttl, 2 * lease.heartbeat) and self.closing.report is None:
+            risk = ": other processes may take over what is open here" if health.sessions else ""
+            reasons.append(f"no heartbeat for {late:.0f} s{risk}")
+        degraded = reasons and health.status != "failing"
         return msgspec.structs.replace(
             health,
-            status=status,
-            reasons=(*health.reasons, *reasons, *waits[:NAMED]),
+            status="degraded" if degraded else health.status,
+            reasons=(*health.reasons, *reasons),
             undelivered=undelivered,
-            dead_letters=dead,
+            dead_letters=self.inbox.set_aside(),
         )
 
     def _on_end(self) -> None:
@@ -215,6 +199,24 @@ class ManagerParts:
         # A body that is leaving ends the process itself.
         await anyio.sleep(min(self.runtime.shutdown.hard_grace, closing.time_left()))
         await self.signals.end_process_by_force()
+
+    async def forget(
+        self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
+    ) -> ForgetReport:
+        """Forget the sessions that a filter finds, also those that were only posted to."""
+        found = await chosen(self.access.store, wanted, self.access.runtime.sessions)
+        # One that was deleted since, and posted to, is among both.
+        keys = sorted({*found, *await only_posted_to(self.access.store, wanted)})
+        return await self.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
+
+    async def prune(
+        self, retention: Retention, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
+    ) -> PruneReport:
+        """Prune the sessions that a filter finds; all of the tenant's if it names no id."""
+        keys = None
+        if wanted.id is not None:
+            keys = await chosen(self.access.store, wanted, self.access.runtime.sessions)
+        return await self.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)
 
 
 def _log_heartbeat_failure(error: BaseException, *, again: bool) -> None:
@@ -308,34 +310,3 @@ def manager_facts(connected: ManagerParts | None) -> dict[str, object]:
         "saving": health.status,
         "unsaved": f"{health.unsaved_bytes} bytes unsaved",
     }
-
-
-class ManagerCore:
-    """What can be done to one manager's sessions from outside."""
-
-    __slots__ = ("access", "forgetter", "forker", "pruner", "renamer")
-
-    def __init__(self, connected: ManagerParts) -> None:
-        self.access: ExclusiveAccess = ExclusiveAccess(connected.runtime, connected.lifecycle)
-        self.forker: ForkBuilder = ForkBuilder(self.access)
-        self.forgetter: Forgetter = Forgetter(self.access)
-        self.renamer: Renamer = Renamer(self.access, self.forker)
-        self.pruner: Pruner = Pruner(self.access, self.forgetter)
-
-    async def forget(
-        self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
-    ) -> ForgetReport:
-        """Forget the sessions that a filter finds, also those that were only posted to."""
-        found = await chosen(self.access.store, wanted, self.access.runtime.sessions)
-        # One that was deleted since, and posted to, is among both.
-        keys = sorted({*found, *await only_posted_to(self.access.store, wanted)})
-        return await self.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
-
-    async def prune(
-        self, retention: Retention, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
-    ) -> PruneReport:
-        """Prune the sessions that a filter finds; all of the tenant's if it names no id."""
-        keys = None
-        if wanted.id is not None:
-            keys = await chosen(self.access.store, wanted, self.access.runtime.sessions)
-        return await self.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)
