@@ -480,7 +480,8 @@ class SessionLifecycle:
                     await each(behind, fold, at_once=at_once)
             if row.lease == "released":
                 with deadline.scope("releases"):
-                    await each(sessions, self.release, at_once=at_once)
+                    held = [(session.key, session.epoch) for session in sessions]
+                    await each(held, lambda hold: self.release(*hold), at_once=at_once)
         finally:
             if row.event:
                 for session in sessions:
@@ -659,12 +660,12 @@ class SessionLifecycle:
             saver.unseal(tracked)
             raise
 
-    async def release(self, session: SessionBase) -> None:
+    async def release(self, key: SessionKey, epoch: int) -> None:
         """Release a session's lease. If that fails, others get it when they ask, or when we end."""
         try:
-            await self._runtime.store.release(session.key, session.epoch)
+            await self._runtime.store.release(key, epoch)
         except Exception as error:  # noqa: BLE001  # what was to be kept is durable
-            extra = {"session": str(session.key)}
+            extra = {"session": str(key)}
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
     def _forget(self, session: SessionBase, reason: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Generator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, final, get_args
@@ -12,7 +11,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.logs import log_failure
 from perdure._lib.tasks import HostClosedError
 from perdure.autosave.options import KEEP, Autosave, Inherit
 from perdure.errors import (
@@ -49,8 +47,6 @@ from perdure.session.runtime import (
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
 from perdure.store import Store, Taken, Terms
-
-log: logging.Logger = logging.getLogger("perdure")
 
 _LONGEST_OWNER = 64
 
@@ -203,19 +199,14 @@ class Opener:
         _require_owner(session, wanted)
         self._lifecycle.pin(session, force=wanted.force)
         try:
-            self._apply_labels(session, wanted)
+            if wanted.autosave is not KEEP:
+                self._runtime.saver.tune_one(session._tracked, wanted.autosave)
+            if wanted.owner is not None or wanted.tags:
+                _describe(session, wanted)
         except BaseException:
             self._lifecycle.unpin(session)
             raise
         return session
-
-    def _apply_labels(self, session: Session, wanted: OpenRequest) -> None:
-        """Apply this opener's labels to the session, also if it is open already."""
-        if wanted.autosave is not KEEP:
-            self._runtime.saver.tune_one(session._tracked, wanted.autosave)
-        changes = _changes(session, wanted)
-        if changes:
-            session.describe(**changes)
 
     async def _run_load(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
         try:
@@ -263,8 +254,12 @@ class Opener:
             await session._load_memory()
             await self._replay(session)
         except BaseException:
+            # It is left as it was found: what was not replayed is still in its spill file.
             with self._lifecycle.giving_up():
-                await self._give_up(taken, session)
+                if session is not None:
+                    with contextlib.suppress(HostClosedError):  # nothing is looked after any more
+                        await runtime.saver.abandon(session._tracked)
+                await self._lifecycle.release(key, taken.epoch)
             raise
         self._lifecycle.keep(session)
         took = anyio.current_time() - began
@@ -272,18 +267,6 @@ class Opener:
         runtime.hooks.emit("opened", opened)
         if may_have_items:
             await self._inbox.begin(session)
-
-    async def _give_up(self, taken: Taken, session: Session | None) -> None:
-        """Leave a session as it was found: what was not replayed is still in its spill file."""
-        runtime = self._runtime
-        try:
-            if session is not None:
-                with contextlib.suppress(HostClosedError):  # then nothing is looked after any more
-                    await runtime.saver.abandon(session._tracked)
-            await runtime.store.release(taken.key, taken.epoch)
-        except Exception as error:  # noqa: BLE001  # why the load failed is raised
-            extra = {"session": str(taken.key)}
-            log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
     async def _replay(self, session: Session) -> None:
         """Append what a shutdown spilled of this session, unless others have written since."""
@@ -382,14 +365,10 @@ def _clipped(owner: str) -> str:
     return repr(owner if len(owner) <= _LONGEST_OWNER else f"{owner[: _LONGEST_OWNER - 1]}…")
 
 
-def _changes(session: Session, wanted: OpenRequest) -> dict[str, Any]:
-    """Return what the opener says about the session and it does not know yet."""
-    if wanted.owner is None and not wanted.tags:
-        return {}
-    metadata = session.info.metadata
-    changes: dict[str, Any] = {}
-    if wanted.owner is not None and metadata.owner is None:
-        changes["owner"] = wanted.owner
-    if wanted.tags and list(wanted.tags) != metadata.tags:
-        changes["tags"] = list(wanted.tags)
-    return changes
+def _describe(session: Session, wanted: OpenRequest) -> None:
+    """Append what the opener says about the session and it does not know yet."""
+    metadata, tags = session.info.metadata, list(wanted.tags)
+    owner = wanted.owner if metadata.owner is None else None
+    new_tags = None if tags in ([], metadata.tags) else tags
+    if owner is not None or new_tags is not None:
+        session.describe(owner=owner, tags=new_tags)

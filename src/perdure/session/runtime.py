@@ -410,31 +410,6 @@ def try_exclusive(pending_loads: PendingLoads, key: SessionKey) -> Iterator[bool
 class Runtime:
     """One connected manager's parts."""
 
-    __slots__ = (
-        "append",
-        "clock",
-        "draining",
-        "durability",
-        "home",
-        "hooks",
-        "host",
-        "lease",
-        "limits",
-        "loop",
-        "max_record_bytes",
-        "pending_loads",
-        "registry",
-        "running",
-        "saver",
-        "sessions",
-        "shutdown",
-        "spill_folder",
-        "store",
-        "store_record_bytes",
-        "turn_waits",
-        "watch",
-    )
-
     def __init__(
         self,
         *,
@@ -512,11 +487,8 @@ async def catch_up(runtime: Runtime) -> float:
     await checkpoint()
     for key, pending_load in list(runtime.pending_loads.items()):
         session = runtime.sessions.get(key)
-        if session is not None and _at_rest(session):
+        if session is None or session._pins or session._turns.busy:
+            continue
+        if session._tracked.clean:  # it can leave memory at once
             await pending_load.done.wait()
     return due
-
-
-def _at_rest(session: SessionBase) -> bool:
-    """Whether a session can leave memory at once: no turn runs, and nothing is unsaved."""
-    return not session._pins and not session._turns.busy and session._tracked.clean
