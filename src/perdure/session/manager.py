@@ -54,7 +54,6 @@ from perdure.session.runtime import (
     EventName,
     Hook,
     Patience,
-    while_answered,
     within,
     wrong_loop,
 )
@@ -592,7 +591,7 @@ class SessionManager:
         """Run an act in the background, and wait for it as long as the store gives a sign."""
         runtime = self._check().runtime
         patience = Patience(runtime.store.inner, key, wait)
-        return await while_answered(patience, lambda: runtime.host.call(act))
+        return await runtime.host.call(act, wait=patience.wait_for)
 
     async def fork(
         self,

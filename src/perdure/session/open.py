@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Sequence
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, final, get_args
 
@@ -125,18 +126,15 @@ async def _joined(
     """
     wait = 0.0 if wanted.on_held == "raise" else wanted.wait
     patience = Patience(store, wanted.key, wait)
-    until = float("inf") if is_own else began + wait
-    while not pending_load.done.is_set():
-        with anyio.CancelScope(deadline=min(until, patience.next)):
-            await pending_load.done.wait()
+    until = inf if is_own else began + wait
+    while True:
+        await patience.wait_for(pending_load.done, until)
+        if pending_load.done.is_set():
             return
         now = anyio.current_time()
-        if now >= patience.next:
-            await patience.require_sign()
-        if now >= until:
-            if pending_load.holder is not None:
-                raise lease_held(wanted.key, pending_load.holder, wanted.on_held, now - began)
-            until = now + LATE
+        if pending_load.holder is not None:
+            raise lease_held(wanted.key, pending_load.holder, wanted.on_held, now - began)
+        until = now + LATE
 
 
 class Opener:

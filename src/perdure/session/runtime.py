@@ -281,25 +281,36 @@ class Patience:
 
     def __init__(self, store: Store, key: SessionKey, wait: float) -> None:
         require_wait(wait)
-        self.seconds: float = max(wait, LEAST_PATIENCE) if wait else float("inf")
+        self.seconds: float = max(wait, LEAST_PATIENCE) if wait else math.inf
         self._store = store
         self._key = key
         self._until = anyio.current_time() + self.seconds
+        self._last = 0.0 if math.isinf(self.seconds) else self.seconds * _ASKING
 
-    @property
-    def next(self) -> float:
-        """When to ask the store for a sign."""
-        return self._until if math.isinf(self._until) else self._until - self.seconds * _ASKING
-
-    async def require_sign(self) -> None:
-        """Ask the store for a sign.
+    async def wait_for(self, done: anyio.Event, until: float = math.inf) -> None:
+        """Wait for what goes on without the caller, or until a time, while the store gives signs.
 
         Raises:
-            StoreUnavailableError: It gives none within what is left.
+            StoreUnavailableError: It gave none, and the event is not set.
 
         """
+        while not done.is_set() and anyio.current_time() < until:
+            asks_at = self._until - self._last
+            with anyio.CancelScope(deadline=min(until, asks_at)):
+                await done.wait()
+                return
+            if anyio.current_time() >= asks_at and not await self._signs() and not done.is_set():
+                message = (
+                    f"the store has not answered for {self.seconds:g} s; what was asked of session "
+                    f"{self._key} goes on in the background: look whether the store can be "
+                    "reached, and do it again"
+                )
+                raise StoreUnavailableError(message, key=str(self._key), wait=self.seconds)
+
+    async def _signs(self) -> bool:
+        """Ask the store for a sign; return False if it gives none within what is left."""
         # A loop that was blocked until now leaves the store no less time than any other.
-        with anyio.CancelScope(deadline=anyio.current_time() + self.seconds * _ASKING):
+        with anyio.CancelScope(deadline=anyio.current_time() + self._last):
             while True:
                 try:
                     await self._store.head(self._key)
@@ -309,13 +320,8 @@ class Patience:
                 except PerdureError:
                     pass  # that is a sign, too
                 self._until = anyio.current_time() + self.seconds
-                return
-        message = (
-            f"the store has not answered for {self.seconds:g} s; what was asked of session "
-            f"{self._key} goes on in the background: look whether the store can be reached, and "
-            "do it again"
-        )
-        raise StoreUnavailableError(message, key=str(self._key), wait=self.seconds)
+                return True
+        return False
 
 
 @contextmanager
@@ -336,43 +342,6 @@ def within(wait: float, what: str) -> Iterator[None]:
             "store can be reached (sessions.health()), and do it again"
         )
         raise StoreUnavailableError(message, wait=seconds)
-
-
-async def while_answered(patience: Patience, act: Callable[[], Awaitable[T]]) -> T:
-    """Await what goes on without its caller, for as long as the store gives a sign now and then.
-
-    Raises:
-        StoreUnavailableError: It gave none.
-
-    """
-    if math.isinf(patience.seconds):
-        return await act()
-    results: list[T] = []
-    failed: Exception | None = None
-    silent: StoreUnavailableError | None = None
-
-    async def watch() -> None:
-        nonlocal silent
-        while silent is None:
-            await anyio.sleep_until(patience.next)
-            try:
-                await patience.require_sign()
-            except StoreUnavailableError as error:
-                silent = error
-        group.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        try:
-            results.append(await act())
-        except Exception as error:  # noqa: BLE001  # raised below, outside of the group
-            failed = error
-        group.cancel_scope.cancel()
-    if failed is not None:
-        raise failed
-    if silent is not None and not results:
-        raise silent
-    return results[0]
 
 
 PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
