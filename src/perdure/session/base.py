@@ -474,7 +474,6 @@ class SessionBase(_Hot):
         "_folding",
         "_may_be_cut",
         "_noted",
-        "_pins",
         "_rewrite_bytes",
         "_tail_bytes",
         "_tail_records",
@@ -493,7 +492,6 @@ class SessionBase(_Hot):
         """The agent that works on it, if one does."""
         self._contributors: Contributors | None = None
         """Made when the first one is attached."""
-        self._pins: int = 0
         self._folding: bool = False
         manifest = restored.manifest
         self._rewrite_bytes: int = _size(manifest)

@@ -116,7 +116,8 @@ class ManagerParts:
                     raise
                 if self.closing.report is not None:
                     return
-                _log_heartbeat_failure(error, again=failed)
+                level = logging.DEBUG if failed else logging.WARNING  # one line for an outage
+                log_failure(log, level, "heartbeat failed, trying again", error)
                 failed = True
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
@@ -219,11 +220,6 @@ class ManagerParts:
         return await self.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)
 
 
-def _log_heartbeat_failure(error: BaseException, *, again: bool) -> None:
-    level = logging.DEBUG if again else logging.WARNING  # one line for an outage
-    log_failure(log, level, "heartbeat failed, trying again", error)
-
-
 async def connected(
     store: SessionStore,
     *,
@@ -244,7 +240,14 @@ async def connected(
     host = Host()
     try:
         await host.start()
-        await _open_store(store, shutdown)
+        await store.open()
+        try:
+            await require_sessions(store)
+        except BaseException:
+            with Deadline.of(shutdown, anyio.current_time()).scope("store") as scope:
+                scope.shield = True
+                await store.aclose()
+            raise
     except BaseException:
         await host.aclose()
         raise
@@ -282,17 +285,6 @@ async def connected(
         clock.drive(partial(catch_up, runtime))
     log.info("connected", extra={"location": store.location, "owner": store.owner})
     return ManagerParts(runtime, close, by_owner)
-
-
-async def _open_store(store: SessionStore, shutdown: Shutdown) -> None:
-    await store.open()
-    try:
-        await require_sessions(store)
-    except BaseException:
-        with Deadline.of(shutdown, anyio.current_time()).scope("store") as scope:
-            scope.shield = True
-            await store.aclose()
-        raise
 
 
 def manager_facts(connected: ManagerParts | None) -> dict[str, object]:

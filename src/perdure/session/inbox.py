@@ -102,8 +102,8 @@ class Inbox:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._random = Random().random
-        self._taking: set[SessionKey] = set()
-        self._again: set[SessionKey] = set()
+        self._taking: dict[SessionKey, bool] = {}
+        """Sessions whose posts are being taken, and whether to look again afterwards."""
         self._troubles: dict[SessionKey, _InboxFailure] = {}
         """Sessions whose posts could not be taken when that was tried last."""
         self._timers: dict[SessionKey, float] = {}
@@ -251,18 +251,17 @@ class Inbox:
             self._troubles.pop(key, None)
             return
         if key in self._taking:
-            self._again.add(key)  # what is under way may have looked before this was posted
+            self._taking[key] = True  # what is under way may have looked before this was posted
             return
         trouble = self._troubles.get(key)
         if trouble is not None and not now and runtime.clock() < trouble.due:
             return  # its own retry comes
-        self._taking.add(key)
+        self._taking[key] = False
         try:
             await self._guarded(session)
         finally:
-            self._taking.discard(key)
-        if key in self._again:
-            self._again.discard(key)
+            looks_again = self._taking.pop(key)
+        if looks_again:
             runtime.host.spawn(self.attend, key)
 
     async def _guarded(self, session: SessionBase, *, opening: bool = False) -> bool:

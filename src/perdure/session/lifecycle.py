@@ -305,15 +305,14 @@ class SessionLifecycle:
                 "open it with force=True to see what is unsaved"
             )
             raise SessionQuarantinedError(message, key=str(session.key)) from tracked.last_error
-        session._pins += 1
-        tracked.pins = session._pins
+        tracked.pins += 1
 
     def unpin(self, session: SessionBase) -> None:
         """Let go of a session; autosave and hibernation own it from then on."""
-        session._pins = max(session._pins - 1, 0)
-        session._tracked.pins = session._pins
-        if session._pins == 0 and session._closed_by is None:
-            self._runtime.saver.touch(session._tracked)
+        tracked = session._tracked
+        tracked.pins = max(tracked.pins - 1, 0)
+        if tracked.pins == 0 and session._closed_by is None:
+            self._runtime.saver.touch(tracked)
 
     # folds
 
@@ -450,7 +449,7 @@ class SessionLifecycle:
                 if row.unsaved == "refused":
                     if session._contributors is not None:
                         await saver.contribute(tracked)
-                    if session._pins or not tracked.clean or session._closed_by is not None:
+                    if tracked.pins or not tracked.clean or session._closed_by is not None:
                         return False
                 with anyio.move_on_after(PATIENCE) if why == "handover" else nullcontext():
                     if row.unsaved == "saved":

@@ -456,7 +456,7 @@ async def catch_up(runtime: Runtime) -> float:
     await checkpoint()
     for key, pending_load in list(runtime.pending_loads.items()):
         session = runtime.sessions.get(key)
-        if session is None or session._pins or session._turns.busy:
+        if session is None or session._tracked.pins or session._turns.busy:
             continue
         if session._tracked.clean:  # it can leave memory at once
             await pending_load.done.wait()
