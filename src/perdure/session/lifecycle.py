@@ -336,14 +336,13 @@ class SessionLifecycle:
 
     def _is_due(self, session: SessionBase, times: float = 1.0) -> bool:
         """Whether the log's tail is long enough for a fold, or this many times as long."""
-        due = partial(
-            fold_due,
+        return fold_due(
             tail_bytes=session._tail_bytes,
             tail_records=session._tail_records,
             rewrite_bytes=session._rewrite_bytes,
             limits=self._runtime.limits,
+            phase=times * phase_of(session.key),
         )
-        return due(phase=times) and due(phase=times * phase_of(session.key))
 
     def fold_soon(self, session: SessionBase) -> None:
         """Fold in the background, when the session is next at rest, unless that is planned already.

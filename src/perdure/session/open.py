@@ -272,13 +272,16 @@ class Opener:
         if folder is None or not spill.exists(folder):
             return
         for spilled in await anyio.to_thread.run_sync(spill.find, folder, key):
-            remaining = await self._unsaved_records(spilled, key)
+            remaining = await self._unsaved_records(spilled)
             if isinstance(remaining, str):
                 session._report_step("spill kept", f"{spilled.name}: {remaining}")
                 continue
             entries = [Entry(record.kind, record.payload, record.end) for record in remaining]
             if entries:
-                entries = [*await continued(self._runtime.store, key, spilled.epoch), *entries]
+                entries = [
+                    *await continued(self._runtime.store, key, spilled.header.epoch),
+                    *entries,
+                ]
             for group in groups_of(entries):
                 session._accept(group)
             await self._runtime.saver.save(session._tracked)
@@ -287,24 +290,19 @@ class Opener:
             await anyio.to_thread.run_sync(spill.remove, folder, spilled.name)
             session._report_step("spill replayed", f"{len(remaining)} records of {spilled.name}")
 
-    async def _unsaved_records(
-        self, spill_file: SpillFile, key: SessionKey
-    ) -> tuple[Record, ...] | str:
+    async def _unsaved_records(self, spilled: SpillFile) -> tuple[Record, ...] | str:
         """Return the records of a spill file that the log lacks, or why they cannot be appended."""
+        store, header = self._runtime.store, spilled.header
         try:
-            spilled = await spill.restored(self._runtime.store, key, spill_file)
+            spilled = await spill.restored(store, spilled)
         except (ConfigError, FormatError) as error:  # encrypted for a session whose key is gone
             return str(error)
         if not await is_begun_by(
-            self._runtime.store,
-            key,
-            begun=spilled.begun,
-            epoch=spilled.epoch,
-            owner=spilled.owner,
+            store, header.key, begun=header.begun, epoch=header.epoch, owner=header.owner
         ):
             return "it is of another store, which was at this place before"
         records: list[Record] = []
-        chunks = self._runtime.store.read_log(key, after=max(spilled.base - 1, 0))
+        chunks = store.read_log(header.key, after=max(header.base - 1, 0))
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 records.extend(chunk.records)

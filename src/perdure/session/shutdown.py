@@ -225,15 +225,10 @@ class ManagerShutdown:
         """Write a session's spill file, and return its path."""
         store, key, epoch = self.runtime.store, tracked.key, tracked.epoch
         base, pending = _unsaved_of(tracked)
-        return spilling.write(
-            folder,
-            key,
-            epoch=epoch,
-            base=base,
-            entries=spilling.transformed(store, key, epoch=epoch, base=base, entries=pending),
-            owner=store.owner,
-            begun=store.begun_at(key, epoch),
+        header = spilling.SpillHeader(
+            spilling.FORMAT, key, epoch, base, store.owner, store.begun_at(key, epoch)
         )
+        return spilling.write(folder, header, spilling.transformed(store, header, pending))
 
     # the end of the process
 
