@@ -64,24 +64,16 @@ MOST_REASON = 2000
 """Characters of why a post was refused."""
 
 
-class _InboxFailure(msgspec.Struct, frozen=True):
-    """That the posts of a session could not be taken."""
+class _Failure(msgspec.Struct, frozen=True):
+    """That posts could not be taken: all of a session's, or a whole one of them."""
 
-    failures: int
+    tries: int
     """In a row."""
     reason: str
     due: float
     """When it is tried again."""
-
-
-class _Refused(msgspec.Struct, frozen=True):
-    """A post that could not be taken; whole, since half a post is never taken."""
-
-    tries: int
-    reason: str
-    due: float
-    size: int
-    """How many items it has."""
+    size: int = 0
+    """How many items the post has."""
     items: tuple[PendingItem, ...] = ()
     """The items themselves, once they are to be set aside."""
 
@@ -104,11 +96,11 @@ class Inbox:
         self._random = Random().random
         self._taking: dict[SessionKey, bool] = {}
         """Sessions whose posts are being taken, and whether to look again afterwards."""
-        self._troubles: dict[SessionKey, _InboxFailure] = {}
+        self._troubles: dict[SessionKey, _Failure] = {}
         """Sessions whose posts could not be taken when that was tried last."""
         self._timers: dict[SessionKey, float] = {}
         """When each is tried next, without a new post."""
-        self._refused: dict[SessionKey, dict[str, _Refused]] = {}
+        self._refused: dict[SessionKey, dict[str, _Failure]] = {}
         """Posts that were refused, and wait on, by key."""
         self._dead: dict[SessionKey, int] = {}
         """Items that were set aside here."""
@@ -282,16 +274,17 @@ class Inbox:
         return came
 
     def _fail(self, key: SessionKey, error: Exception) -> None:
-        before = self._troubles.get(key)
-        failures = 1 if before is None else before.failures + 1
-        due = self._runtime.clock() + self._pause(failures)
-        self._troubles[key] = _InboxFailure(failures, str(error) or type(error).__name__, due)
+        tries, due = self._again_after(self._troubles.get(key))
+        self._troubles[key] = _Failure(tries, str(error) or type(error).__name__, due)
         extra = {"session": str(key)}
         log_failure(log, logging.WARNING, "taking posts failed", error, extra=extra)
         self._later(key, due)
 
-    def _pause(self, failures: int) -> float:
-        return backoff(failures, base=PAUSE, cap=LONGEST_PAUSE, chance=self._random())
+    def _again_after(self, before: _Failure | None) -> tuple[int, float]:
+        """Return how often something has failed by now, and when it is tried again."""
+        tries = 1 if before is None else before.tries + 1
+        pause = backoff(tries, base=PAUSE, cap=LONGEST_PAUSE, chance=self._random())
+        return tries, self._runtime.clock() + pause
 
     def _later(self, key: SessionKey, due: float) -> None:
         """Attend to a session at a time, unless that is going to happen anyway by then."""
@@ -414,12 +407,10 @@ class Inbox:
 
     def _refuse(self, key: SessionKey, post: Sequence[PendingItem], reason: str) -> None:
         refused, name = self._refused.setdefault(key, {}), post[0].key
-        before = refused.get(name)
-        tries = 1 if before is None else before.tries + 1
-        due = self._runtime.clock() + self._pause(tries)
+        tries, due = self._again_after(refused.get(name))
         keeps = self._runtime.store.capabilities.dead_letters
         items = tuple(post) if keeps and tries >= TRIES else ()
-        refused[name] = _Refused(tries, reason, due, len(post), items)
+        refused[name] = _Failure(tries, reason, due, len(post), items)
         extra = {"session": str(key), "post": name, "tries": tries, "reason": reason}
         log.warning("a post cannot be taken", extra=extra)
 

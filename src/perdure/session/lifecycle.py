@@ -351,12 +351,8 @@ class SessionLifecycle:
         """
         if session._folding or self._runtime.draining or session._closed_by is not None:
             return
+        self._runtime.host.spawn(self._fold_in_background, session)
         session._folding = True
-        try:
-            self._runtime.host.spawn(self._fold_in_background, session)
-        except BaseException:
-            session._folding = False
-            raise
 
     async def _fold_in_background(self, session: SessionBase) -> None:
         self._resting[session] = rest = _Rest()

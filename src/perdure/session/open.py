@@ -180,15 +180,11 @@ class Opener:
 
     def _begin_load(self, wanted: OpenRequest, began: float) -> PendingLoad:
         """Begin to load a session for a caller that has waited since *began*."""
-        runtime = self._runtime
-        pending_load = runtime.pending_loads[wanted.key] = PendingLoad()
+        pending_load = PendingLoad()
         remaining = max(wanted.wait - (anyio.current_time() - began), 0.0)
         load = msgspec.structs.replace(wanted, wait=remaining)
-        try:
-            runtime.host.spawn(self._run_load, pending_load, load)
-        except BaseException:
-            del runtime.pending_loads[wanted.key]
-            raise
+        self._runtime.host.spawn(self._run_load, pending_load, load)
+        self._runtime.pending_loads[wanted.key] = pending_load
         return pending_load
 
     def _pinned(self, session: Session, wanted: OpenRequest) -> Session:
