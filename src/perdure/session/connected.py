@@ -10,17 +10,11 @@ import anyio
 import msgspec
 
 from perdure._lib.logs import log_failure
-from perdure._lib.loop import loop_clock
 from perdure._lib.signals import Exit, exit_in
 from perdure._lib.tasks import Host, was_cancelled
-from perdure.autosave import events
 from perdure.autosave.deadline import Deadline
-from perdure.autosave.engine import Autosaver
-from perdure.autosave.events import Event
-from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.autosave.reports import NAMED, Health
-from perdure.lease import LeaseOptions, renew_heartbeat
-from perdure.records.types import Registry
+from perdure.lease import renew_heartbeat
 from perdure.session import spill
 from perdure.session.delete import (
     ForgetReport,
@@ -34,10 +28,10 @@ from perdure.session.fork import ForkBuilder
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms, SessionLifecycle
 from perdure.session.open import Opener
-from perdure.session.options import Limits, require_sessions
+from perdure.session.options import require_sessions
 from perdure.session.prune import Pruner, PruneReport
 from perdure.session.retention import Retention
-from perdure.session.runtime import Clock, EventName, Hooks, Runtime, catch_up
+from perdure.session.runtime import ManagerOptions, Runtime, catch_up
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
 from perdure.session.stored import SessionStore
 from perdure.store import HeartbeatRequests
@@ -46,19 +40,6 @@ log: logging.Logger = logging.getLogger("perdure")
 
 GATHER = 0.005
 """Seconds between two heartbeats at least: requests that arrive together are served together."""
-
-_NAMES: dict[type, EventName] = {
-    events.Saved: "saved",
-    events.SaveFailed: "save_failed",
-    events.Recovered: "recovered",
-    events.Quarantined: "quarantined",
-    events.Lost: "lost",
-    events.Degraded: "degraded",
-    events.LoopBlocked: "loop_blocked",
-    events.StoreWarned: "store_warned",
-    events.Stalled: "stalled",
-    events.Resumed: "resumed",
-}
 
 
 class ManagerParts:
@@ -222,18 +203,13 @@ class ManagerParts:
 
 async def connected(
     store: SessionStore,
+    options: ManagerOptions,
     *,
-    registry: Registry,
-    autosave: Autosave | None,
-    engine: EngineOptions,
-    lease: LeaseOptions,
-    shutdown: Shutdown,
-    limits: Limits,
-    clock: Clock | None = None,
     close: Callable[[], Awaitable[object]],
-    by_owner: Callable[[], object] | None = None,
+    by_owner: Callable[[], object] | None,
 ) -> ManagerParts:
     """Open the store, and start everything."""
+    shutdown = options.shutdown
     if shutdown.spill:
         check = partial(spill.require_usable, shutdown.spill)
         await anyio.to_thread.run_sync(check, abandon_on_cancel=True)
@@ -251,38 +227,9 @@ async def connected(
     except BaseException:
         await host.aclose()
         raise
-    hooks = Hooks(host)
-
-    def emit(event: Event) -> None:
-        name = _NAMES.get(type(event))
-        if name is not None:
-            hooks.emit(name, event)
-
-    loop = loop_clock()
-    saver = Autosaver(
-        store,
-        host,
-        autosave=autosave,
-        engine=engine,
-        clock=clock or loop,
-        ticking=clock is None,
-        seed=None if clock is None else 0,  # a test is to run the same way each time
-        on_event=emit,
-    )
-    saver.report_saves(wanted=False)  # until there is a hook
-    runtime = Runtime(
-        store=store,
-        host=host,
-        saver=saver,
-        clock=loop,
-        registry=registry,
-        hooks=hooks,
-        lease=lease,
-        shutdown=shutdown,
-        limits=limits,
-    )
-    if clock is not None:
-        clock.drive(partial(catch_up, runtime))
+    runtime = Runtime(store, host, options)
+    if options.clock is not None:
+        options.clock.drive(partial(catch_up, runtime))
     log.info("connected", extra={"location": store.location, "owner": store.owner})
     return ManagerParts(runtime, close, by_owner)
 

@@ -53,6 +53,7 @@ from perdure.session.runtime import (
     Clock,
     EventName,
     Hook,
+    ManagerOptions,
     Patience,
     within,
     wrong_loop,
@@ -95,16 +96,8 @@ class SessionManager:
         )
         self.registry: Registry = Registry(types)
         self._store = followed(store)
-        self._connect = partial(
-            connected,
-            self._store,
-            registry=self.registry,
-            autosave=autosave,
-            engine=engine,
-            lease=lease,
-            shutdown=shutdown,
-            limits=limits,
-            clock=clock,  # a test's, for autosave
+        self._options = ManagerOptions(
+            self.registry, autosave, engine, lease, shutdown, limits, clock
         )
         self._connected: ManagerParts | None = None
         self._by_owner: Callable[[], object] | None = None  # the blocking mirror's close
@@ -155,7 +148,9 @@ class SessionManager:
             message = "this manager was started before: call connect(…) again for a new one"
             raise SessionClosedError(message)
         self._started = True
-        self._connected = await self._connect(close=self.aclose, by_owner=self._by_owner)
+        self._connected = await connected(
+            self._store, self._options, close=self.aclose, by_owner=self._by_owner
+        )
         return self
 
     def _check(self) -> ManagerParts:

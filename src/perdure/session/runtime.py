@@ -12,17 +12,29 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, final, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    final,
+    get_args,
+)
 
 import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.loop import Affinity, Stray
+from perdure._lib.loop import Affinity, Stray, loop_clock
 from perdure._lib.signals import exit_in
 from perdure._lib.tasks import Host, HostClosedError, was_cancelled
+from perdure.autosave import events
 from perdure.autosave.engine import Autosaver
-from perdure.autosave.options import Shutdown
+from perdure.autosave.events import Event
+from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import InvalidArgumentError, PerdureError, StoreUnavailableError, WrongLoopError
 from perdure.lease import LeaseOptions, OwnerWatch
 from perdure.records.keys import SessionKey
@@ -376,38 +388,64 @@ def try_exclusive(pending_loads: PendingLoads, key: SessionKey) -> Iterator[bool
         pending_load.done.set()
 
 
+_NAMES: dict[type, EventName] = {
+    events.Saved: "saved",
+    events.SaveFailed: "save_failed",
+    events.Recovered: "recovered",
+    events.Quarantined: "quarantined",
+    events.Lost: "lost",
+    events.Degraded: "degraded",
+    events.LoopBlocked: "loop_blocked",
+    events.StoreWarned: "store_warned",
+    events.Stalled: "stalled",
+    events.Resumed: "resumed",
+}
+
+
+class ManagerOptions(NamedTuple):
+    """What a manager was connected with."""
+
+    registry: Registry
+    autosave: Autosave | None
+    engine: EngineOptions
+    lease: LeaseOptions
+    shutdown: Shutdown
+    limits: Limits
+    clock: Clock | None
+    """A test's, for autosave."""
+
+
 class Runtime:
     """One connected manager's parts."""
 
-    def __init__(
-        self,
-        *,
-        store: SessionStore,
-        host: Host,
-        saver: Autosaver,
-        clock: Callable[[], float],
-        registry: Registry,
-        hooks: Hooks,
-        lease: LeaseOptions,
-        shutdown: Shutdown,
-        limits: Limits,
-    ) -> None:
+    def __init__(self, store: SessionStore, host: Host, options: ManagerOptions) -> None:
         self.store: SessionStore = store
         self.host: Host = host
-        self.saver: Autosaver = saver
-        self.clock: Callable[[], float] = clock
-        self.registry: Registry = registry
-        self.hooks: Hooks = hooks
-        self.lease: LeaseOptions = lease
-        self.watch: OwnerWatch = OwnerWatch(lease, clock)
-        self.shutdown: Shutdown = shutdown
-        self.limits: Limits = limits
-        self.spill_folder: str | None = spill.folder_for(store, shutdown.spill)
+        self.hooks: Hooks = Hooks(host)
+        self.clock: Callable[[], float] = loop_clock()
+        tests_clock = options.clock
+        self.saver: Autosaver = Autosaver(
+            store,
+            host,
+            autosave=options.autosave,
+            engine=options.engine,
+            clock=tests_clock or self.clock,
+            ticking=tests_clock is None,
+            seed=None if tests_clock is None else 0,  # a test is to run the same way each time
+            on_event=self._emit,
+        )
+        self.saver.report_saves(wanted=False)  # until there is a hook
+        self.registry: Registry = options.registry
+        self.lease: LeaseOptions = options.lease
+        self.watch: OwnerWatch = OwnerWatch(options.lease, self.clock)
+        self.shutdown: Shutdown = options.shutdown
+        self.limits: Limits = options.limits
+        self.spill_folder: str | None = spill.folder_for(store, self.shutdown.spill)
         self.home: Affinity = Affinity()
         self.running: Callable[[], object] = self.home.running
         """Asked on each append, as ``append`` is: bound once."""
         self.loop: object = self.home.loop
-        self.append: Callable[[Tracked, tuple[Entry, ...]], int] = saver.append
+        self.append: Callable[[Tracked, tuple[Entry, ...]], int] = self.saver.append
         self.sessions: dict[SessionKey, SessionBase] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""
         self.pending_loads: PendingLoads = {}
@@ -416,7 +454,12 @@ class Runtime:
         self.draining: bool = False
         self.durability: str = store.capabilities.durability
         self.store_record_bytes: int = store.capabilities.max_record_bytes
-        self.max_record_bytes: int = min(limits.record_bytes, self.store_record_bytes)
+        self.max_record_bytes: int = min(self.limits.record_bytes, self.store_record_bytes)
+
+    def _emit(self, event: Event) -> None:
+        name = _NAMES.get(type(event))
+        if name is not None:
+            self.hooks.emit(name, event)
 
 
 def wrong_loop(what: str, stray: Stray) -> WrongLoopError:
