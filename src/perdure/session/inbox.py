@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from math import inf
@@ -102,7 +103,7 @@ class Inbox:
         """When each is tried next, without a new post."""
         self._refused: dict[SessionKey, dict[str, _Failure]] = {}
         """Posts that were refused, and wait on, by key."""
-        self._dead: dict[SessionKey, int] = {}
+        self._dead: Counter[SessionKey] = Counter()
         """Items that were set aside here."""
 
     async def post(self, key: SessionKey, items: Sequence[Any], op: str | None) -> PostReceipt:
@@ -167,7 +168,7 @@ class Inbox:
             items = [letter.item for letter in post]
             await store.enqueue(key, items)
             await store.drop_dead_letters(key, [item.op_id for item in items])
-        self._note_gone(key, len(letters))
+        self._dead[key] = max(self._dead[key] - len(letters), 0)
         return len(letters)
 
     async def drop_dead_letters(self, key: SessionKey, keys: Collection[str] | None) -> int:
@@ -180,7 +181,7 @@ class Inbox:
         letters = await self._letters(key, keys)
         op_ids = [letter.item.op_id for letter in letters]
         dropped = await self._runtime.store.drop_dead_letters(key, op_ids) if op_ids else 0
-        self._note_gone(key, dropped)
+        self._dead[key] = max(self._dead[key] - dropped, 0)
         return dropped
 
     async def _letters(self, key: SessionKey, keys: Collection[str] | None) -> list[DeadLetter]:
@@ -196,13 +197,6 @@ class Inbox:
                 )
                 raise ConfigError(message, key=letter_key)
         return [letter for letter in letters if letter.item.key in keys]
-
-    def _note_gone(self, key: SessionKey, count: int) -> None:
-        remaining = self._dead.get(key, 0) - count
-        if remaining > 0:
-            self._dead[key] = remaining
-        else:
-            self._dead.pop(key, None)
 
     def undelivered(self) -> dict[str, str]:
         """Say for which sessions that are open here posts cannot be taken, and why."""
@@ -220,7 +214,7 @@ class Inbox:
 
     def set_aside(self) -> dict[str, int]:
         """Say how many dead letters each session has got here, as far as they are still there."""
-        return {str(key): count for key, count in self._dead.items()}
+        return {str(key): count for key, count in self._dead.items() if count}
 
     # the holder's side
 
@@ -432,7 +426,7 @@ class Inbox:
             letters = [DeadLetter(item, reason, failure.tries, now) for item in failure.items]
             await self._runtime.store.reject(key, session.epoch, letters)
             self._no_longer_refused(key, [name])
-            self._dead[key] = self._dead.get(key, 0) + len(letters)
+            self._dead[key] += len(letters)
             extra = {"session": str(key), "post": name, "tries": failure.tries, "reason": reason}
             log.error("a post was set aside as a dead letter", extra=extra)
 

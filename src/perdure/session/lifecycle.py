@@ -501,34 +501,31 @@ class SessionLifecycle:
         if key in self._handing_over:
             return
         self._handing_over.add(key)
+        runtime = self._runtime
         try:
-            await self._hand_over(key)
+            await wait_idle(runtime.pending_loads, key)
+            session = runtime.sessions.get(key)
+            if session is None:
+                await self._release_stray(key)
+                return
+            # A new holder has one turn first, or two processes that ask in turns get none done.
+            await session._turns.used(FIRST_TURN)
+            await runtime.saver.save(session._tracked)  # turns continue as long as the store takes
+            with try_exclusive(runtime.pending_loads, key) as free:
+                if not free or runtime.draining or runtime.sessions.get(key) is not session:
+                    return  # it is being let go of already, or will be when the manager stops
+                if await self.leave(session, "handover"):  # else who wants it asks again
+                    self._given[key] = session.epoch
+                    if len(self._given) > MAX_HANDED_OVER:
+                        del self._given[next(iter(self._given))]
         except (LeaseLostError, SessionError):
             pass  # taken already; or stuck with a refused record, and the asking process gets that
         except StoreUnavailableError as error:  # the process that wants it asks again
-            if not self._runtime.draining:  # then everything is released, and the store closes
+            if not runtime.draining:  # then everything is released, and the store closes
                 extra = {"session": str(key)}
                 log_failure(log, logging.WARNING, "a handover failed", error, extra=extra)
         finally:
             self._handing_over.discard(key)
-
-    async def _hand_over(self, key: SessionKey) -> None:
-        runtime = self._runtime
-        await wait_idle(runtime.pending_loads, key)
-        session = runtime.sessions.get(key)
-        if session is None:
-            await self._release_stray(key)
-            return
-        # A new holder has one turn first, or two processes that ask in turns would get none done.
-        await session._turns.used(FIRST_TURN)
-        await runtime.saver.save(session._tracked)  # turns continue as long as the store takes
-        with try_exclusive(runtime.pending_loads, key) as free:
-            if not free or runtime.draining or runtime.sessions.get(key) is not session:
-                return  # it is being let go of already, or will be when the manager stops
-            if await self.leave(session, "handover"):  # else the process that wants it asks again
-                self._given[key] = session.epoch
-                if len(self._given) > MAX_HANDED_OVER:
-                    del self._given[next(iter(self._given))]
 
     async def _release_stray(self, key: SessionKey) -> None:
         """Release a lease of ours that no session here has: a load or a release has failed."""
