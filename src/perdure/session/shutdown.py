@@ -517,16 +517,15 @@ class ExitHandler:
         return lambda: loop.run_until_complete(self._closed())
 
     async def _closed(self) -> None:
-        await self._close()
-        if _asyncio_loop(self._loop) is not None:
-            from asyncio import sleep
+        from asyncio import sleep
 
-            await sleep(0)  # what waits for the end of our tasks hears of it
+        await self._close()
+        await sleep(0)  # what waits for the end of our tasks hears of it
 
     def _on_trio(self) -> None:
         import trio
 
-        trio.from_thread.run(self._closed, trio_token=self._loop)
+        trio.from_thread.run(self._close, trio_token=self._loop)
 
     def release_threads(self) -> None:
         """End anyio's threads that wait for the end of a loop that does not run any more.
