@@ -34,7 +34,6 @@ from perdure.session.retention import Retention
 from perdure.session.runtime import ManagerOptions, Runtime, catch_up
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
 from perdure.session.stored import SessionStore
-from perdure.store import HeartbeatRequests
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -104,20 +103,15 @@ class ManagerParts:
             else:
                 self._renewed_at = self.runtime.clock()
                 self.runtime.saver.warn(requests.warnings)
-                self._serve(requests)
+                for key in requests.mail:
+                    self.runtime.host.spawn(self.inbox.attend, key)
+                for key in requests.handovers:
+                    self.runtime.host.spawn(self.lifecycle.hand_over, key)
                 if failed:
                     failed = False
                     log.info("the heartbeat works again")
                     self.inbox.again()
                 await anyio.sleep(GATHER)
-
-    def _serve(self, requests: HeartbeatRequests) -> None:
-        """Begin to serve the requests of other processes."""
-        spawn = self.runtime.host.spawn
-        for key in requests.mail:
-            spawn(self.inbox.attend, key)
-        for key in requests.handovers:
-            spawn(self.lifecycle.hand_over, key)
 
     def health(self) -> Health:
         """Return its health: saving, whether posts are taken, and whether leases are renewed."""

@@ -168,16 +168,12 @@ class _Fold:
         except Exception as error:  # noqa: BLE001  # reported
             self._failed(session, error)
 
-    async def write_if_free(self) -> None:
-        """Write it, unless somebody has the session exclusively.
-
-        Who does may have announced a base: a fold now would hold it, and not be of it.
-        """
-        if self.session.key not in self._runtime.pending_loads:
-            await self.write()
-
-    async def write(self) -> None:
+    async def write(self, *, urgent: bool = True) -> None:
         """Write it; after another fold, what that one left."""
+        if not urgent and self.session.key in self._runtime.pending_loads:
+            # Who has it exclusively may have announced a base: a fold now would hold it, and not
+            # be of it.
+            return
         session = self.session
         if session._contents.as_of_seq != self._since:
             self._begin()
@@ -388,7 +384,7 @@ class SessionLifecycle:
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
         """Fold; only the write waits until no save of the session is with the store."""
         saver, tracked = self._runtime.saver, fold.session._tracked
-        write = fold.write if urgent else fold.write_if_free
+        write = partial(fold.write, urgent=urgent)
         try:
             await saver.exclusive(tracked, write, prepare=fold.prepare, urgent=urgent)
         except StoreUnavailableError as error:  # given up, since it took too long
