@@ -154,13 +154,9 @@ async def test_nothing_of_a_forgotten_session_is_left(tmp_path: Path) -> None:
         async with sessions.open("gone") as session:
             await session.memory.keys()
         assert (folder / "quarantine").is_dir()
-        spilling.write(
-            str(spill),
-            key,
-            epoch=9,
-            base=3,
-            entries=[EncodedRecord("x", b'"' + CANARY.encode() + b'"').entry],
-        )
+        header = spilling.SpillHeader(spilling.FORMAT, key, epoch=9, base=3)
+        entry = EncodedRecord("x", b'"' + CANARY.encode() + b'"').entry
+        spilling.write(str(spill), header, [entry])
         before = holding(tmp_path, CANARY)
         assert len(before) >= 5
         dry = await sessions.forget(id="gone", dry_run=True)

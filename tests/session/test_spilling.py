@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -270,12 +271,12 @@ class Disk:
         """The names of the blocked calls that came to their end."""
 
     def blocking(self, call: Callable[..., str], *, only: str = "") -> Callable[..., str]:
-        def blocked(folder: str, *key: SessionKey, **rest: object) -> str:
-            name = key[0].agent if key else folder
+        def blocked(folder: str, *what: Any) -> str:
+            name = what[0].key.agent if what else folder
             if not only or name == only:
                 self.answers.wait(60)
                 self.ended.append(name)
-            return call(folder, *key, **rest)
+            return call(folder, *what)
 
         return blocked
 

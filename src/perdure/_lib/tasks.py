@@ -293,10 +293,16 @@ class Host:
         # In the host's context, so that no caller's context variables stay alive in here.
         context.copy().run(group.start_soon, lambda: coroutine)
 
-    async def call(self, fn: Callable[[*Ts], Awaitable[T]], *args: *Ts) -> T:
+    async def call(
+        self,
+        fn: Callable[[*Ts], Awaitable[T]],
+        *args: *Ts,
+        wait: Callable[[anyio.Event], Awaitable[None]] | None = None,
+    ) -> T:
         """Run ``fn(*args)`` in the background and wait for its value or its exception.
 
-        Cancelling the caller ends the wait, never ``fn``.
+        Cancelling the caller ends the wait, never ``fn``; so does an error of *wait*, which waits
+        for the end in its own way.
 
         Raises:
             HostClosedError: The host is closed, or was before ``fn`` had ended.
@@ -305,7 +311,7 @@ class Host:
         call: _Call[T] = _Call()
         self.spawn(self._answer, call, fn, args, task_scope.stays.get())
         try:
-            await call.done.wait()
+            await (call.done.wait() if wait is None else wait(call.done))
         except BaseException:
             call.abandoned = True
             if isinstance(call.error, Exception):

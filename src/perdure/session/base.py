@@ -177,10 +177,11 @@ class Turn:
             key, waited = str(session._tracked.key), f"has waited {self._timeout:g} s for {earlier}"
             message = f"session {key}: {self._named()} {waited}: give turn(timeout=…) more time"
             raise SessionError(message, key=key, timeout=self._timeout)
-        queue.use()
         retraction: tuple[Entry, ...] = ()
         try:
-            done = await session._begin_turn(self.id)
+            session._check_open()
+            await session._runtime.saver.room(session._tracked)
+            done = session._behind.turn_ids.get(self.id)
             self.replayed = done is not None
             if self.replayed and self._request is not None:
                 async with session._newest_first() as records:
@@ -194,7 +195,7 @@ class Turn:
                 session._accept((*retraction, Entry(TURN, encode(self._turned("begin")))))
                 session._behind.turns = self.number
             self._scope = enter(self, turns)
-            queue.begin(self, named=self._given)
+            queue.begin(self)
             if retraction:
                 await session._load_media()
         except BaseException:
@@ -215,15 +216,30 @@ class Turn:
             if self.replayed:
                 await session.save()
             elif exc_type is None or session.is_writable:
-                is_saved = exc_type is None or issubclass(exc_type, Exception)
                 turned = self._turned("end")
                 if exc_type is not None:
                     turned.phase, turned.error = "interrupted", exc_type.__name__
-                session._end_turn(turned, self._closing, is_saved=is_saved)
-                if is_saved:
-                    await session._save_ended()
+                session._accept((*self._closing, Entry(TURN, encode(turned))))
+                queue.ended()
+                if self._given:
+                    note_turn(session._behind.turn_ids, turned)
+                session._may_be_cut = exc_type is not None
+                await self._save_ended(waits=exc_type is None or issubclass(exc_type, Exception))
         finally:
             queue.leave()
+
+    async def _save_ended(self, *, waits: bool) -> None:
+        """Have the ended turn saved; if the caller is cancelled meanwhile, that goes on."""
+        session, saver = self._session, self._session._runtime.saver
+        if not waits:
+            saver.turn_ended(session._tracked)
+            return
+        try:
+            await session.save()
+        except BaseException:
+            if session.is_writable and not session._tracked.clean:
+                saver.turn_ended(session._tracked)
+            raise
 
     def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items to this turn, from any task while it runs; return the new version.
@@ -355,13 +371,6 @@ class TurnQueue:
         """Whether the running turn is this task's own."""
         return self._holder is not None and self._holder is self._find_task()
 
-    def use(self) -> None:
-        """Note that a turn has begun."""
-        if self._used is not True:
-            if self._used:
-                self._used.set()
-            self._used = True
-
     async def used(self, within: float) -> None:
         """Wait until a first turn has begun, or the session has been open for that long."""
         remaining = self._since + within - anyio.current_time()
@@ -381,6 +390,10 @@ class TurnQueue:
         if (holder is not None or self._free is not None) and not await self._wait(turn):
             return False
         self._holder = task
+        if turn is not None:
+            if isinstance(self._used, anyio.Event):
+                self._used.set()
+            self._used = True
         return True
 
     async def _wait(self, turn: Turn | None) -> bool:
@@ -402,11 +415,11 @@ class TurnQueue:
                 disarm()
                 turn._session._runtime.turn_waits.pop(turn, None)
 
-    def begin(self, turn: Turn, *, named: bool) -> None:
+    def begin(self, turn: Turn) -> None:
         """Note the turn that runs now."""
         self.running = turn
         if not turn.replayed:
-            self.unended = turn if named else None
+            self.unended = turn if turn._given else None
 
     def ended(self) -> None:
         """Note that the running turn's end is in the log, so that nothing more is its own."""
@@ -461,7 +474,6 @@ class SessionBase(_Hot):
         "_folding",
         "_may_be_cut",
         "_noted",
-        "_pins",
         "_rewrite_bytes",
         "_tail_bytes",
         "_tail_records",
@@ -480,7 +492,6 @@ class SessionBase(_Hot):
         """The agent that works on it, if one does."""
         self._contributors: Contributors | None = None
         """Made when the first one is attached."""
-        self._pins: int = 0
         self._folding: bool = False
         manifest = restored.manifest
         self._rewrite_bytes: int = _size(manifest)
@@ -831,41 +842,11 @@ class SessionBase(_Hot):
         """Add a step to the restore report."""
         self._behind.report = self._behind.report.with_step(RestoreStep(what, detail))
 
-    async def _begin_turn(self, turn_id: str) -> int | None:
-        """Wait for room, and return the number of a turn of this id that has ended before."""
-        self._check_open()
-        await self._runtime.saver.room(self._tracked)
-        return self._behind.turn_ids.get(turn_id)
-
     def _newest_first(self) -> AbstractAsyncContextManager[AsyncIterable[Record]]:
         """Return the records of the log from its end, as of now."""
         tracked = self._tracked
         unsaved = tracked.pending_records()[::-1] if tracked.pending else ()
         return contextlib.aclosing(self._contents.newest_first(unsaved, tracked.durable))
-
-    def _end_turn(
-        self, turned: TurnPayload, closing: tuple[Entry, ...] = (), *, is_saved: bool = False
-    ) -> None:
-        """Append a turn's last record, in one group with others; a save is due with it.
-
-        With ``is_saved`` the caller saves at once, by `_save_ended`.
-        """
-        self._accept((*closing, Entry(TURN, encode(turned))))
-        self._turns.ended()
-        if turned.given:
-            note_turn(self._behind.turn_ids, turned)
-        self._may_be_cut = turned.phase != "end"
-        if not is_saved:
-            self._runtime.saver.turn_ended(self._tracked)
-
-    async def _save_ended(self) -> None:
-        """Save a turn that has ended; if the caller is cancelled meanwhile, that goes on."""
-        try:
-            await self.save()
-        except BaseException:
-            if self.is_writable and not self._tracked.clean:
-                self._runtime.saver.turn_ended(self._tracked)
-            raise
 
     @property
     def _has_tail(self) -> bool:

@@ -5,23 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Literal
 
 import anyio
 import msgspec
 
 from perdure._lib.logs import log_failure
-from perdure._lib.loop import loop_clock
 from perdure._lib.signals import Exit, exit_in
 from perdure._lib.tasks import Host, was_cancelled
-from perdure.autosave import events
 from perdure.autosave.deadline import Deadline
-from perdure.autosave.engine import Autosaver
-from perdure.autosave.events import Event
-from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.autosave.reports import NAMED, Health
-from perdure.lease import LeaseOptions, renew_heartbeat
-from perdure.records.types import Registry
+from perdure.lease import renew_heartbeat
 from perdure.session import spill
 from perdure.session.delete import (
     ForgetReport,
@@ -35,47 +28,21 @@ from perdure.session.fork import ForkBuilder
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms, SessionLifecycle
 from perdure.session.open import Opener
-from perdure.session.options import Limits, require_sessions
+from perdure.session.options import require_sessions
 from perdure.session.prune import Pruner, PruneReport
 from perdure.session.retention import Retention
-from perdure.session.runtime import Clock, EventName, Hooks, Runtime, catch_up
+from perdure.session.runtime import ManagerOptions, Runtime, catch_up
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
 from perdure.session.stored import SessionStore
-from perdure.store import HeartbeatRequests
 
 log: logging.Logger = logging.getLogger("perdure")
 
 GATHER = 0.005
 """Seconds between two heartbeats at least: requests that arrive together are served together."""
 
-_NAMES: dict[type, EventName] = {
-    events.Saved: "saved",
-    events.SaveFailed: "save_failed",
-    events.Recovered: "recovered",
-    events.Quarantined: "quarantined",
-    events.Lost: "lost",
-    events.Degraded: "degraded",
-    events.LoopBlocked: "loop_blocked",
-    events.StoreWarned: "store_warned",
-    events.Stalled: "stalled",
-    events.Resumed: "resumed",
-}
-
 
 class ManagerParts:
-    """What a connected manager consists of."""
-
-    __slots__ = (
-        "_exit",
-        "_renewed_at",
-        "at_exit",
-        "closing",
-        "inbox",
-        "lifecycle",
-        "opener",
-        "runtime",
-        "signals",
-    )
+    """What a connected manager consists of, and what can be done to its sessions from outside."""
 
     def __init__(
         self,
@@ -87,6 +54,11 @@ class ManagerParts:
         self.lifecycle: SessionLifecycle = SessionLifecycle(runtime)
         self.inbox: Inbox = Inbox(runtime)
         self.opener: Opener = Opener(runtime, self.lifecycle, self.inbox)
+        self.access: ExclusiveAccess = ExclusiveAccess(runtime, self.lifecycle)
+        self.forker: ForkBuilder = ForkBuilder(self.access)
+        self.forgetter: Forgetter = Forgetter(self.access)
+        self.renamer: Renamer = Renamer(self.access, self.forker)
+        self.pruner: Pruner = Pruner(self.access, self.forgetter)
         self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
         self._renewed_at = runtime.clock()
@@ -95,12 +67,16 @@ class ManagerParts:
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit
         runtime.host.spawn(self._renew_leases)
-        if runtime.shutdown.signals:
-            self.signals.install()
         self.at_exit: ExitHandler = ExitHandler(self.closing, close, by_owner)
         if by_owner is None:  # else in the owner's thread
-            self.at_exit.install()
+            self.install()
         runtime.host.at_end(self._ended)
+
+    def install(self) -> None:
+        """Watch for SIGTERM and for the end of the process, in the thread whose program it is."""
+        if self.runtime.shutdown.signals:
+            self.signals.install()
+        self.at_exit.install()
 
     def _ended(self) -> None:
         if self.closing.report is not None:  # else what it has accepted is still to be kept
@@ -120,58 +96,42 @@ class ManagerParts:
                     raise
                 if self.closing.report is not None:
                     return
-                _log_heartbeat_failure(error, again=failed)
+                level = logging.DEBUG if failed else logging.WARNING  # one line for an outage
+                log_failure(log, level, "heartbeat failed, trying again", error)
                 failed = True
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
                 self._renewed_at = self.runtime.clock()
                 self.runtime.saver.warn(requests.warnings)
-                self._serve(requests)
+                for key in requests.mail:
+                    self.runtime.host.spawn(self.inbox.attend, key)
+                for key in requests.handovers:
+                    self.runtime.host.spawn(self.lifecycle.hand_over, key)
                 if failed:
                     failed = False
                     log.info("the heartbeat works again")
                     self.inbox.again()
                 await anyio.sleep(GATHER)
 
-    def _serve(self, requests: HeartbeatRequests) -> None:
-        """Begin to serve the requests of other processes."""
-        spawn = self.runtime.host.spawn
-        for key in requests.mail:
-            spawn(self.inbox.attend, key)
-        for key in requests.handovers:
-            spawn(self.lifecycle.hand_over, key)
-
     def health(self) -> Health:
-        """Return its health: saving, and whether the leases are renewed."""
-        health, lease = self._with_inbox(self.runtime.saver.health()), self.runtime.lease
-        late = self.runtime.clock() - self._renewed_at
-        if late <= max(lease.ttl, 2 * lease.heartbeat) or self.closing.report is not None:
-            return health
-        reason = (
-            f"no heartbeat for {late:.0f} s: other processes may take over what is open here"
-            if health.sessions
-            else f"no heartbeat for {late:.0f} s"
-        )
-        status: Literal["degraded", "failing"]
-        status = "failing" if health.status == "failing" else "degraded"
-        return msgspec.structs.replace(health, status=status, reasons=(*health.reasons, reason))
-
-    def _with_inbox(self, health: Health) -> Health:
-        undelivered, dead = self.inbox.undelivered(), self.inbox.set_aside()
-        waits = list(self.runtime.turn_waits.values())
-        if not undelivered and not waits:
-            return msgspec.structs.replace(health, dead_letters=dead) if dead else health
+        """Return its health: saving, whether posts are taken, and whether leases are renewed."""
+        health, lease = self.runtime.saver.health(), self.runtime.lease
+        undelivered = self.inbox.undelivered()
         reasons = [f"session {key}: {reason}" for key, reason in list(undelivered.items())[:NAMED]]
         if len(undelivered) > NAMED:
             reasons.append(f"{len(undelivered) - NAMED} more sessions: posts cannot be taken")
-        status: Literal["degraded", "failing"]
-        status = "failing" if health.status == "failing" else "degraded"
+        reasons += list(self.runtime.turn_waits.values())[:NAMED]
+        late = self.runtime.clock() - self._renewed_at
+        if late > max(lease.ttl, 2 * lease.heartbeat) and self.closing.report is None:
+            risk = ": other processes may take over what is open here" if health.sessions else ""
+            reasons.append(f"no heartbeat for {late:.0f} s{risk}")
+        degraded = reasons and health.status != "failing"
         return msgspec.structs.replace(
             health,
-            status=status,
-            reasons=(*health.reasons, *reasons, *waits[:NAMED]),
+            status="degraded" if degraded else health.status,
+            reasons=(*health.reasons, *reasons),
             undelivered=undelivered,
-            dead_letters=dead,
+            dead_letters=self.inbox.set_aside(),
         )
 
     def _on_end(self) -> None:
@@ -216,112 +176,6 @@ class ManagerParts:
         await anyio.sleep(min(self.runtime.shutdown.hard_grace, closing.time_left()))
         await self.signals.end_process_by_force()
 
-
-def _log_heartbeat_failure(error: BaseException, *, again: bool) -> None:
-    level = logging.DEBUG if again else logging.WARNING  # one line for an outage
-    log_failure(log, level, "heartbeat failed, trying again", error)
-
-
-async def connected(
-    store: SessionStore,
-    *,
-    registry: Registry,
-    autosave: Autosave | None,
-    engine: EngineOptions,
-    lease: LeaseOptions,
-    shutdown: Shutdown,
-    limits: Limits,
-    clock: Clock | None = None,
-    close: Callable[[], Awaitable[object]],
-    by_owner: Callable[[], object] | None = None,
-) -> ManagerParts:
-    """Open the store, and start everything."""
-    if shutdown.spill:
-        check = partial(spill.require_usable, shutdown.spill)
-        await anyio.to_thread.run_sync(check, abandon_on_cancel=True)
-    host = Host()
-    try:
-        await host.start()
-        await _open_store(store, shutdown)
-    except BaseException:
-        await host.aclose()
-        raise
-    hooks = Hooks(host)
-
-    def emit(event: Event) -> None:
-        name = _NAMES.get(type(event))
-        if name is not None:
-            hooks.emit(name, event)
-
-    loop = loop_clock()
-    saver = Autosaver(
-        store,
-        host,
-        autosave=autosave,
-        engine=engine,
-        clock=clock or loop,
-        ticking=clock is None,
-        seed=None if clock is None else 0,  # a test is to run the same way each time
-        on_event=emit,
-    )
-    saver.report_saves(wanted=False)  # until there is a hook
-    runtime = Runtime(
-        store=store,
-        host=host,
-        saver=saver,
-        clock=loop,
-        registry=registry,
-        hooks=hooks,
-        lease=lease,
-        shutdown=shutdown,
-        limits=limits,
-    )
-    if clock is not None:
-        clock.drive(partial(catch_up, runtime))
-    log.info("connected", extra={"location": store.location, "owner": store.owner})
-    return ManagerParts(runtime, close, by_owner)
-
-
-async def _open_store(store: SessionStore, shutdown: Shutdown) -> None:
-    await store.open()
-    try:
-        await require_sessions(store)
-    except BaseException:
-        with Deadline.of(shutdown, anyio.current_time()).scope("store") as scope:
-            scope.shield = True
-            await store.aclose()
-        raise
-
-
-def manager_facts(connected: ManagerParts | None) -> dict[str, object]:
-    """Return a manager's health; from any thread, at any time."""
-    if connected is None:
-        return {"state": "not connected"}
-    store, report = connected.runtime.store.location, connected.closing.report
-    if report is not None:
-        return {"state": "closed", "store": store, "report": report}
-    health = connected.health()
-    return {
-        "state": "open",
-        "store": store,
-        "sessions": f"{health.sessions} sessions",
-        "saving": health.status,
-        "unsaved": f"{health.unsaved_bytes} bytes unsaved",
-    }
-
-
-class ManagerCore:
-    """What can be done to one manager's sessions from outside."""
-
-    __slots__ = ("access", "forgetter", "forker", "pruner", "renamer")
-
-    def __init__(self, connected: ManagerParts) -> None:
-        self.access: ExclusiveAccess = ExclusiveAccess(connected.runtime, connected.lifecycle)
-        self.forker: ForkBuilder = ForkBuilder(self.access)
-        self.forgetter: Forgetter = Forgetter(self.access)
-        self.renamer: Renamer = Renamer(self.access, self.forker)
-        self.pruner: Pruner = Pruner(self.access, self.forgetter)
-
     async def forget(
         self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
     ) -> ForgetReport:
@@ -339,3 +193,53 @@ class ManagerCore:
         if wanted.id is not None:
             keys = await chosen(self.access.store, wanted, self.access.runtime.sessions)
         return await self.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)
+
+
+async def connected(
+    store: SessionStore,
+    options: ManagerOptions,
+    *,
+    close: Callable[[], Awaitable[object]],
+    by_owner: Callable[[], object] | None,
+) -> ManagerParts:
+    """Open the store, and start everything."""
+    shutdown = options.shutdown
+    if shutdown.spill:
+        check = partial(spill.require_usable, shutdown.spill)
+        await anyio.to_thread.run_sync(check, abandon_on_cancel=True)
+    host = Host()
+    try:
+        await host.start()
+        await store.open()
+        try:
+            await require_sessions(store)
+        except BaseException:
+            with Deadline.of(shutdown, anyio.current_time()).scope("store") as scope:
+                scope.shield = True
+                await store.aclose()
+            raise
+    except BaseException:
+        await host.aclose()
+        raise
+    runtime = Runtime(store, host, options)
+    if options.clock is not None:
+        options.clock.drive(partial(catch_up, runtime))
+    log.info("connected", extra={"location": store.location, "owner": store.owner})
+    return ManagerParts(runtime, close, by_owner)
+
+
+def manager_facts(connected: ManagerParts | None) -> dict[str, object]:
+    """Return a manager's health; from any thread, at any time."""
+    if connected is None:
+        return {"state": "not connected"}
+    store, report = connected.runtime.store.location, connected.closing.report
+    if report is not None:
+        return {"state": "closed", "store": store, "report": report}
+    health = connected.health()
+    return {
+        "state": "open",
+        "store": store,
+        "sessions": f"{health.sessions} sessions",
+        "saving": health.status,
+        "unsaved": f"{health.unsaved_bytes} bytes unsaved",
+    }

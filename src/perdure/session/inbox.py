@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from itertools import groupby
 from math import inf
@@ -64,24 +65,16 @@ MOST_REASON = 2000
 """Characters of why a post was refused."""
 
 
-class _InboxFailure(msgspec.Struct, frozen=True):
-    """That the posts of a session could not be taken."""
+class _Failure(msgspec.Struct, frozen=True):
+    """That posts could not be taken: all of a session's, or a whole one of them."""
 
-    failures: int
+    tries: int
     """In a row."""
     reason: str
     due: float
     """When it is tried again."""
-
-
-class _Refused(msgspec.Struct, frozen=True):
-    """A post that could not be taken; whole, since half a post is never taken."""
-
-    tries: int
-    reason: str
-    due: float
-    size: int
-    """How many items it has."""
+    size: int = 0
+    """How many items the post has."""
     items: tuple[PendingItem, ...] = ()
     """The items themselves, once they are to be set aside."""
 
@@ -102,15 +95,15 @@ class Inbox:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
         self._random = Random().random
-        self._taking: set[SessionKey] = set()
-        self._again: set[SessionKey] = set()
-        self._troubles: dict[SessionKey, _InboxFailure] = {}
+        self._taking: dict[SessionKey, bool] = {}
+        """Sessions whose posts are being taken, and whether to look again afterwards."""
+        self._troubles: dict[SessionKey, _Failure] = {}
         """Sessions whose posts could not be taken when that was tried last."""
         self._timers: dict[SessionKey, float] = {}
         """When each is tried next, without a new post."""
-        self._refused: dict[SessionKey, dict[str, _Refused]] = {}
+        self._refused: dict[SessionKey, dict[str, _Failure]] = {}
         """Posts that were refused, and wait on, by key."""
-        self._dead: dict[SessionKey, int] = {}
+        self._dead: Counter[SessionKey] = Counter()
         """Items that were set aside here."""
 
     async def post(self, key: SessionKey, items: Sequence[Any], op: str | None) -> PostReceipt:
@@ -175,7 +168,7 @@ class Inbox:
             items = [letter.item for letter in post]
             await store.enqueue(key, items)
             await store.drop_dead_letters(key, [item.op_id for item in items])
-        self._note_gone(key, len(letters))
+        self._dead[key] = max(self._dead[key] - len(letters), 0)
         return len(letters)
 
     async def drop_dead_letters(self, key: SessionKey, keys: Collection[str] | None) -> int:
@@ -188,7 +181,7 @@ class Inbox:
         letters = await self._letters(key, keys)
         op_ids = [letter.item.op_id for letter in letters]
         dropped = await self._runtime.store.drop_dead_letters(key, op_ids) if op_ids else 0
-        self._note_gone(key, dropped)
+        self._dead[key] = max(self._dead[key] - dropped, 0)
         return dropped
 
     async def _letters(self, key: SessionKey, keys: Collection[str] | None) -> list[DeadLetter]:
@@ -204,13 +197,6 @@ class Inbox:
                 )
                 raise ConfigError(message, key=letter_key)
         return [letter for letter in letters if letter.item.key in keys]
-
-    def _note_gone(self, key: SessionKey, count: int) -> None:
-        remaining = self._dead.get(key, 0) - count
-        if remaining > 0:
-            self._dead[key] = remaining
-        else:
-            self._dead.pop(key, None)
 
     def undelivered(self) -> dict[str, str]:
         """Say for which sessions that are open here posts cannot be taken, and why."""
@@ -228,7 +214,7 @@ class Inbox:
 
     def set_aside(self) -> dict[str, int]:
         """Say how many dead letters each session has got here, as far as they are still there."""
-        return {str(key): count for key, count in self._dead.items()}
+        return {str(key): count for key, count in self._dead.items() if count}
 
     # the holder's side
 
@@ -251,18 +237,17 @@ class Inbox:
             self._troubles.pop(key, None)
             return
         if key in self._taking:
-            self._again.add(key)  # what is under way may have looked before this was posted
+            self._taking[key] = True  # what is under way may have looked before this was posted
             return
         trouble = self._troubles.get(key)
         if trouble is not None and not now and runtime.clock() < trouble.due:
             return  # its own retry comes
-        self._taking.add(key)
+        self._taking[key] = False
         try:
             await self._guarded(session)
         finally:
-            self._taking.discard(key)
-        if key in self._again:
-            self._again.discard(key)
+            looks_again = self._taking.pop(key)
+        if looks_again:
             runtime.host.spawn(self.attend, key)
 
     async def _guarded(self, session: SessionBase, *, opening: bool = False) -> bool:
@@ -283,16 +268,17 @@ class Inbox:
         return came
 
     def _fail(self, key: SessionKey, error: Exception) -> None:
-        before = self._troubles.get(key)
-        failures = 1 if before is None else before.failures + 1
-        due = self._runtime.clock() + self._pause(failures)
-        self._troubles[key] = _InboxFailure(failures, str(error) or type(error).__name__, due)
+        tries, due = self._again_after(self._troubles.get(key))
+        self._troubles[key] = _Failure(tries, str(error) or type(error).__name__, due)
         extra = {"session": str(key)}
         log_failure(log, logging.WARNING, "taking posts failed", error, extra=extra)
         self._later(key, due)
 
-    def _pause(self, failures: int) -> float:
-        return backoff(failures, base=PAUSE, cap=LONGEST_PAUSE, chance=self._random())
+    def _again_after(self, before: _Failure | None) -> tuple[int, float]:
+        """Return how often something has failed by now, and when it is tried again."""
+        tries = 1 if before is None else before.tries + 1
+        pause = backoff(tries, base=PAUSE, cap=LONGEST_PAUSE, chance=self._random())
+        return tries, self._runtime.clock() + pause
 
     def _later(self, key: SessionKey, due: float) -> None:
         """Attend to a session at a time, unless that is going to happen anyway by then."""
@@ -415,12 +401,10 @@ class Inbox:
 
     def _refuse(self, key: SessionKey, post: Sequence[PendingItem], reason: str) -> None:
         refused, name = self._refused.setdefault(key, {}), post[0].key
-        before = refused.get(name)
-        tries = 1 if before is None else before.tries + 1
-        due = self._runtime.clock() + self._pause(tries)
+        tries, due = self._again_after(refused.get(name))
         keeps = self._runtime.store.capabilities.dead_letters
         items = tuple(post) if keeps and tries >= TRIES else ()
-        refused[name] = _Refused(tries, reason, due, len(post), items)
+        refused[name] = _Failure(tries, reason, due, len(post), items)
         extra = {"session": str(key), "post": name, "tries": tries, "reason": reason}
         log.warning("a post cannot be taken", extra=extra)
 
@@ -442,7 +426,7 @@ class Inbox:
             letters = [DeadLetter(item, reason, failure.tries, now) for item in failure.items]
             await self._runtime.store.reject(key, session.epoch, letters)
             self._no_longer_refused(key, [name])
-            self._dead[key] = self._dead.get(key, 0) + len(letters)
+            self._dead[key] += len(letters)
             extra = {"session": str(key), "post": name, "tries": failure.tries, "reason": reason}
             log.error("a post was set aside as a dead letter", extra=extra)
 

@@ -396,7 +396,7 @@ async def fork_at(
         SessionNotFoundError: There is no such parent.
 
     """
-    acts = sessions._acting()
+    acts = sessions._check()
     store = acts.access.store
 
     async def begin() -> None:
@@ -436,7 +436,7 @@ async def delete_unchanged(
         SessionError: A fork of before 0.1.0 reads it.
 
     """
-    acts, terms = sessions._acting(), HandoverTerms("handover", wait)
+    acts, terms = sessions._check(), HandoverTerms("handover", wait)
     delete = partial(acts.forgetter.delete, key, terms, unchanged=version)
     return await sessions._act(key, wait, delete)
 
@@ -450,7 +450,7 @@ async def drop_history(
         LeaseHeldError: Another process keeps holding it.
 
     """
-    acts, terms = sessions._acting(), HandoverTerms("handover", wait)
+    acts, terms = sessions._check(), HandoverTerms("handover", wait)
     await sessions._act(key, wait, partial(acts.pruner.drop, key, below - 1, terms))
 
 

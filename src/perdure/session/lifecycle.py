@@ -168,16 +168,12 @@ class _Fold:
         except Exception as error:  # noqa: BLE001  # reported
             self._failed(session, error)
 
-    async def write_if_free(self) -> None:
-        """Write it, unless somebody has the session exclusively.
-
-        Who does may have announced a base: a fold now would hold it, and not be of it.
-        """
-        if self.session.key not in self._runtime.pending_loads:
-            await self.write()
-
-    async def write(self) -> None:
+    async def write(self, *, urgent: bool = True) -> None:
         """Write it; after another fold, what that one left."""
+        if not urgent and self.session.key in self._runtime.pending_loads:
+            # Who has it exclusively may have announced a base: a fold now would hold it, and not
+            # be of it.
+            return
         session = self.session
         if session._contents.as_of_seq != self._since:
             self._begin()
@@ -305,15 +301,14 @@ class SessionLifecycle:
                 "open it with force=True to see what is unsaved"
             )
             raise SessionQuarantinedError(message, key=str(session.key)) from tracked.last_error
-        session._pins += 1
-        tracked.pins = session._pins
+        tracked.pins += 1
 
     def unpin(self, session: SessionBase) -> None:
         """Let go of a session; autosave and hibernation own it from then on."""
-        session._pins = max(session._pins - 1, 0)
-        session._tracked.pins = session._pins
-        if session._pins == 0 and session._closed_by is None:
-            self._runtime.saver.touch(session._tracked)
+        tracked = session._tracked
+        tracked.pins = max(tracked.pins - 1, 0)
+        if tracked.pins == 0 and session._closed_by is None:
+            self._runtime.saver.touch(tracked)
 
     # folds
 
@@ -337,14 +332,13 @@ class SessionLifecycle:
 
     def _is_due(self, session: SessionBase, times: float = 1.0) -> bool:
         """Whether the log's tail is long enough for a fold, or this many times as long."""
-        due = partial(
-            fold_due,
+        return fold_due(
             tail_bytes=session._tail_bytes,
             tail_records=session._tail_records,
             rewrite_bytes=session._rewrite_bytes,
             limits=self._runtime.limits,
+            phase=times * phase_of(session.key),
         )
-        return due(phase=times) and due(phase=times * phase_of(session.key))
 
     def fold_soon(self, session: SessionBase) -> None:
         """Fold in the background, when the session is next at rest, unless that is planned already.
@@ -353,12 +347,8 @@ class SessionLifecycle:
         """
         if session._folding or self._runtime.draining or session._closed_by is not None:
             return
+        self._runtime.host.spawn(self._fold_in_background, session)
         session._folding = True
-        try:
-            self._runtime.host.spawn(self._fold_in_background, session)
-        except BaseException:
-            session._folding = False
-            raise
 
     async def _fold_in_background(self, session: SessionBase) -> None:
         self._resting[session] = rest = _Rest()
@@ -394,7 +384,7 @@ class SessionLifecycle:
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
         """Fold; only the write waits until no save of the session is with the store."""
         saver, tracked = self._runtime.saver, fold.session._tracked
-        write = fold.write if urgent else fold.write_if_free
+        write = partial(fold.write, urgent=urgent)
         try:
             await saver.exclusive(tracked, write, prepare=fold.prepare, urgent=urgent)
         except StoreUnavailableError as error:  # given up, since it took too long
@@ -450,7 +440,7 @@ class SessionLifecycle:
                 if row.unsaved == "refused":
                     if session._contributors is not None:
                         await saver.contribute(tracked)
-                    if session._pins or not tracked.clean or session._closed_by is not None:
+                    if tracked.pins or not tracked.clean or session._closed_by is not None:
                         return False
                 with anyio.move_on_after(PATIENCE) if why == "handover" else nullcontext():
                     if row.unsaved == "saved":
@@ -480,7 +470,8 @@ class SessionLifecycle:
                     await each(behind, fold, at_once=at_once)
             if row.lease == "released":
                 with deadline.scope("releases"):
-                    await each(sessions, self.release, at_once=at_once)
+                    held = [(session.key, session.epoch) for session in sessions]
+                    await each(held, lambda hold: self.release(*hold), at_once=at_once)
         finally:
             if row.event:
                 for session in sessions:
@@ -506,34 +497,31 @@ class SessionLifecycle:
         if key in self._handing_over:
             return
         self._handing_over.add(key)
+        runtime = self._runtime
         try:
-            await self._hand_over(key)
+            await wait_idle(runtime.pending_loads, key)
+            session = runtime.sessions.get(key)
+            if session is None:
+                await self._release_stray(key)
+                return
+            # A new holder has one turn first, or two processes that ask in turns get none done.
+            await session._turns.used(FIRST_TURN)
+            await runtime.saver.save(session._tracked)  # turns continue as long as the store takes
+            with try_exclusive(runtime.pending_loads, key) as free:
+                if not free or runtime.draining or runtime.sessions.get(key) is not session:
+                    return  # it is being let go of already, or will be when the manager stops
+                if await self.leave(session, "handover"):  # else who wants it asks again
+                    self._given[key] = session.epoch
+                    if len(self._given) > MAX_HANDED_OVER:
+                        del self._given[next(iter(self._given))]
         except (LeaseLostError, SessionError):
             pass  # taken already; or stuck with a refused record, and the asking process gets that
         except StoreUnavailableError as error:  # the process that wants it asks again
-            if not self._runtime.draining:  # then everything is released, and the store closes
+            if not runtime.draining:  # then everything is released, and the store closes
                 extra = {"session": str(key)}
                 log_failure(log, logging.WARNING, "a handover failed", error, extra=extra)
         finally:
             self._handing_over.discard(key)
-
-    async def _hand_over(self, key: SessionKey) -> None:
-        runtime = self._runtime
-        await wait_idle(runtime.pending_loads, key)
-        session = runtime.sessions.get(key)
-        if session is None:
-            await self._release_stray(key)
-            return
-        # A new holder has one turn first, or two processes that ask in turns would get none done.
-        await session._turns.used(FIRST_TURN)
-        await runtime.saver.save(session._tracked)  # turns continue as long as the store takes
-        with try_exclusive(runtime.pending_loads, key) as free:
-            if not free or runtime.draining or runtime.sessions.get(key) is not session:
-                return  # it is being let go of already, or will be when the manager stops
-            if await self.leave(session, "handover"):  # else the process that wants it asks again
-                self._given[key] = session.epoch
-                if len(self._given) > MAX_HANDED_OVER:
-                    del self._given[next(iter(self._given))]
 
     async def _release_stray(self, key: SessionKey) -> None:
         """Release a lease of ours that no session here has: a load or a release has failed."""
@@ -659,12 +647,12 @@ class SessionLifecycle:
             saver.unseal(tracked)
             raise
 
-    async def release(self, session: SessionBase) -> None:
+    async def release(self, key: SessionKey, epoch: int) -> None:
         """Release a session's lease. If that fails, others get it when they ask, or when we end."""
         try:
-            await self._runtime.store.release(session.key, session.epoch)
+            await self._runtime.store.release(key, epoch)
         except Exception as error:  # noqa: BLE001  # what was to be kept is durable
-            extra = {"session": str(session.key)}
+            extra = {"session": str(key)}
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
     def _forget(self, session: SessionBase, reason: str) -> None:

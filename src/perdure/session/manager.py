@@ -35,7 +35,7 @@ from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
 from perdure.session import directory
-from perdure.session.connected import ManagerCore, ManagerParts, connected, manager_facts
+from perdure.session.connected import ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
     SessionFilter,
@@ -53,8 +53,8 @@ from perdure.session.runtime import (
     Clock,
     EventName,
     Hook,
+    ManagerOptions,
     Patience,
-    while_answered,
     within,
     wrong_loop,
 )
@@ -78,8 +78,6 @@ class SessionManager:
     another of the same event loop.
     """
 
-    _acts: ManagerCore | None = None
-
     def __init__(
         self,
         store: Store,
@@ -98,12 +96,9 @@ class SessionManager:
         )
         self.registry: Registry = Registry(types)
         self._store = followed(store)
-        self._autosave = autosave
-        self._engine = engine
-        self._lease = lease
-        self._shutdown = shutdown
-        self._limits = limits
-        self._clock = clock  # a test's, for autosave
+        self._options = ManagerOptions(
+            self.registry, autosave, engine, lease, shutdown, limits, clock
+        )
         self._connected: ManagerParts | None = None
         self._by_owner: Callable[[], object] | None = None  # the blocking mirror's close
         self._started = False
@@ -154,16 +149,7 @@ class SessionManager:
             raise SessionClosedError(message)
         self._started = True
         self._connected = await connected(
-            self._store,
-            registry=self.registry,
-            autosave=self._autosave,
-            engine=self._engine,
-            lease=self._lease,
-            shutdown=self._shutdown,
-            limits=self._limits,
-            clock=self._clock,
-            close=self.aclose,
-            by_owner=self._by_owner,
+            self._store, self._options, close=self.aclose, by_owner=self._by_owner
         )
         return self
 
@@ -265,10 +251,11 @@ class SessionManager:
         return await self._load(session_key(id, session, tenant), context=context)
 
     async def _load(self, key: SessionKey, *, context: bool = True) -> SessionView | None:
-        self._check()
-        limit = self._limits.context_bytes
-        restored = await restore(self._store, key, context_bytes=limit, with_context=context)
-        await hold_media(self._store, key, restored.context, self._limits._media)
+        limits = self._check().runtime.limits
+        restored = await restore(
+            self._store, key, context_bytes=limits.context_bytes, with_context=context
+        )
+        await hold_media(self._store, key, restored.context, limits._media)
         return SessionView(self._store, self.registry, restored) if restored.head else None
 
     async def post(
@@ -593,19 +580,13 @@ class SessionManager:
         """What became of every unsaved record, once the manager has been closed."""
         return None if self._connected is None else self._connected.closing.report
 
-    def _acting(self) -> ManagerCore:
-        connected = self._check()
-        if self._acts is None:
-            self._acts = ManagerCore(connected)
-        return self._acts
-
     async def _act(
         self, key: SessionKey, wait: float, act: Callable[[], Coroutine[Any, Any, T]]
     ) -> T:
         """Run an act in the background, and wait for it as long as the store gives a sign."""
-        runtime = self._acting().access.runtime
+        runtime = self._check().runtime
         patience = Patience(runtime.store.inner, key, wait)
-        return await while_answered(patience, lambda: runtime.host.call(act))
+        return await runtime.host.call(act, wait=patience.wait_for)
 
     async def fork(
         self,
@@ -648,12 +629,12 @@ class SessionManager:
             StoreUnavailableError: The store has not taken it in time; it may still do so.
 
         """
-        acts, key = self._acting(), session_key(id, session, tenant)
+        parts, key = self._check(), session_key(id, session, tenant)
         child = session_key(new_id, new_session or session, tenant)
         require_history(history)
         with within(wait, f"what is unsaved of session {key}"):
-            await acts.access.runtime.host.call(acts.access.save_here, key)
-        act = partial(acts.forker.fork, key, child, at, history=history)
+            await parts.runtime.host.call(parts.access.save_here, key)
+        act = partial(parts.forker.fork, key, child, at, history=history)
         return await self._act(key, wait, act)
 
     async def copy(
@@ -684,11 +665,11 @@ class SessionManager:
             StoreUnavailableError: The store does not answer in time.
 
         """
-        acts, key = self._acting(), session_key(id, session, tenant)
+        parts, key = self._check(), session_key(id, session, tenant)
         new = session_key(new_id, new_session or session, tenant)
         with within(wait, f"what is unsaved of session {key}"):
-            await acts.access.runtime.host.call(acts.access.save_here, key)
-        return await self._act(key, wait, partial(acts.forker.copy, key, new))
+            await parts.runtime.host.call(parts.access.save_here, key)
+        return await self._act(key, wait, partial(parts.forker.copy, key, new))
 
     async def rename(
         self,
@@ -711,12 +692,12 @@ class SessionManager:
             SessionNotFoundError: There is no session of the old id.
 
         """
-        acts, key = self._acting(), session_key(id, session, tenant)
+        parts, key = self._check(), session_key(id, session, tenant)
         new = session_key(new_id, new_session or session, tenant)
-        open_here = acts.access.runtime.sessions.get(key)
+        open_here = parts.runtime.sessions.get(key)
         if open_here is not None:
-            acts.access.lifecycle.require_closable(open_here)
-        rename = partial(acts.renamer.rename, key, new, HandoverTerms(on_held, wait))
+            parts.lifecycle.require_closable(open_here)
+        rename = partial(parts.renamer.rename, key, new, HandoverTerms(on_held, wait))
         return await self._act(key, wait, rename)
 
     async def delete(
@@ -737,8 +718,8 @@ class SessionManager:
             LeaseHeldError: Another process keeps holding it.
 
         """
-        acts, key = self._acting(), session_key(id, session, tenant)
-        delete = partial(acts.forgetter.delete, key, HandoverTerms(on_held, wait))
+        parts, key = self._check(), session_key(id, session, tenant)
+        delete = partial(parts.forgetter.delete, key, HandoverTerms(on_held, wait))
         return await self._act(key, wait, delete)
 
     async def forget(
@@ -783,12 +764,12 @@ class SessionManager:
     async def _forget(
         self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool = False
     ) -> ForgetReport:
-        acts, agent, owner, tag = self._acting(), wanted.id, wanted.owner, wanted.tag
+        parts, agent, owner, tag = self._check(), wanted.id, wanted.owner, wanted.tag
         require_filters(tenant=wanted.tenant, owner=owner, tag=tag)
         if agent is None and owner is None and tag is None:
             message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
             raise InvalidArgumentError(message, option="id")
-        forget = partial(acts.forget, wanted, terms, dry_run=dry_run)
+        forget = partial(parts.forget, wanted, terms, dry_run=dry_run)
         return await self._act(SessionKey(agent or "-", tenant=wanted.tenant), terms.wait, forget)
 
     async def prune(
@@ -822,10 +803,10 @@ class SessionManager:
                 may not are named in the report.
 
         """
-        acts = self._acting()
+        parts = self._check()
         wanted = SessionFilter(id, session, tenant, None, None)
         prune = partial(
-            acts.prune, retention, wanted, HandoverTerms(on_held, wait), dry_run=dry_run
+            parts.prune, retention, wanted, HandoverTerms(on_held, wait), dry_run=dry_run
         )
         return await self._act(session_key(id or "-", tenant=tenant), wait, prune)
 
@@ -908,5 +889,5 @@ class SessionManager:
     async def _rebuild(
         self, key: SessionKey, terms: HandoverTerms, *, dry_run: bool = False
     ) -> RebuildReport:
-        rebuild = partial(rebuild_session, self._acting().access, key, terms, dry_run=dry_run)
+        rebuild = partial(rebuild_session, self._check().access, key, terms, dry_run=dry_run)
         return await self._act(key, terms.wait, rebuild)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Generator, Sequence
+from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast, final, get_args
 
@@ -12,7 +12,6 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.logs import log_failure
 from perdure._lib.tasks import HostClosedError
 from perdure.autosave.options import KEEP, Autosave, Inherit
 from perdure.errors import (
@@ -49,8 +48,6 @@ from perdure.session.runtime import (
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
 from perdure.store import Store, Taken, Terms
-
-log: logging.Logger = logging.getLogger("perdure")
 
 _LONGEST_OWNER = 64
 
@@ -129,18 +126,15 @@ async def _joined(
     """
     wait = 0.0 if wanted.on_held == "raise" else wanted.wait
     patience = Patience(store, wanted.key, wait)
-    until = float("inf") if is_own else began + wait
-    while not pending_load.done.is_set():
-        with anyio.CancelScope(deadline=min(until, patience.next)):
-            await pending_load.done.wait()
+    until = inf if is_own else began + wait
+    while True:
+        await patience.wait_for(pending_load.done, until)
+        if pending_load.done.is_set():
             return
         now = anyio.current_time()
-        if now >= patience.next:
-            await patience.require_sign()
-        if now >= until:
-            if pending_load.holder is not None:
-                raise lease_held(wanted.key, pending_load.holder, wanted.on_held, now - began)
-            until = now + LATE
+        if pending_load.holder is not None:
+            raise lease_held(wanted.key, pending_load.holder, wanted.on_held, now - began)
+        until = now + LATE
 
 
 class Opener:
@@ -186,15 +180,11 @@ class Opener:
 
     def _begin_load(self, wanted: OpenRequest, began: float) -> PendingLoad:
         """Begin to load a session for a caller that has waited since *began*."""
-        runtime = self._runtime
-        pending_load = runtime.pending_loads[wanted.key] = PendingLoad()
+        pending_load = PendingLoad()
         remaining = max(wanted.wait - (anyio.current_time() - began), 0.0)
         load = msgspec.structs.replace(wanted, wait=remaining)
-        try:
-            runtime.host.spawn(self._run_load, pending_load, load)
-        except BaseException:
-            del runtime.pending_loads[wanted.key]
-            raise
+        self._runtime.host.spawn(self._run_load, pending_load, load)
+        self._runtime.pending_loads[wanted.key] = pending_load
         return pending_load
 
     def _pinned(self, session: Session, wanted: OpenRequest) -> Session:
@@ -203,19 +193,14 @@ class Opener:
         _require_owner(session, wanted)
         self._lifecycle.pin(session, force=wanted.force)
         try:
-            self._apply_labels(session, wanted)
+            if wanted.autosave is not KEEP:
+                self._runtime.saver.tune_one(session._tracked, wanted.autosave)
+            if wanted.owner is not None or wanted.tags:
+                _describe(session, wanted)
         except BaseException:
             self._lifecycle.unpin(session)
             raise
         return session
-
-    def _apply_labels(self, session: Session, wanted: OpenRequest) -> None:
-        """Apply this opener's labels to the session, also if it is open already."""
-        if wanted.autosave is not KEEP:
-            self._runtime.saver.tune_one(session._tracked, wanted.autosave)
-        changes = _changes(session, wanted)
-        if changes:
-            session.describe(**changes)
 
     async def _run_load(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
         try:
@@ -263,8 +248,12 @@ class Opener:
             await session._load_memory()
             await self._replay(session)
         except BaseException:
+            # It is left as it was found: what was not replayed is still in its spill file.
             with self._lifecycle.giving_up():
-                await self._give_up(taken, session)
+                if session is not None:
+                    with contextlib.suppress(HostClosedError):  # nothing is looked after any more
+                        await runtime.saver.abandon(session._tracked)
+                await self._lifecycle.release(key, taken.epoch)
             raise
         self._lifecycle.keep(session)
         took = anyio.current_time() - began
@@ -273,31 +262,22 @@ class Opener:
         if may_have_items:
             await self._inbox.begin(session)
 
-    async def _give_up(self, taken: Taken, session: Session | None) -> None:
-        """Leave a session as it was found: what was not replayed is still in its spill file."""
-        runtime = self._runtime
-        try:
-            if session is not None:
-                with contextlib.suppress(HostClosedError):  # then nothing is looked after any more
-                    await runtime.saver.abandon(session._tracked)
-            await runtime.store.release(taken.key, taken.epoch)
-        except Exception as error:  # noqa: BLE001  # why the load failed is raised
-            extra = {"session": str(taken.key)}
-            log_failure(log, logging.WARNING, "release failed", error, extra=extra)
-
     async def _replay(self, session: Session) -> None:
         """Append what a shutdown spilled of this session, unless others have written since."""
         folder, key = self._runtime.spill_folder, session.key
         if folder is None or not spill.exists(folder):
             return
         for spilled in await anyio.to_thread.run_sync(spill.find, folder, key):
-            remaining = await self._unsaved_records(spilled, key)
+            remaining = await self._unsaved_records(spilled)
             if isinstance(remaining, str):
                 session._report_step("spill kept", f"{spilled.name}: {remaining}")
                 continue
             entries = [Entry(record.kind, record.payload, record.end) for record in remaining]
             if entries:
-                entries = [*await continued(self._runtime.store, key, spilled.epoch), *entries]
+                entries = [
+                    *await continued(self._runtime.store, key, spilled.header.epoch),
+                    *entries,
+                ]
             for group in groups_of(entries):
                 session._accept(group)
             await self._runtime.saver.save(session._tracked)
@@ -306,24 +286,19 @@ class Opener:
             await anyio.to_thread.run_sync(spill.remove, folder, spilled.name)
             session._report_step("spill replayed", f"{len(remaining)} records of {spilled.name}")
 
-    async def _unsaved_records(
-        self, spill_file: SpillFile, key: SessionKey
-    ) -> tuple[Record, ...] | str:
+    async def _unsaved_records(self, spilled: SpillFile) -> tuple[Record, ...] | str:
         """Return the records of a spill file that the log lacks, or why they cannot be appended."""
+        store, header = self._runtime.store, spilled.header
         try:
-            spilled = await spill.restored(self._runtime.store, key, spill_file)
+            spilled = await spill.restored(store, spilled)
         except (ConfigError, FormatError) as error:  # encrypted for a session whose key is gone
             return str(error)
         if not await is_begun_by(
-            self._runtime.store,
-            key,
-            begun=spilled.begun,
-            epoch=spilled.epoch,
-            owner=spilled.owner,
+            store, header.key, begun=header.begun, epoch=header.epoch, owner=header.owner
         ):
             return "it is of another store, which was at this place before"
         records: list[Record] = []
-        chunks = self._runtime.store.read_log(key, after=max(spilled.base - 1, 0))
+        chunks = store.read_log(header.key, after=max(header.base - 1, 0))
         async with contextlib.aclosing(chunks):
             async for chunk in chunks:
                 records.extend(chunk.records)
@@ -382,14 +357,10 @@ def _clipped(owner: str) -> str:
     return repr(owner if len(owner) <= _LONGEST_OWNER else f"{owner[: _LONGEST_OWNER - 1]}…")
 
 
-def _changes(session: Session, wanted: OpenRequest) -> dict[str, Any]:
-    """Return what the opener says about the session and it does not know yet."""
-    if wanted.owner is None and not wanted.tags:
-        return {}
-    metadata = session.info.metadata
-    changes: dict[str, Any] = {}
-    if wanted.owner is not None and metadata.owner is None:
-        changes["owner"] = wanted.owner
-    if wanted.tags and list(wanted.tags) != metadata.tags:
-        changes["tags"] = list(wanted.tags)
-    return changes
+def _describe(session: Session, wanted: OpenRequest) -> None:
+    """Append what the opener says about the session and it does not know yet."""
+    metadata, tags = session.info.metadata, list(wanted.tags)
+    owner = wanted.owner if metadata.owner is None else None
+    new_tags = None if tags in ([], metadata.tags) else tags
+    if owner is not None or new_tags is not None:
+        session.describe(owner=owner, tags=new_tags)

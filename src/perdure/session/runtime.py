@@ -12,17 +12,29 @@ import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, final, get_args
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Literal,
+    NamedTuple,
+    Protocol,
+    TypeAlias,
+    TypeVar,
+    final,
+    get_args,
+)
 
 import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.loop import Affinity, Stray
+from perdure._lib.loop import Affinity, Stray, loop_clock
 from perdure._lib.signals import exit_in
 from perdure._lib.tasks import Host, HostClosedError, was_cancelled
+from perdure.autosave import events
 from perdure.autosave.engine import Autosaver
-from perdure.autosave.options import Shutdown
+from perdure.autosave.events import Event
+from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import InvalidArgumentError, PerdureError, StoreUnavailableError, WrongLoopError
 from perdure.lease import LeaseOptions, OwnerWatch
 from perdure.records.keys import SessionKey
@@ -281,25 +293,36 @@ class Patience:
 
     def __init__(self, store: Store, key: SessionKey, wait: float) -> None:
         require_wait(wait)
-        self.seconds: float = max(wait, LEAST_PATIENCE) if wait else float("inf")
+        self.seconds: float = max(wait, LEAST_PATIENCE) if wait else math.inf
         self._store = store
         self._key = key
         self._until = anyio.current_time() + self.seconds
+        self._last = 0.0 if math.isinf(self.seconds) else self.seconds * _ASKING
 
-    @property
-    def next(self) -> float:
-        """When to ask the store for a sign."""
-        return self._until if math.isinf(self._until) else self._until - self.seconds * _ASKING
-
-    async def require_sign(self) -> None:
-        """Ask the store for a sign.
+    async def wait_for(self, done: anyio.Event, until: float = math.inf) -> None:
+        """Wait for what goes on without the caller, or until a time, while the store gives signs.
 
         Raises:
-            StoreUnavailableError: It gives none within what is left.
+            StoreUnavailableError: It gave none, and the event is not set.
 
         """
+        while not done.is_set() and anyio.current_time() < until:
+            asks_at = self._until - self._last
+            with anyio.CancelScope(deadline=min(until, asks_at)):
+                await done.wait()
+                return
+            if anyio.current_time() >= asks_at and not await self._signs() and not done.is_set():
+                message = (
+                    f"the store has not answered for {self.seconds:g} s; what was asked of session "
+                    f"{self._key} goes on in the background: look whether the store can be "
+                    "reached, and do it again"
+                )
+                raise StoreUnavailableError(message, key=str(self._key), wait=self.seconds)
+
+    async def _signs(self) -> bool:
+        """Ask the store for a sign; return False if it gives none within what is left."""
         # A loop that was blocked until now leaves the store no less time than any other.
-        with anyio.CancelScope(deadline=anyio.current_time() + self.seconds * _ASKING):
+        with anyio.CancelScope(deadline=anyio.current_time() + self._last):
             while True:
                 try:
                     await self._store.head(self._key)
@@ -309,13 +332,8 @@ class Patience:
                 except PerdureError:
                     pass  # that is a sign, too
                 self._until = anyio.current_time() + self.seconds
-                return
-        message = (
-            f"the store has not answered for {self.seconds:g} s; what was asked of session "
-            f"{self._key} goes on in the background: look whether the store can be reached, and "
-            "do it again"
-        )
-        raise StoreUnavailableError(message, key=str(self._key), wait=self.seconds)
+                return True
+        return False
 
 
 @contextmanager
@@ -336,43 +354,6 @@ def within(wait: float, what: str) -> Iterator[None]:
             "store can be reached (sessions.health()), and do it again"
         )
         raise StoreUnavailableError(message, wait=seconds)
-
-
-async def while_answered(patience: Patience, act: Callable[[], Awaitable[T]]) -> T:
-    """Await what goes on without its caller, for as long as the store gives a sign now and then.
-
-    Raises:
-        StoreUnavailableError: It gave none.
-
-    """
-    if math.isinf(patience.seconds):
-        return await act()
-    results: list[T] = []
-    failed: Exception | None = None
-    silent: StoreUnavailableError | None = None
-
-    async def watch() -> None:
-        nonlocal silent
-        while silent is None:
-            await anyio.sleep_until(patience.next)
-            try:
-                await patience.require_sign()
-            except StoreUnavailableError as error:
-                silent = error
-        group.cancel_scope.cancel()
-
-    async with anyio.create_task_group() as group:
-        group.start_soon(watch)
-        try:
-            results.append(await act())
-        except Exception as error:  # noqa: BLE001  # raised below, outside of the group
-            failed = error
-        group.cancel_scope.cancel()
-    if failed is not None:
-        raise failed
-    if silent is not None and not results:
-        raise silent
-    return results[0]
 
 
 PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
@@ -407,63 +388,64 @@ def try_exclusive(pending_loads: PendingLoads, key: SessionKey) -> Iterator[bool
         pending_load.done.set()
 
 
+_NAMES: dict[type, EventName] = {
+    events.Saved: "saved",
+    events.SaveFailed: "save_failed",
+    events.Recovered: "recovered",
+    events.Quarantined: "quarantined",
+    events.Lost: "lost",
+    events.Degraded: "degraded",
+    events.LoopBlocked: "loop_blocked",
+    events.StoreWarned: "store_warned",
+    events.Stalled: "stalled",
+    events.Resumed: "resumed",
+}
+
+
+class ManagerOptions(NamedTuple):
+    """What a manager was connected with."""
+
+    registry: Registry
+    autosave: Autosave | None
+    engine: EngineOptions
+    lease: LeaseOptions
+    shutdown: Shutdown
+    limits: Limits
+    clock: Clock | None
+    """A test's, for autosave."""
+
+
 class Runtime:
     """One connected manager's parts."""
 
-    __slots__ = (
-        "append",
-        "clock",
-        "draining",
-        "durability",
-        "home",
-        "hooks",
-        "host",
-        "lease",
-        "limits",
-        "loop",
-        "max_record_bytes",
-        "pending_loads",
-        "registry",
-        "running",
-        "saver",
-        "sessions",
-        "shutdown",
-        "spill_folder",
-        "store",
-        "store_record_bytes",
-        "turn_waits",
-        "watch",
-    )
-
-    def __init__(
-        self,
-        *,
-        store: SessionStore,
-        host: Host,
-        saver: Autosaver,
-        clock: Callable[[], float],
-        registry: Registry,
-        hooks: Hooks,
-        lease: LeaseOptions,
-        shutdown: Shutdown,
-        limits: Limits,
-    ) -> None:
+    def __init__(self, store: SessionStore, host: Host, options: ManagerOptions) -> None:
         self.store: SessionStore = store
         self.host: Host = host
-        self.saver: Autosaver = saver
-        self.clock: Callable[[], float] = clock
-        self.registry: Registry = registry
-        self.hooks: Hooks = hooks
-        self.lease: LeaseOptions = lease
-        self.watch: OwnerWatch = OwnerWatch(lease, clock)
-        self.shutdown: Shutdown = shutdown
-        self.limits: Limits = limits
-        self.spill_folder: str | None = spill.folder_for(store, shutdown.spill)
+        self.hooks: Hooks = Hooks(host)
+        self.clock: Callable[[], float] = loop_clock()
+        tests_clock = options.clock
+        self.saver: Autosaver = Autosaver(
+            store,
+            host,
+            autosave=options.autosave,
+            engine=options.engine,
+            clock=tests_clock or self.clock,
+            ticking=tests_clock is None,
+            seed=None if tests_clock is None else 0,  # a test is to run the same way each time
+            on_event=self._emit,
+        )
+        self.saver.report_saves(wanted=False)  # until there is a hook
+        self.registry: Registry = options.registry
+        self.lease: LeaseOptions = options.lease
+        self.watch: OwnerWatch = OwnerWatch(options.lease, self.clock)
+        self.shutdown: Shutdown = options.shutdown
+        self.limits: Limits = options.limits
+        self.spill_folder: str | None = spill.folder_for(store, self.shutdown.spill)
         self.home: Affinity = Affinity()
         self.running: Callable[[], object] = self.home.running
         """Asked on each append, as ``append`` is: bound once."""
         self.loop: object = self.home.loop
-        self.append: Callable[[Tracked, tuple[Entry, ...]], int] = saver.append
+        self.append: Callable[[Tracked, tuple[Entry, ...]], int] = self.saver.append
         self.sessions: dict[SessionKey, SessionBase] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""
         self.pending_loads: PendingLoads = {}
@@ -472,7 +454,12 @@ class Runtime:
         self.draining: bool = False
         self.durability: str = store.capabilities.durability
         self.store_record_bytes: int = store.capabilities.max_record_bytes
-        self.max_record_bytes: int = min(limits.record_bytes, self.store_record_bytes)
+        self.max_record_bytes: int = min(self.limits.record_bytes, self.store_record_bytes)
+
+    def _emit(self, event: Event) -> None:
+        name = _NAMES.get(type(event))
+        if name is not None:
+            self.hooks.emit(name, event)
 
 
 def wrong_loop(what: str, stray: Stray) -> WrongLoopError:
@@ -512,11 +499,8 @@ async def catch_up(runtime: Runtime) -> float:
     await checkpoint()
     for key, pending_load in list(runtime.pending_loads.items()):
         session = runtime.sessions.get(key)
-        if session is not None and _at_rest(session):
+        if session is None or session._tracked.pins or session._turns.busy:
+            continue
+        if session._tracked.clean:  # it can leave memory at once
             await pending_load.done.wait()
     return due
-
-
-def _at_rest(session: SessionBase) -> bool:
-    """Whether a session can leave memory at once: no turn runs, and nothing is unsaved."""
-    return not session._pins and not session._turns.busy and session._tracked.clean

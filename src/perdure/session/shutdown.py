@@ -225,15 +225,10 @@ class ManagerShutdown:
         """Write a session's spill file, and return its path."""
         store, key, epoch = self.runtime.store, tracked.key, tracked.epoch
         base, pending = _unsaved_of(tracked)
-        return spilling.write(
-            folder,
-            key,
-            epoch=epoch,
-            base=base,
-            entries=spilling.transformed(store, key, epoch=epoch, base=base, entries=pending),
-            owner=store.owner,
-            begun=store.begun_at(key, epoch),
+        header = spilling.SpillHeader(
+            spilling.FORMAT, key, epoch, base, store.owner, store.begun_at(key, epoch)
         )
+        return spilling.write(folder, header, spilling.transformed(store, header, pending))
 
     # the end of the process
 
@@ -256,16 +251,26 @@ class ManagerShutdown:
             self._spill_all(folder, self._to_spill())
         if self.runtime.durability == "memory":
             return  # which has nothing to lose
-        counts = {
+        kept = {
             str(session.key): session.version - session.durable
             for session in self._rest()
             if _id(session) in self._spilled
         }
-        lost = {key: n for key, n in self.pending().items() if key not in counts}
-        saved = {key: n for key, n in before.items() if key not in counts and key not in lost}
-        report_exit(
-            self.runtime.store.location, saved=saved, counts=counts, folder=folder, lost=lost
-        )
+        lost = {key: n for key, n in self.pending().items() if key not in kept}
+        saved = {key: n for key, n in before.items() if key not in kept and key not in lost}
+        message = f"nobody closed the manager of {self.runtime.store.location}"
+        if saved:
+            _print(f"{message}: saved {_named(saved)} at exit")
+        if kept:
+            _print(
+                f"{message}, and it could not save any more: kept {_named(kept)} in {folder}; "
+                "the next open of the session appends it"
+            )
+        if lost:
+            _print(
+                f"{message}: LOST {_named(lost)} at exit. Close it, with `async with connect(…)` "
+                "or `await sessions.aclose()`, which say why something cannot be saved"
+            )
 
     def _rest(self) -> list[Tracked]:
         """Return what has records that are not durable, or that others have lost us."""
@@ -468,7 +473,7 @@ class ExitHandler:
         self._close = close
         self._loop: Any = closing.runtime.loop
         self._thread = threading.current_thread()
-        self._by_owner = by_owner
+        self.by_owner = by_owner
 
     def install(self) -> None:
         """Start watching; in the thread that connects."""
@@ -480,11 +485,6 @@ class ExitHandler:
     def uninstall(self) -> None:
         """Watch no more."""
         _open.pop(self, None)
-
-    @property
-    def is_quiet(self) -> bool:
-        """Whether only what could not be saved is told."""
-        return self._by_owner is not None
 
     @property
     def is_ours(self) -> bool:
@@ -503,8 +503,8 @@ class ExitHandler:
 
     def begin(self) -> Callable[[], object] | None:
         """Begin to close in another thread; return what a thread of ours has to do, if anything."""
-        if self._by_owner is not None:
-            return self._by_owner
+        if self.by_owner is not None:
+            return self.by_owner
         loop = _asyncio_loop(self._loop)
         if loop is None:
             return self._on_trio if self.is_running else None
@@ -517,16 +517,15 @@ class ExitHandler:
         return lambda: loop.run_until_complete(self._closed())
 
     async def _closed(self) -> None:
-        await self._close()
-        if _asyncio_loop(self._loop) is not None:
-            from asyncio import sleep
+        from asyncio import sleep
 
-            await sleep(0)  # what waits for the end of our tasks hears of it
+        await self._close()
+        await sleep(0)  # what waits for the end of our tasks hears of it
 
     def _on_trio(self) -> None:
         import trio
 
-        trio.from_thread.run(self._closed, trio_token=self._loop)
+        trio.from_thread.run(self._close, trio_token=self._loop)
 
     def release_threads(self) -> None:
         """End anyio's threads that wait for the end of a loop that does not run any more.
@@ -611,8 +610,10 @@ def _is_anyios(thread: threading.Thread) -> bool:
 
 def _close(handlers: Sequence[ExitHandler]) -> None:
     """Close all of them at once, and wait no longer than the latest deadline; then spill."""
+    # Of one that its owner closes, only what could not be saved is told.
     before = {
-        handler: {} if handler.is_quiet else handler.closing.pending() for handler in handlers
+        handler: handler.closing.pending() if handler.by_owner is None else {}
+        for handler in handlers
     }
     threads: list[threading.Thread] = []
     for handler in handlers:
@@ -643,32 +644,8 @@ def _last() -> None:
     """Spill what is left, once no thread can be started any more."""
     for handler in tuple(_open):
         handler.uninstall()
-        if handler.closing.runtime.home.stray() != "fork":
+        if handler.is_ours:
             handler.closing.report_rest({})
-
-
-def report_exit(
-    location: str,
-    *,
-    saved: dict[str, int],
-    counts: dict[str, int],
-    folder: str | None,
-    lost: dict[str, int],
-) -> None:
-    """Say what was saved at exit, spilled to a folder, or lost: records by session."""
-    message = f"nobody closed the manager of {location}"
-    if saved:
-        _print(f"{message}: saved {_named(saved)} at exit")
-    if counts:
-        _print(
-            f"{message}, and it could not save any more: kept {_named(counts)} in {folder}; "
-            "the next open of the session appends it"
-        )
-    if lost:
-        _print(
-            f"{message}: LOST {_named(lost)} at exit. Close it, with `async with connect(…)` or "
-            "`await sessions.aclose()`, which say why something cannot be saved"
-        )
 
 
 def _named(counts: dict[str, int]) -> str:

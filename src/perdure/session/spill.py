@@ -48,29 +48,28 @@ PATIENCE: Final = 2.0
 """Seconds without a result after which a disk hangs: a busy one may take a second to sync."""
 
 
-class SpillFile(msgspec.Struct, frozen=True):
-    """One spill file, read back."""
+class SpillHeader(msgspec.Struct, frozen=True):
+    """The first line of a spill file: where its records belong."""
 
-    name: str
+    format: int
+    key: SessionKey
     epoch: int
     """Under which they were accepted."""
     base: int
-    """The last record that was known to be durable."""
-    records: tuple[Record, ...]
-    """The groups that follow it."""
+    """The last record that was known to be durable; they follow it."""
     owner: str = ""
     """Who held the session, by the id that its epoch record names."""
     begun: int = 0
     """That record's seq; 0 where it was not known any more."""
 
 
-class _Header(msgspec.Struct, frozen=True):
-    format: int
-    key: SessionKey
-    epoch: int
-    base: int
-    owner: str = ""
-    begun: int = 0
+class SpillFile(msgspec.Struct, frozen=True):
+    """One spill file, read back."""
+
+    name: str
+    header: SpillHeader
+    records: tuple[Record, ...]
+    """Whole groups."""
 
 
 def folder_for(store: Store, wanted: str | Literal[False] | None) -> str | None:
@@ -111,16 +110,7 @@ def exists(folder: str) -> bool:
         return False
 
 
-def write(
-    folder: str,
-    key: SessionKey,
-    *,
-    epoch: int,
-    base: int,
-    entries: Sequence[Entry],
-    owner: str = "",
-    begun: int = 0,
-) -> str:
+def write(folder: str, header: SpillHeader, entries: Sequence[Entry]) -> str:
     """Keep a session's unsaved entries in a file of its own; return its path.
 
     It is durable once `settle` was called after the last of several.
@@ -129,13 +119,13 @@ def write(
         OSError: It could not be written.
 
     """
-    header = msgspec.json.encode(_Header(FORMAT, key, epoch, base, owner, begun))
-    lines, _ = frames.encode(entries, first=base + 1, epoch=epoch, crc=0)
+    first_line = frames.seal(msgspec.json.encode(header))
+    lines, _ = frames.encode(entries, first=header.base + 1, epoch=header.epoch, crc=0)
     path = Path(folder)
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    name = f"{_prefix(key)}{epoch}-{base}.jsonl"
+    name = f"{_prefix(header.key)}{header.epoch}-{header.base}.jsonl"
     with Folder.root(str(path)) as place:
-        place.replace(name, frames.seal(header) + lines)
+        place.replace(name, first_line + lines)
     return str(path / name)
 
 
@@ -228,7 +218,7 @@ def find(folder: str, key: SessionKey) -> list[SpillFile]:
                 log.error("a spill file is damaged and was left as it is", extra=extra)
             else:
                 files.append(spilled)
-    return sorted(files, key=lambda file: file.base)
+    return sorted(files, key=lambda file: file.header.base)
 
 
 def remove(folder: str, name: str) -> None:
@@ -255,10 +245,11 @@ def missing_records(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, 
 
     Args:
         spilled: The file.
-        log: The log's records from ``spilled.base`` on.
+        log: The log's records from ``spilled.header.base`` on.
 
     """
-    if not log or log[0].seq != spilled.base or log[0].epoch > spilled.epoch:
+    header = spilled.header
+    if not log or log[0].seq != header.base or log[0].epoch > header.epoch:
         return None  # the session was deleted and made again: epochs never restart
     own_records = [
         record
@@ -286,9 +277,7 @@ def _is_same(spilled: Record, theirs: Record) -> bool:
     return is_lifted and lifted(spilled.payload)[0] == lifted(theirs.payload)[0]
 
 
-def transformed(
-    store: object, key: SessionKey, *, epoch: int, base: int, entries: Sequence[Entry]
-) -> Sequence[Entry]:
+def transformed(store: object, header: SpillHeader, entries: Sequence[Entry]) -> Sequence[Entry]:
     """Return entries as the store would keep them: encrypted, if it encrypts.
 
     Raises:
@@ -296,21 +285,22 @@ def transformed(
 
     """
     wrapper = capability(store, SupportsSpill)
-    entries_kept = (
-        entries if wrapper is None else wrapper.transform_spill(key, epoch, base, entries)
-    )
-    if entries_kept is None:
+    if wrapper is None:
+        return entries
+    kept = wrapper.transform_spill(header.key, header.epoch, header.base, entries)
+    if kept is None:
+        key = header.key
         message = f"the key of session {key} is not at hand, and plain text must not be spilled"
         raise OSError(message)
-    return entries_kept
+    return kept
 
 
-async def restored(store: object, key: SessionKey, spilled: SpillFile) -> SpillFile:
+async def restored(store: object, spilled: SpillFile) -> SpillFile:
     """Return a spill file as it was before `transformed`."""
     wrapper = capability(store, SupportsSpill)
     if wrapper is None:
         return spilled
-    records = await wrapper.restore_session_records(key, spilled.records)
+    records = await wrapper.restore_session_records(spilled.header.key, spilled.records)
     return msgspec.structs.replace(spilled, records=records)
 
 
@@ -325,15 +315,12 @@ def _read(name: str, data: bytes, key: SessionKey) -> SpillFile | None:
     if body is None:
         return None
     try:
-        header = decode(body, _Header)
+        header = decode(body, SpillHeader)
     except CorruptRecordError:
         return None
     if header.format != FORMAT or header.key != key:
         return None
-    start = frames.Position(0, header.base, 0)
-    scanner = frames.Scanner(header.epoch, start)
+    scanner = frames.Scanner(header.epoch, frames.Position(0, header.base, 0))
     records = scanner.feed(lines)
     is_whole = scanner.end.offset == len(lines)
-    if not is_whole:
-        return None
-    return SpillFile(name, header.epoch, header.base, tuple(records), header.owner, header.begun)
+    return SpillFile(name, header, tuple(records)) if is_whole else None

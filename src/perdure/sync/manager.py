@@ -20,7 +20,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
 import anyio
-import msgspec
 from anyio import to_thread
 
 from perdure import _connect
@@ -125,9 +124,6 @@ class SessionManager:
         self._is_left = False
         """Whether its block is being left, which ends the process after SIGTERM."""
         self._in_main = threading.current_thread() is threading.main_thread()
-        watched = inner._shutdown.signals
-        # By this thread: only the main one installs a handler, or is the end of the process.
-        inner._shutdown = msgspec.structs.replace(inner._shutdown, signals=False)
         inner._by_owner = self.close
         try:
             self._loop.call(self._start)
@@ -135,10 +131,8 @@ class SessionManager:
             self._loop.post(self._loop.stop)
             raise
         if self._parts is not None:
-            self._parts.at_exit.install()
             self._parts.signals.raising = self._leave_block
-            if watched:
-                self._parts.signals.install()
+            self._parts.install()  # in this thread: only the main one installs a handler
 
     @property
     def _parts(self) -> ManagerParts | None:
