@@ -120,7 +120,6 @@ class _Hottest:
     __slots__ = (
         "end",
         "first_at",
-        "groups",
         "inflight",
         "last_at",
         "oldest_at",
@@ -178,8 +177,6 @@ class _Hot(_Hottest):
         self.end: State | None = None  # QUARANTINED, LOST or CLOSED
         # Whether an append needs a closer look.
         self.refuses: bool = False
-        # How many nested groups are open.
-        self.groups: int = 0
         # Jobs that need it to themselves: no save begins.
         self.holds: int = 0
         # Its contributors are being asked.
@@ -209,9 +206,6 @@ class Tracked(_Hot):
         "epoch",
         "given_up",
         "granted",
-        "group_at",
-        "group_from",
-        "group_warned",
         "idle_since",
         "idle_slot",
         "inherits",
@@ -247,12 +241,6 @@ class Tracked(_Hot):
         # The part of ``pending_bytes`` that is with the store.
         self.captured_bytes: int = 0
         self.waiters: Waiters | None = None  # None without waiters
-
-        # The version when the outermost group was opened.
-        self.group_from: int = 0
-        # When its first change was made.
-        self.group_at: float | None = None
-        self.group_warned: bool = False
 
         self.attempt: int = 0  # failed saves in a row
         # Capture at most so many records, while bisecting for a refused one; 0 for all.
