@@ -25,6 +25,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, TypeVarTuple, final
 
 import anyio
@@ -95,7 +96,10 @@ async def wait_through(done: anyio.Event) -> None:
 
 
 def task_finder() -> Callable[[], object]:
-    """Return a function that returns the running task of this event loop."""
+    """Return a function that returns the running task of this event loop.
+
+    None in a bare callback; on trio callbacks run in a task of its own.
+    """
     if on_trio():
         from trio import lowlevel
 
@@ -103,7 +107,7 @@ def task_finder() -> Callable[[], object]:
         return current_task
     import asyncio
 
-    return asyncio.current_task
+    return partial(asyncio.current_task, asyncio.get_running_loop())
 
 
 T = TypeVar("T")
@@ -236,7 +240,7 @@ class Host:
         self._unstarted: dict[int, _Task] = {}
         self._asked: deque[int] = deque()
         """Those of the unstarted that a bare callback asked for."""
-        self._in_task: Callable[[], bool] = bool
+        self._find_task: Callable[[], object]
         self._task: object = None
         self._own_mark = object()
 
@@ -275,7 +279,7 @@ class Host:
         self._spawned += 1
         number = self._spawned
         self._unstarted[number] = _Task(fn, args)
-        if not self._in_task():
+        if self._find_task() is None:
             self._asked.append(number)
             self._wake.set()
             return
@@ -363,7 +367,7 @@ class Host:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as group:
                 self._context = self._context or contextvars.copy_context()
-                self._in_task = _task_finder()
+                self._find_task = task_finder()
                 self._use(group)
                 self._started.set()
                 try:
@@ -523,16 +527,6 @@ class Host:
             self._main, name="perdure host", context=context
         )
         trio.lowlevel.spawn_system_task(watch, name="perdure host watch", context=context)
-
-
-def _task_finder() -> Callable[[], bool]:
-    """Return a function that returns whether a task runs now, not a bare callback."""
-    if on_trio():
-        return lambda: True  # trio runs callbacks in a task of its own
-    import asyncio
-
-    current_task, loop = asyncio.current_task, asyncio.get_running_loop()
-    return lambda: current_task(loop) is not None
 
 
 def _uncancel() -> None:

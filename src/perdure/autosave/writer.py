@@ -15,7 +15,7 @@ from typing import Final, final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.loop import soon_maker
+from perdure._lib.loop import post_to_loop
 from perdure._lib.tasks import Host
 from perdure.autosave.core import (
     ANSWERS,
@@ -116,7 +116,7 @@ class Writer:
         self._batches = core.batch_max > 1
         linger = core.engine.batch_linger
         self._linger = store.capabilities.batch_linger if linger is None else linger
-        self._soon = soon_maker()
+        self._soon = post_to_loop(from_any_thread=False)
         # Set when nothing is in flight any more, if a task waits for that.
         self._idle: anyio.Event | None = None
         # Sessions in the last batch: where several save at once, they are grouped.
