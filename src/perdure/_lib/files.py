@@ -824,10 +824,9 @@ class FolderWatch:
 
     def close(self) -> None:
         """End the watch, on the event loop that waits for it. Closing twice is fine."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            anyio.notify_closing(fd)
-            os.close(fd)
+        if self._fd >= 0:
+            anyio.notify_closing(self._fd)
+        self.drop()
 
     def drop(self) -> None:
         """End the watch where no event loop waits for it, such as in a forked child."""
