@@ -762,8 +762,3 @@ def complete(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
         return list(outcomes[:count])
     reason = f"the store answered for {len(outcomes)} of {count} sessions: report it to its author"
     return [*outcomes, *[in_doubt(reason)] * missing]
-
-
-def all_permanent(outcomes: Sequence[Outcome]) -> bool:
-    """Whether the whole batch was refused, perhaps because of one session in it."""
-    return all(outcome.status is Status.PERMANENT for outcome in outcomes)

@@ -22,7 +22,6 @@ from perdure.autosave.core import (
     REFUSALS,
     Core,
     Save,
-    all_permanent,
     complete,
     in_doubt,
     outcome_of,
@@ -253,7 +252,8 @@ class Writer:
             outcomes = complete(await self._store.append_many(batches), len(batches))
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             return [outcome_of(error)] * len(batches)
-        if len(batches) > 1 and all_permanent(outcomes):
+        refused = all(outcome.status is Status.PERMANENT for outcome in outcomes)
+        if refused and len(batches) > 1:
             # One session may be the reason for refusing all of them: bisect.
             if flight in self._out:  # each attempt has its time, and the last to end is behind
                 del self._out[flight]
