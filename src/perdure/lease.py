@@ -8,7 +8,7 @@ the process that wants a session, so that two clocks are never compared.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal, TypeVar, final
 
 import anyio
@@ -323,32 +323,21 @@ def lease_held(
     return LeaseHeldError(message, key=str(key), owner=holder.owner, epoch=holder.epoch)
 
 
-async def while_beating(
-    stores: Sequence[Store],
-    act: Callable[[], Awaitable[T]],
-    *,
-    watches: Mapping[str, OwnerWatch] | None = None,
-    every: float = LeaseOptions().heartbeat,
-) -> T:
-    """Run ``act``, and renew this owner's heartbeat in each store until it has returned.
+async def while_beating(store: Store, watch: OwnerWatch, act: Callable[[], Awaitable[T]]) -> T:
+    """Run ``act``, and renew this owner's heartbeat in a store until it has returned.
 
     For long operations under a lease: otherwise other processes would consider this one dead.
 
     Args:
-        stores: Open stores.
+        store: An open store.
+        watch: Where the heartbeats of other owners are noted.
         act: What to run; its errors are raised as they are.
-        watches: By a store's owner: where the heartbeats of other owners are noted.
-        every: Seconds between two heartbeats.
 
     """
     done: list[T] = []
     failed: Exception | None = None
     async with anyio.create_task_group() as group:
-        for store in stores:
-            watch = (
-                watches[store.owner] if watches else OwnerWatch(LeaseOptions(), anyio.current_time)
-            )
-            group.start_soon(_beat, store, watch, every)
+        group.start_soon(_beat, store, watch)
         try:
             done.append(await act())
         except Exception as error:  # noqa: BLE001  # raised below, outside of the group
@@ -359,8 +348,8 @@ async def while_beating(
     return done[0]
 
 
-async def _beat(store: Store, watch: OwnerWatch, every: float) -> None:
+async def _beat(store: Store, watch: OwnerWatch) -> None:
     while True:
         with contextlib.suppress(StoreError):  # ``act`` reports an outage that lasts
             await renew_heartbeat(store, watch)
-        await anyio.sleep(every)
+        await anyio.sleep(LeaseOptions().heartbeat)

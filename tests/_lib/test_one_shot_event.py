@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from perdure._lib.loop import OneShotEvent, event_maker, soon_maker
+from perdure._lib.loop import OneShotEvent, event_maker, post_to_loop
 
 
 async def test_who_waits_goes_on_when_it_rings() -> None:
@@ -59,7 +59,7 @@ async def test_soon_comes_in_a_step_of_its_own() -> None:
         heard.extend(words)
         done.set()
 
-    soon_maker()(call, "one", "two")
+    post_to_loop(from_any_thread=False)(call, "one", "two")
     assert heard == []
     await done.wait()
     assert heard == ["one", "two"]

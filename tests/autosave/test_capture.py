@@ -37,9 +37,8 @@ def test_it_takes_whole_groups_that_fit(
 
 @given(group=st.lists(st.builds(entry, st.integers(0, 9), end=st.booleans()), min_size=1))
 def test_a_group_ends_once_at_its_end(group: list[Entry]) -> None:
-    closed = as_group(group, closed=True)
+    closed = as_group(group)
     assert [one.end for one in closed] == [False] * (len(group) - 1) + [True]
-    assert not any(one.end for one in as_group(group, closed=False))
     assert [one.payload for one in closed] == [one.payload for one in group]
 
 

@@ -236,64 +236,50 @@ async def test_an_idle_store_shortens_the_debounce() -> None:
 # groups
 
 
-async def test_an_open_group_waits_and_what_was_before_does_not() -> None:
-    async with rig() as r:
+async def test_what_is_appended_in_a_group_is_saved_at_once_and_as_one() -> None:
+    async with rig(autosave=Autosave.write_through()) as r:
+        t = r.track()
+        with r.saver.grouped(t):
+            r.append(t, 2)
+            r.append(t)
+        await r.saver.wait_durable(t)
+        assert [one.end for one in r.store.logs[t.key]] == [False, False, True]
+
+
+async def test_a_group_behind_a_save_in_flight_is_one() -> None:
+    async with rig(autosave=Autosave.write_through()) as r:
         t = r.track()
         r.append(t)
-        r.saver.open_group(t)
-        r.append(t, 2)
-        r.append(t)
-        with anyio.move_on_after(5):
-            await r.saver.save(t)
-        assert r.stored(t) == 1
-        r.saver.close_group(t)
-        assert await r.saver.save(t) == 4
-        assert [one.end for one in r.store.logs[t.key]] == [True, False, False, True]
+        await anyio.lowlevel.checkpoint()
+        assert t.inflight == 1
+        with r.saver.grouped(t):
+            r.append(t)
+            r.append(t)
+        await r.saver.wait_durable(t)
+        assert [one.end for one in r.store.logs[t.key]] == [True, False, True]
 
 
 async def test_groups_within_a_group_are_one() -> None:
     async with rig() as r:
         t = r.track()
-        r.saver.open_group(t)
-        r.append(t)
-        r.saver.open_group(t)
-        r.append(t)
-        r.saver.close_group(t)
-        await anyio.sleep(50)
-        assert r.stored(t) == 0
-        r.saver.close_group(t)
+        with r.saver.grouped(t):
+            r.append(t)
+            with r.saver.grouped(t):
+                r.append(t)
+            r.append(t)
+        await r.saver.save(t)
+        assert [one.end for one in r.store.logs[t.key]] == [False, False, True]
+
+
+async def test_what_a_group_has_accepted_before_it_fails_is_one() -> None:
+    async with rig() as r:
+        t = r.track()
+        with pytest.raises(ZeroDivisionError), r.saver.grouped(t):
+            r.append(t)
+            r.append(t)
+            _ = 1 / 0
         await r.saver.save(t)
         assert [one.end for one in r.store.logs[t.key]] == [False, True]
-
-
-async def test_a_group_that_stays_open_is_reported_once() -> None:
-    async with rig() as r:
-        t = r.track()
-        r.saver.open_group(t)
-        r.append(t)
-        await anyio.sleep(9)
-        assert r.of(events.GroupOpenTooLong) == []
-        await anyio.sleep(100)
-        r.append(t)
-        await anyio.sleep(100)
-        (event,) = r.of(events.GroupOpenTooLong)
-        assert event.age == pytest.approx(10, abs=0.1)
-
-
-async def test_a_group_is_as_old_as_its_first_record_when_what_was_before_it_is_saved() -> None:
-    async with rig() as r:
-        t = r.track()
-        r.append(t)
-        r.saver.open_group(t)
-        await anyio.sleep(1)
-        r.append(t)
-        await anyio.sleep(30)
-        assert r.stored(t) == 1
-        assert len(r.of(events.GroupOpenTooLong)) == 1
-        assert r.saver.health().oldest_unsaved_age == pytest.approx(30, abs=1)
-        r.saver.close_group(t)
-        await anyio.sleep(31)
-        assert r.stored(t) == 2
 
 
 # what goes wrong
@@ -360,7 +346,7 @@ async def test_a_record_by_itself_is_a_group_whatever_it_says() -> None:
 
 
 def test_a_store_that_was_busy_for_long_shortens_the_debounce_as_soon_as_it_is_idle() -> None:
-    schedule = Schedule(PLAIN, [], lambda: 0.5)
+    schedule = Schedule(PLAIN, lambda: 0.5)
     for _ in range(100):
         schedule.control(1.0)
     assert schedule.debounce == DEBOUNCE
@@ -1178,20 +1164,6 @@ async def test_one_group_of_many_records_is_due_at_once() -> None:
         r.append(t, 5)
         await anyio.sleep(1.0)
         assert r.stored(t) == 5
-
-
-async def test_whole_groups_before_an_open_one_are_one_save() -> None:
-    async with rig() as r:
-        t = r.track()
-        for _ in range(3):
-            r.append(t)
-        r.saver.open_group(t)
-        r.append(t)
-        with anyio.move_on_after(1.0):
-            await r.saver.save(t)
-        assert (r.stored(t), len(r.store.calls)) == (3, 1)
-        r.saver.close_group(t)
-        await r.saver.save(t)
 
 
 async def test_an_urgent_job_of_a_lost_session_does_not_run() -> None:

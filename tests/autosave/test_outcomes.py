@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perdure.autosave.core import all_permanent, complete, in_doubt, outcome_of
+from perdure.autosave.core import complete, outcome_of
 from perdure.errors import LeaseLostError, NotStorableError, StoreUnavailableError, TooLargeError
 from perdure.store import Outcome, Status
 
@@ -35,10 +35,3 @@ def test_answers_that_are_missing_are_in_doubt() -> None:
 
 def test_answers_that_nobody_asked_for_are_dropped() -> None:
     assert complete([Outcome(Status.OK), Outcome(Status.CONFLICT)], 1) == [Outcome(Status.OK)]
-
-
-def test_only_a_batch_that_is_refused_whole_is_split() -> None:
-    no, yes = Outcome(Status.PERMANENT), Outcome(Status.OK)
-    assert all_permanent([no, no])
-    assert not all_permanent([no, yes])
-    assert in_doubt("why").status is Status.IN_DOUBT

@@ -74,8 +74,8 @@ longest-delay-at-the-next-change  Schedule.due_at : set assign due 3 min(due, fi
 clean-once-written  Core._ok : set assign t.durable 1 t.version && Core._ok : set assign t.records 1 None
 edits-while-saving-forgotten  Core._ok : always if 2
 no-retry  Core._failed : drop call arm 1
-the-first-change-at-zero  Core._begin : set compare 2 t.first_at && Core.append : set compare 6 not t.first_at
-a-group-in-parts  Core.open_group : always if 1 && Core.open_group : set assign t.group_from 1 1 << 60
+the-first-change-at-zero  Core.append : set compare 6 not t.first_at
+a-group-in-parts  Autosaver.grouped : drop call hold 1 && Autosaver.grouped : drop call release 1
 all-waiters-woken  Tracked.take_waiters : always test 2 && Autosaver._durable : once while 1
 waiters-never-leave  Autosaver._woken : drop call give_up 1
 waiters-not-woken  Writer._settle_one : drop call wake 1
@@ -93,7 +93,6 @@ contributors-hold-for-ever  Core.prepared : drop assign t.preparing 1
 one-batch-and-no-more  Writer.begin : once while 1 && Autosaver._settled : drop call _begin_due 1
 records-sent-from-the-start  Core._take : set compare 4 count >= len(records)
 a-failure-makes-it-younger  Core.completed : set assign t.first_at 1 now
-a-group-without-an-age  Core._take : set assign t.first_at 1 None
 held-back-but-captured  Schedule.arm : without bool 2 1
 quarantine-weighs-nothing  Core._leave : without bool 1 1
 a-refused-group-hides-others  Core._refused : set assign t.narrow 1 0
@@ -103,7 +102,7 @@ a-prefix-twice  Core._take : set arith 3 max(t.durable, 1)
 autosave
 as1  Core.capture : without bool 1 3
 as2  Core._take : set assign t.hurry 1 False
-as3  Core._take : always test 2
+as3  Core._take : always test 1
 as4  Core.completed : drop assign t.first_at 1
 as5  Core.completed : never if 5
 as6  Core._failed : take call max 1 2
@@ -111,12 +110,11 @@ as7  Core._ok : drop assign self.registry.dirty_bytes 1
 as8  Core._refused : swap compare 1 <=
 as9  Core.hold : drop call drop 1
 as10 Schedule.arm : without bool 1 2
-as11 Schedule.arm : swap compare 4 <
 as12 Schedule.due_at : drop assign due 3
 as13 Schedule.due_at : set name t.last_at 1 first
 as14 Schedule.due_at : take call max 1 1
 as15 Schedule.arm : plus assign slot 1
-as16 Schedule.arm : swap compare 8 <=
+as16 Schedule.arm : swap compare 7 <=
 as17 Schedule.flush : drop assign self._due_before 1
 as18 Schedule.make_urgent : drop assign t.retry_at 1
 as19 Schedule.backoff_cap : never test 1
@@ -124,7 +122,7 @@ as20 Schedule.control : take call min 2 2
 as21 Breaker.failed : swap compare 2 <=
 as22 Breaker.allowance : without bool 1 2
 as23 Breaker.succeeded : drop assign self.failed_in_a_row 1
-as24 Core.append : without bool 2 3
+as24 Core.append : without bool 2 2
 as25 Core._admit : double name self.engine.quarantine_bytes 1
 as26 Core._fill : take arith 1 1
 as27 whole_groups : without bool 1 1
@@ -169,7 +167,7 @@ f25 file:_newest_span : never if 5
 f26 records:_record : set call int 1 -1 && records:_record : swap compare 3 ==
 f27 records:_record : without bool 1 3
 f28 Folder.publish : drop call sync 1
-f29 Folder.write_temporary : never if 1
+f29 Folder._write_new : never if 1
 f30 Folder._open : drop call fchmod 1
 f31 Folder._mkdir : drop call sync 1
 f32 _require_private : set name _OTHERS_WRITE 1 stat.S_IWOTH

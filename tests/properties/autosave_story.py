@@ -161,7 +161,7 @@ def mark(told: Told, t: Tracked, count: int = 1, *, size: int = 0) -> None:
     version = rig.append(t, count, size=size)
     if version != before + count or t.version != version:
         told.problems.append(f"{t.key}: {count} records took version {before} to {version}")
-    # An open group's entries get their ends later: compare payloads, and ends apart.
+    # A group's entries get their ends when it is over: compare payloads, and ends apart.
     told.accepted[t.key].extend(t.pending[len(t.pending) - count :])
     for seq in range(before + 1, version + 1):
         told.accepted_at[t.key, seq] = anyio.current_time()
@@ -190,23 +190,14 @@ async def play(told: Told, name: str, t: Tracked, group: anyio.abc.TaskGroup) ->
     elif name == "retune":
         saver.tune_one(t, options(0.5))
     elif name == "group":
-        await play_group(told, t)
+        with saver.grouped(t):
+            mark(told, t)
+            mark(told, t)
     elif name == "prepare":
         t.before_capture = lambda: prepare(told, t)
         mark(told, t)
     else:
         group.start_soon(wait, told, name, t)
-
-
-async def play_group(told: Told, t: Tracked) -> None:
-    told.rig.saver.open_group(t)
-    before = t.version
-    mark(told, t)
-    await anyio.sleep(3.0)
-    mark(told, t)
-    if told.rig.stored(t) > before:
-        told.problems.append(f"{t.key}: a part of an open group was stored")
-    told.rig.saver.close_group(t)
 
 
 async def prepare(told: Told, t: Tracked) -> None:

@@ -46,7 +46,6 @@ class Model:
     durable: int = 0
     captured: int | None = None
     end: str | None = None
-    group_from: int | None = None
     given_up: bool = False
 
 
@@ -101,20 +100,17 @@ class CoreMachine(RuleBasedStateMachine):
         model.times += [self.now] * count
         assert version == len(model.accepted)
 
-    @rule(n=session)
-    def open_group(self, n: int) -> None:
-        t, model = self.pick(n)
-        self.core.open_group(t)
-        if model.group_from is None:
-            model.group_from = len(model.accepted)
-
-    @rule(n=session)
-    def close_group(self, n: int) -> None:
-        t, model = self.pick(n)
-        if t.groups:
-            self.core.close_group(t, self.now)
-        if not t.groups:
-            model.group_from = None
+    @rule(n=session, counts=st.lists(st.integers(1, 3), max_size=3))
+    def group(self, n: int, counts: list[int]) -> None:
+        t, _ = self.pick(n)
+        before = t.version
+        self.core.hold(t)
+        for count in counts:
+            self.append(n, count, 50)
+        self.core.group(t, before)
+        self.core.release(t, self.now)
+        ends = [entry.end for entry in t.pending[before - t.durable :]]
+        assert ends == [False] * (len(ends) - 1) + [True] * bool(ends)
 
     @rule(n=session)
     def end_turn(self, n: int) -> None:
@@ -202,7 +198,7 @@ class CoreMachine(RuleBasedStateMachine):
         assert not save.t.holds
         assert save.batch.first == model.durable + 1
         last = model.durable + len(save.batch.records)
-        assert last <= (len(model.accepted) if model.group_from is None else model.group_from)
+        assert last <= len(model.accepted)
         sent = [entry.payload for entry in save.batch.records]
         assert sent == model.accepted[model.durable : last]
         assert save.batch.records[-1].end
@@ -283,8 +279,6 @@ class CoreMachine(RuleBasedStateMachine):
             del model.accepted[model.durable :], model.times[model.durable :]
             model.captured = None if model.captured is None else model.durable
             model.end = None if model.end == "quarantined" else "lost"
-            if model.group_from is not None:
-                model.group_from = model.durable
 
     # what always holds
 
@@ -352,8 +346,7 @@ class CoreMachine(RuleBasedStateMachine):
     def nothing_is_forgotten(self) -> None:
         schedule = self.core.schedule
         for t in self.core.registry.unsaved:
-            held = t.inflight is not None or t.holds or t.preparing
-            if held or (t.groups and t.group_from == t.durable):
+            if t.inflight is not None or t.holds or t.preparing:
                 continue
             assert t.first_at is not None
             # One that was fitted to the store's load since may be shorter than when it was armed.
@@ -361,7 +354,9 @@ class CoreMachine(RuleBasedStateMachine):
             due, at = schedule.due_at(t, t.first_at, self.now), self.looked_at(t)
             schedule.debounce = fitted
             if due < NEVER * SLOT:
-                assert at <= due + 1e-9, f"{t!r} is due at {due}, and nobody will look"
+                assert at <= max(due, self.now) + 1e-9, (
+                    f"{t!r} is due at {due}, and nobody will look"
+                )
                 waits = t.ticket or t in schedule._review or t in schedule._fresh
                 assert waits or t in schedule.wheel._buckets[t.slot]
             else:
@@ -379,8 +374,6 @@ class CoreMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """With the store well again, everything that can be saved is."""
         for t in self.sessions:
-            while t.groups:
-                self.core.close_group(t, self.now)
             while t.holds:
                 self.core.release(t, self.now)
         for save in self.in_flight:

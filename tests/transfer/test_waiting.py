@@ -182,12 +182,12 @@ async def test_what_is_done_meanwhile_fails_as_it_does_alone() -> None:
     await store.open()
 
     async def act() -> None:
-        while store.calls["heartbeat"] < 3:
+        while not store.calls["heartbeat"]:
             await anyio.lowlevel.checkpoint()
         raise ValueError("as it is")
 
     with pytest.raises(ValueError, match="as it is"):
-        await while_beating([store], act, every=0.0)
+        await while_beating(store, OwnerWatch(LeaseOptions(), anyio.current_time), act)
 
 
 async def set_aside(store: MemoryStore, key: SessionKey, op_id: str) -> DeadLetter:

@@ -19,7 +19,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, final
 
@@ -131,37 +131,31 @@ class Folder:
             OthersWriteError: It can be written by others, and should be private.
 
         """
+        return self._walk(names)
+
+    def make(self, *names: str) -> Folder:
+        """Open a folder below this one, and make what is missing."""
+        return self._walk(names, Folder._mkdir)
+
+    def sync_path(self, *names: str) -> None:
+        """Make the entries that lead to a folder below this one durable."""
+        self._walk(names, lambda folder, _: folder.sync()).close()
+
+    def _walk(
+        self, names: Sequence[str], act: Callable[[Folder, str], None] | None = None
+    ) -> Folder:
+        """Open a folder below this one; act on each on the way, with the name of the next."""
         folder = self
         for name in names:
             try:
+                if act is not None:
+                    act(folder, name)
                 step = folder._step(name)
             finally:
                 if folder is not self:
                     folder.close()
             folder = step
         return folder if folder is not self else self._again()
-
-    def make(self, *names: str) -> Folder:
-        """Open a folder below this one, and make what is missing."""
-        folder = self._again()
-        for name in names:
-            try:
-                folder._mkdir(name)  # noqa: SLF001  # another of our own kind
-                step = folder._step(name)  # noqa: SLF001
-            finally:
-                folder.close()
-            folder = step
-        return folder
-
-    def sync_path(self, *names: str) -> None:
-        """Make the entries that lead to a folder below this one durable."""
-        folder = self._again()
-        for name in names:
-            with folder:
-                folder.sync()
-                step = folder._step(name)  # noqa: SLF001
-            folder = step
-        folder.close()
 
     def _again(self) -> Folder:
         return Folder(self.path, None if self._fd is None else os.dup(self._fd), self.owner)
@@ -287,17 +281,23 @@ class Folder:
     def write_temporary(self, data: bytes, *, durable: bool = True) -> str:
         """Write a new file under a name of its own, and return the name."""
         name = f".{random_id()}{TEMPORARY}"
+        try:
+            self._write_new(name, data, durable=durable)
+        except BaseException:
+            with contextlib.suppress(OSError):  # there is none, where none could be made
+                self.remove(name)
+            raise
+        return name
+
+    def _write_new(self, name: str, data: bytes, *, durable: bool = True) -> None:
+        """Write a file that must not exist; a part of it stays if that fails."""
         fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             write_all(fd, data)
             if durable:
                 sync_file(fd)
-        except BaseException:
+        finally:
             os.close(fd)
-            self.remove(name)
-            raise
-        os.close(fd)
-        return name
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Replace the contents of *name* atomically: a reader sees the old or the new.
@@ -333,14 +333,9 @@ class Folder:
     def _publish_without_links(self, name: str, data: bytes) -> bool:
         """Publish by O_EXCL, on file systems without links: a crash may leave the file torn."""
         try:
-            fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            self._write_new(name, data)
         except FileExistsError:
             return False
-        try:
-            write_all(fd, data)
-            sync_file(fd)
-        finally:
-            os.close(fd)
         self.sync()
         return True
 
@@ -824,10 +819,9 @@ class FolderWatch:
 
     def close(self) -> None:
         """End the watch, on the event loop that waits for it. Closing twice is fine."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            anyio.notify_closing(fd)
-            os.close(fd)
+        if self._fd >= 0:
+            anyio.notify_closing(self._fd)
+        self.drop()
 
     def drop(self) -> None:
         """End the watch where no event loop waits for it, such as in a forked child."""

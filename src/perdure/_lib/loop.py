@@ -41,17 +41,17 @@ def loop_clock() -> Callable[[], float]:
         RuntimeError: No event loop is running here.
 
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        current: Callable[[], float] = trio.lowlevel.current_clock().current_time
+    if on_trio():
+        from trio import lowlevel
+
+        current: Callable[[], float] = lowlevel.current_clock().current_time
         return current
     import asyncio
-    import time
 
     loop = asyncio.get_running_loop()
     # The standard loops only call time.monotonic: call it directly.
     if type(loop).time is asyncio.BaseEventLoop.time:
-        return time.monotonic
+        return monotonic
     return loop.time
 
 
@@ -132,30 +132,34 @@ def event_maker() -> Callable[[], OneShotEvent]:
         RuntimeError: No event loop is running here.
 
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        return trio.Event  # type: ignore[no-any-return]  # trio may be missing
+    if on_trio():
+        from trio import Event
+
+        return Event
     import asyncio
 
     loop = asyncio.get_running_loop()
     return lambda: _OnAsyncio(loop)
 
 
-def soon_maker() -> Callable[..., object]:
+def post_to_loop(*, from_any_thread: bool = True) -> Callable[..., object]:
     """Return a function that schedules a call in the next step of the running event loop.
 
-    The function must not raise.
+    What is called must not raise. Where only the loop's own thread posts, it costs less.
 
     Raises:
         RuntimeError: No event loop is running here.
 
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        return trio.lowlevel.current_trio_token().run_sync_soon  # type: ignore[no-any-return]  # trio may be missing
+    if on_trio():
+        from trio import lowlevel
+
+        post: Callable[..., object] = lowlevel.current_trio_token().run_sync_soon
+        return post
     import asyncio
 
-    return asyncio.get_running_loop().call_soon
+    loop = asyncio.get_running_loop()
+    return loop.call_soon_threadsafe if from_any_thread else loop.call_soon
 
 
 @final
@@ -219,9 +223,9 @@ class Affinity:
 
 def _running_loop() -> Callable[[], object]:
     """Return a function that returns the running loop, None when there is none."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        lowlevel = trio.lowlevel
+    if on_trio():
+        from trio import lowlevel
+
         forks = _forks
 
         def token() -> object:
@@ -473,13 +477,3 @@ def _work(jobs: _Jobs, owner: weakref.ref[Threads]) -> None:
 def _end(jobs: _Jobs, most: int) -> None:
     for _ in range(most):
         jobs.put(None)
-
-
-def post_to_loop() -> Callable[[Callable[[], object]], object]:
-    """Return a function that schedules a call on the running event loop, from any thread."""
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
-        return trio.lowlevel.current_trio_token().run_sync_soon  # type: ignore[no-any-return]  # trio may be missing
-    from asyncio import get_running_loop
-
-    return get_running_loop().call_soon_threadsafe

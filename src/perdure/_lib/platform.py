@@ -152,16 +152,6 @@ def network_type_of(path: str, mounts: list[tuple[str, str]]) -> str | None:
     return mount if mount in _NETWORK else None
 
 
-def open_files_limit() -> int:
-    """Return how many files this process may have open."""
-    try:
-        import resource
-    except ImportError:  # pragma: no cover  # Windows has no such limit to ask for
-        return 8192
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 65536 if soft == resource.RLIM_INFINITY else soft
-
-
 def descriptor_limit() -> int | None:
     """Return how many files this process may have open, None where that is not limited."""
     if resource is None:

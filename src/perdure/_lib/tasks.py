@@ -5,7 +5,7 @@ The group is in a task that belongs to the library. A caller may be cancelled in
 ``Task.cancel()`` included, and only its wait ends: what runs here continues. So a host may be
 started in one task and closed in another.
 
-* An exception in a spawned task ends that task only; it is logged and passed to ``on_error``.
+* An exception in a spawned task ends that task only, and is logged.
 * One that ends the program (KeyboardInterrupt, SystemExit) ends that task only, too, and is passed
   to ``on_exit``: the other tasks save before the program ends.
 * If the loop ends while the host is open (``asyncio.run`` cancels every task, trio its
@@ -25,6 +25,7 @@ import math
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar, TypeVarTuple, final
 
 import anyio
@@ -95,7 +96,10 @@ async def wait_through(done: anyio.Event) -> None:
 
 
 def task_finder() -> Callable[[], object]:
-    """Return a function that returns the running task of this event loop."""
+    """Return a function that returns the running task of this event loop.
+
+    None in a bare callback; on trio callbacks run in a task of its own.
+    """
     if on_trio():
         from trio import lowlevel
 
@@ -103,7 +107,7 @@ def task_finder() -> Callable[[], object]:
         return current_task
     import asyncio
 
-    return asyncio.current_task
+    return partial(asyncio.current_task, asyncio.get_running_loop())
 
 
 T = TypeVar("T")
@@ -203,7 +207,6 @@ class Host:
     """A runner of background tasks, independent of their callers.
 
     Args:
-        on_error: Called with an exception that ended a task without a waiting caller.
         on_teardown: Awaited when the loop ends while the host is open.
 
     Attributes:
@@ -211,39 +214,32 @@ class Host:
 
     """
 
-    def __init__(
-        self,
-        *,
-        on_error: Callable[[Exception], None] | None = None,
-        on_teardown: Callable[[], Awaitable[object]] | None = None,
-    ) -> None:
-        self.on_error = on_error
+    def __init__(self, *, on_teardown: Callable[[], Awaitable[object]] | None = None) -> None:
         self.on_teardown = on_teardown
         self.on_exit: Callable[[Exit], object] = self.interrupt
         self._interrupt: Callable[[Exit, Callable[[], bool]], bool]
-        self.running: bool = False
-        """Whether tasks can be spawned."""
+        self.torn_down: bool = False
+        """Whether the loop ends, or has ended, under the host."""
         self._group: TaskGroup | None = None
         self._context: contextvars.Context | None = None
         self._started = anyio.Event()
         self._stop = False
         self._wake = anyio.Event()
         self._ended = anyio.Event()
-        self._torn_down = False
         self._teardown: Literal["runs", "over"] | None = None
         self._at_end: list[Callable[[], object]] = []
         self._spawned = 0
         self._unstarted: dict[int, _Task] = {}
         self._asked: deque[int] = deque()
         """Those of the unstarted that a bare callback asked for."""
-        self._in_task: Callable[[], bool] = bool
+        self._find_task: Callable[[], object]
         self._task: object = None
         self._own_mark = object()
 
     @property
-    def torn_down(self) -> bool:
-        """Whether the loop ends, or has ended, under the host."""
-        return self._torn_down
+    def running(self) -> bool:
+        """Whether tasks can be spawned."""
+        return self._group is not None
 
     async def start(self) -> None:
         """Start the host's own task."""
@@ -275,7 +271,7 @@ class Host:
         self._spawned += 1
         number = self._spawned
         self._unstarted[number] = _Task(fn, args)
-        if not self._in_task():
+        if self._find_task() is None:
             self._asked.append(number)
             self._wake.set()
             return
@@ -330,7 +326,7 @@ class Host:
 
         On trio the main task gets a KeyboardInterrupt in its place.
         """
-        return self._interrupt(error, lambda: not self._torn_down)
+        return self._interrupt(error, lambda: not self.torn_down)
 
     def at_end(self, call: Callable[[], object]) -> None:
         """Register a callback for the host's end, for any reason."""
@@ -354,7 +350,7 @@ class Host:
                 log.critical("background tasks failed", exc_info=error)
                 raise
         finally:
-            self._use(None)
+            self._group = None
             self._started.set()
             self._ended.set()
             self._fail_unstarted()
@@ -369,8 +365,8 @@ class Host:
         with anyio.CancelScope(shield=True):
             async with anyio.create_task_group() as group:
                 self._context = self._context or contextvars.copy_context()
-                self._in_task = _task_finder()
-                self._use(group)
+                self._find_task = task_finder()
+                self._group = group
                 self._started.set()
                 try:
                     try:
@@ -380,23 +376,19 @@ class Host:
                         # or the program, and asyncio.run once more. A task that it met before its
                         # first step has ended the group with it, so there is a new one within.
                         _uncancel()
-                        self._torn_down = True
+                        self.torn_down = True
                         await self._serve_in_group()
                 finally:
-                    self._use(None)
+                    self._group = None
                 group.cancel_scope.cancel()
-
-    def _use(self, group: TaskGroup | None) -> None:
-        self._group = group
-        self.running = group is not None
 
     async def _serve(self) -> None:
         """Start the tasks that callbacks ask for, and the teardown at the end of the loop."""
-        if self._torn_down:
+        if self.torn_down:
             await self._start_again()
         while not self._is_over():
             try:
-                if self._torn_down and self._teardown is None:
+                if self.torn_down and self._teardown is None:
                     self._teardown = "runs"
                     self.spawn(self._tear_down)
                 await self._start_asked()
@@ -404,16 +396,16 @@ class Host:
                 self.leave(error)
 
     def _is_over(self) -> bool:
-        if self._torn_down and self.on_teardown is not None:
+        if self.torn_down and self.on_teardown is not None:
             return self._teardown == "over"
-        return self._stop or self._torn_down
+        return self._stop or self.torn_down
 
     async def _start_asked(self) -> None:
         self._wake = anyio.Event()
         while self._asked:  # removed after its start: a Ctrl-C in between must not lose one
             self._start_soon(self._asked[0])
             self._asked.popleft()
-        if not self._is_over() and (self._teardown or not self._torn_down):
+        if not self._is_over() and (self._teardown or not self.torn_down):
             await self._wake.wait()
 
     async def _tear_down(self) -> None:
@@ -503,11 +495,6 @@ class Host:
         if isinstance(error, HostClosedError):
             return  # the one who closes the host knows that its tasks end
         log.error("background task failed", exc_info=error)
-        if self.on_error is not None and isinstance(error, Exception):
-            try:
-                self.on_error(error)
-            except Exception:
-                log.exception("on_error failed")
 
     # trio
 
@@ -519,7 +506,7 @@ class Host:
             try:
                 await self._ended.wait()
             except trio.Cancelled:
-                self._torn_down = True
+                self.torn_down = True
                 self._stop = True
                 self._wake.set()
                 raise
@@ -529,16 +516,6 @@ class Host:
             self._main, name="perdure host", context=context
         )
         trio.lowlevel.spawn_system_task(watch, name="perdure host watch", context=context)
-
-
-def _task_finder() -> Callable[[], bool]:
-    """Return a function that returns whether a task runs now, not a bare callback."""
-    if on_trio():
-        return lambda: True  # trio runs callbacks in a task of its own
-    import asyncio
-
-    current_task, loop = asyncio.current_task, asyncio.get_running_loop()
-    return lambda: current_task(loop) is not None
 
 
 def _uncancel() -> None:

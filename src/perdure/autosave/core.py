@@ -10,9 +10,8 @@ answer; what was appended meanwhile makes the session due again.
 
 * A session is captured only while no save of it is in flight. One that was given up is in doubt,
   and still in flight: until the store has answered, or failed, nothing of the session is sent.
-* Unsaved records wait in exactly one place: in the schedule, with the store, for contributors, for
-  a job, or for the end of a group; unless the session is quarantined, lost, or
-  has no timers.
+* Unsaved records wait in exactly one place: in the schedule, with the store, for contributors, or
+  for a job; unless the session is quarantined, lost, or has no timers.
 * Nothing leaves memory before the store has answered OK.
 """
 
@@ -162,13 +161,13 @@ def size_of(entries: Sequence[Entry]) -> int:
     return sum([len(entry.payload) for entry in entries]) + OVERHEAD * len(entries)
 
 
-def as_group(entries: Sequence[Entry], *, closed: bool) -> tuple[Entry, ...]:
-    """Return entries as one group: none but the last has ``end``, and that if ``closed``."""
+def as_group(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Return entries as one group: the last has ``end``, and none but that."""
     last = len(entries) - 1
     return tuple(
         [
-            entry if entry.end is ends else entry._replace(end=ends)
-            for entry, ends in [(entry, closed and n == last) for n, entry in enumerate(entries)]
+            entry if entry.end is (n == last) else entry._replace(end=n == last)
+            for n, entry in enumerate(entries)
         ]
     )
 
@@ -232,7 +231,7 @@ class Core:
         # No save will begin any more.
         self.stopped = False
         self.registry: SessionRegistry = SessionRegistry(engine)
-        self.schedule: Schedule = Schedule(engine, self.registry.events, chance)
+        self.schedule: Schedule = Schedule(engine, chance)
         self._record_max = capabilities.max_record_bytes
         self.breaker: Breaker = Breaker(
             failures=engine.breaker_failures,
@@ -321,8 +320,8 @@ class Core:
         registry = self.registry
         if t.refuses or registry.dirty_bytes >= registry.ceiling or size > self._record_max:
             self._admit(t, entries, now)
-        if count > 1 or t.groups or not entries[0][2]:
-            entries = as_group(entries, closed=not t.groups)
+        if count > 1 or not entries[0][2]:
+            entries = as_group(entries)
         if t.records is None:
             t.records = [*entries]
         else:
@@ -331,7 +330,7 @@ class Core:
         t.pending_bytes += size
         registry.dirty_bytes += size
         t.last_at = now
-        if t.first_at is None or t.groups:
+        if t.first_at is None:
             self._begin(t, now)
         elif (
             not t.ticket
@@ -361,10 +360,6 @@ class Core:
 
     def _begin(self, t: Tracked, now: float) -> None:
         """Note the first change that no save has captured, and schedule the session."""
-        if t.groups and t.group_at is None:
-            t.group_at = now
-        if t.first_at is not None:
-            return
         t.first_at = now
         if t.oldest_at is None:
             t.oldest_at = now
@@ -388,22 +383,11 @@ class Core:
         if size >= o.max_bytes or t.version - captured >= o.max_records:
             self.schedule.make_due(t, now)
 
-    def open_group(self, t: Tracked) -> None:
-        """Hold back what is appended from now on until the group is closed."""
-        if not t.groups:
-            t.group_from = t.version
-        t.groups += 1
-
-    def close_group(self, t: Tracked, now: float) -> None:
-        """Make what was appended since ``open_group`` one group."""
-        t.groups -= 1
-        if t.groups:
-            return
-        if t.records and t.version > t.group_from:
-            t.records[-1] = t.records[-1]._replace(end=True)
-        t.group_at, t.group_warned = None, False
-        self._fill(t, now)
-        self.schedule.arm(t, now)
+    def group(self, t: Tracked, after: int) -> None:
+        """Make one group of the records after a version, while no save of them has begun."""
+        if t.records is not None and t.version > after:
+            first = after - t.durable
+            t.records[first:] = as_group(t.records[first:])
 
     def seal(self, t: Tracked | None) -> None:
         """Accept no more records, for one session or for all; contributors still may append."""
@@ -435,7 +419,7 @@ class Core:
             t = self.schedule.ready.pop()
             if t is None:
                 break
-            if t.before_capture is not None and not (t.prepared or t.groups):
+            if t.before_capture is not None and not t.prepared:
                 t.preparing = True
                 unprepared.append(t)
             else:
@@ -454,7 +438,7 @@ class Core:
             version: What a caller waits for; 0 if none does.
 
         """
-        if t.first_at is None or t.refuses or t.inflight is not None or t.groups:
+        if t.first_at is None or t.refuses or t.inflight is not None:
             return None  # with the store, or nothing to save, or not to be saved now
         if t.holds or t.preparing or t.before_capture is not None:
             return None
@@ -469,9 +453,9 @@ class Core:
 
     def _take(self, t: Tracked) -> Batch:
         """Capture a session in one synchronous step: its whole groups, as many as a batch takes."""
-        limit = (t.group_from if t.groups else t.version) - t.durable
+        limit = t.version - t.durable
         count, size = limit, t.pending_bytes
-        if t.groups or t.narrow or size > self.engine.batch_bytes:
+        if t.narrow or size > self.engine.batch_bytes:
             count, size = whole_groups(
                 t.pending,
                 limit=limit,
@@ -483,7 +467,7 @@ class Core:
         t.hurry = count < limit
         t.prepared = False
         if count == limit:
-            t.first_at = t.group_at
+            t.first_at = None
         records: Sequence[Entry] = t.records or ()
         if count < len(records):
             records = records[:count]
@@ -720,8 +704,8 @@ class Core:
         t.records = None
         t.pending_bytes = t.captured_bytes = t.urgent_to = 0
         t.inflight = None if t.inflight is None else t.durable  # its answer brings nothing
-        t.version = t.group_from = t.durable
-        t.first_at = t.oldest_at = t.group_at = None
+        t.version = t.durable
+        t.first_at = t.oldest_at = None
         t.hurry = False
         return count
 
@@ -778,8 +762,3 @@ def complete(outcomes: Sequence[Outcome], count: int) -> list[Outcome]:
         return list(outcomes[:count])
     reason = f"the store answered for {len(outcomes)} of {count} sessions: report it to its author"
     return [*outcomes, *[in_doubt(reason)] * missing]
-
-
-def all_permanent(outcomes: Sequence[Outcome]) -> bool:
-    """Whether the whole batch was refused, perhaps because of one session in it."""
-    return all(outcome.status is Status.PERMANENT for outcome in outcomes)

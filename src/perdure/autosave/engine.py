@@ -7,7 +7,8 @@ until no save of that session is with the store, and none begins before the job 
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TypeVarTuple, final
 
 import anyio
@@ -204,14 +205,17 @@ class Autosaver:
             self._serve_due()
         return version
 
-    def open_group(self, t: Tracked) -> None:
-        """Make one group of what is appended until ``close_group``; none of it is saved before."""
-        self._core.open_group(t)
-
-    def close_group(self, t: Tracked) -> None:
-        """End the group that ``open_group`` began."""
-        self._core.close_group(t, self._clock())
-        self._serve_due()
+    @contextmanager
+    def grouped(self, t: Tracked) -> Iterator[None]:
+        """Make one group of what is appended in the block, which must not await."""
+        before = t.version
+        self._core.hold(t)
+        try:
+            yield
+        finally:
+            self._core.group(t, before)
+            self._core.release(t, self._clock())
+            self._serve_due()
 
     def turn_ended(self, t: Tracked) -> None:
         """Save now, if the session saves at the end of a turn."""

@@ -129,13 +129,6 @@ class StoreWarned(_Event, frozen=True, kw_only=True):
     reason: str
 
 
-class GroupOpenTooLong(_Event, frozen=True, kw_only=True):
-    """A group has been open for longer than a change may stay unsaved."""
-
-    key: SessionKey
-    age: float
-
-
 class Idle(_Event, frozen=True, kw_only=True):
     """A clean session was not used for a while."""
 
@@ -156,7 +149,6 @@ Event: TypeAlias = (
     | Resumed
     | CaptureFailed
     | StoreWarned
-    | GroupOpenTooLong
     | Idle
 )
 
@@ -172,7 +164,6 @@ LOGGED: dict[type[Event], tuple[int, str]] = {
     LoopBlocked: (logging.WARNING, "something blocked the event loop and delayed a save"),
     StoreWarned: (logging.ERROR, "the store may lose records"),
     CaptureFailed: (logging.WARNING, "a contributor failed, the save continued without it"),
-    GroupOpenTooLong: (logging.WARNING, "a group stays open, its changes are not saved"),
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final, TypeAlias, TypeVar, final
 
 import anyio
@@ -74,7 +75,8 @@ class BackgroundJobs:
         """Run a job; None if it was refused. Cancelling the caller does not cancel the job."""
         if self._refused(t, urgent=urgent) or (self.full and not urgent):
             return None
-        return await self._host.call(self._urgent if urgent else self._in_turn, t, job, prepare)
+        run = partial(self._run, t, job, prepare, paid=not urgent)
+        return await (self._host.call(run) if urgent else self._host.call(self._in_turn, t, run))
 
     @property
     def full(self) -> bool:
@@ -107,23 +109,16 @@ class BackgroundJobs:
             return True
         return self._core.schedule.draining and not urgent
 
-    async def _in_turn(
-        self, t: Tracked, job: Callable[[], Awaitable[T]], prepare: _Prepare | None
-    ) -> T | None:
+    async def _in_turn(self, t: Tracked, run: Callable[[], Awaitable[T | None]]) -> T | None:
         self._waiting += 1
         try:
             async with self._turn:
                 await anyio.sleep(self._debt())
                 if self._refused(t, urgent=False):
                     return None
-                return await self._run(t, job, prepare, paid=True)
+                return await run()
         finally:
             self._waiting -= 1
-
-    async def _urgent(
-        self, t: Tracked, job: Callable[[], Awaitable[T]], prepare: _Prepare | None
-    ) -> T | None:
-        return await self._run(t, job, prepare, paid=False)
 
     async def _run(
         self, t: Tracked, job: Callable[[], Awaitable[T]], prepare: _Prepare | None, *, paid: bool

@@ -12,7 +12,6 @@ from typing import Final, Generic, TypeAlias, TypeVar, final
 
 from msgspec import structs
 
-from perdure.autosave.events import Event, GroupOpenTooLong
 from perdure.autosave.options import DEBOUNCE, Autosave, EngineOptions
 from perdure.autosave.tracked import NEVER, Tracked
 
@@ -180,17 +179,11 @@ class Schedule:
 
     Args:
         engine: The finer options.
-        events: The list that events are appended to.
         chance: Returns a random number from 0 up to 1.
 
     """
 
-    def __init__(
-        self,
-        engine: EngineOptions,
-        events: list[Event],
-        chance: Callable[[], float],
-    ) -> None:
+    def __init__(self, engine: EngineOptions, chance: Callable[[], float]) -> None:
         self.ready: ReadyQueue = ReadyQueue()
         self.wheel: Wheel[Tracked] = Wheel(SLOT)
         # The debounce of settings that give none.
@@ -199,7 +192,6 @@ class Schedule:
         self.nudged: bool = False
         self.draining: bool = False
         self._engine = engine
-        self._events = events
         self._chance = chance
         self._review: dict[Tracked, None] = {}
         self._fresh: dict[Tracked, None] = {}
@@ -229,33 +221,16 @@ class Schedule:
             return
         if t.holds or t.preparing:
             return
-        if t.groups and t.group_from <= t.durable:
-            self._watch_group(t, now)
-            return
         due = self.due_at(t, t.first_at, now)
         slot = int(due / SLOT)
         if due <= now or slot * SLOT <= now:
             self.ready.push(t, deadline(t), urgent=t.urgent_to > t.durable)
             self.nudged = True
         elif slot < t.slot:
-            self._look_at(t, slot)
-
-    def _watch_group(self, t: Tracked, now: float) -> None:
-        """Report a group that stays open for longer than its changes may stay unsaved."""
-        if t.options is None or t.group_at is None or t.group_warned:
-            return
-        slot = int((t.group_at + t.options.max_delay) / SLOT)
-        if slot * SLOT <= now:
-            t.group_warned = True
-            self._events.append(GroupOpenTooLong(key=t.key, age=now - t.group_at))
-        elif slot < t.slot:
-            self._look_at(t, slot)
-
-    def _look_at(self, t: Tracked, slot: int) -> None:
-        self.wheel.discard(t, t.slot)
-        t.slot = slot
-        if self.wheel.add(t, slot):
-            self.nudged = True
+            self.wheel.discard(t, t.slot)
+            t.slot = slot
+            if self.wheel.add(t, slot):
+                self.nudged = True
 
     def forget(self, t: Tracked) -> None:
         """Remove a session from all queues."""

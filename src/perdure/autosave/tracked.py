@@ -120,7 +120,6 @@ class _Hottest:
     __slots__ = (
         "end",
         "first_at",
-        "groups",
         "inflight",
         "last_at",
         "oldest_at",
@@ -178,8 +177,6 @@ class _Hot(_Hottest):
         self.end: State | None = None  # QUARANTINED, LOST or CLOSED
         # Whether an append needs a closer look.
         self.refuses: bool = False
-        # How many nested groups are open.
-        self.groups: int = 0
         # Jobs that need it to themselves: no save begins.
         self.holds: int = 0
         # Its contributors are being asked.
@@ -209,9 +206,6 @@ class Tracked(_Hot):
         "epoch",
         "given_up",
         "granted",
-        "group_at",
-        "group_from",
-        "group_warned",
         "idle_since",
         "idle_slot",
         "inherits",
@@ -247,12 +241,6 @@ class Tracked(_Hot):
         # The part of ``pending_bytes`` that is with the store.
         self.captured_bytes: int = 0
         self.waiters: Waiters | None = None  # None without waiters
-
-        # The version when the outermost group was opened.
-        self.group_from: int = 0
-        # When its first change was made.
-        self.group_at: float | None = None
-        self.group_warned: bool = False
 
         self.attempt: int = 0  # failed saves in a row
         # Capture at most so many records, while bisecting for a refused one; 0 for all.
@@ -368,28 +356,30 @@ def ended(
     t: Tracked,
 ) -> AcknowledgedRecordsLostError | LeaseLostError | SessionClosedError | SessionQuarantinedError:
     """Return the error of a session that has ended, or is sealed."""
-    if t.end is State.LOST:
-        return _gone(t) if t.missing else _lost(t)
-    if t.end is State.QUARANTINED:
-        return _quarantined(t)
-    return _closed(t)
-
-
-def _lost(t: Tracked) -> LeaseLostError:
-    message = (
-        f"session {t.key}: another process has taken it over, epoch {t.epoch} can write no more; "
-        f"{_unsaved(t)}. fork_unsaved(new_id) keeps them, discard_unsaved() drops them; open the "
-        "session again to continue"
-    )
-    error = LeaseLostError(message, key=t.key, epoch=t.epoch, version=t.version, durable=t.durable)
-    error.__cause__ = t.last_error
-    return error
-
-
-def _gone(t: Tracked) -> AcknowledgedRecordsLostError:
-    error = AcknowledgedRecordsLostError(
-        f"{t.last_error}; {_unsaved(t)}", key=t.key, durable=t.durable, missing=t.missing
-    )
+    unsaved = f"{t.version - t.durable} of its records are only in memory"
+    error: AcknowledgedRecordsLostError | LeaseLostError | SessionQuarantinedError
+    if t.end is State.LOST and t.missing:
+        error = AcknowledgedRecordsLostError(
+            f"{t.last_error}; {unsaved}", key=t.key, durable=t.durable, missing=t.missing
+        )
+    elif t.end is State.LOST:
+        message = (
+            f"session {t.key}: another process has taken it over, epoch {t.epoch} can write no "
+            f"more; {unsaved}. fork_unsaved(new_id) keeps them, discard_unsaved() drops them; open "
+            "the session again to continue"
+        )
+        error = LeaseLostError(
+            message, key=t.key, epoch=t.epoch, version=t.version, durable=t.durable
+        )
+    elif t.end is State.QUARANTINED:
+        message = (
+            f"session {t.key}: the store refuses record {t.durable + 1} permanently "
+            f"({t.last_error}); {unsaved}. Use retry(), fork_unsaved(new_id) or discard_unsaved()"
+        )
+        error = SessionQuarantinedError(message, key=t.key, seq=t.durable + 1, version=t.version)
+    else:
+        message = f"session {t.key} is closed, {unsaved}: open it again"
+        return SessionClosedError(message, key=t.key, version=t.version, durable=t.durable)
     error.__cause__ = t.last_error
     return error
 
@@ -401,25 +391,6 @@ def discarded(t: Tracked, count: int) -> SessionError:
         "saved; append again what is still wanted"
     )
     return SessionError(message, key=t.key, discarded=count)
-
-
-def _quarantined(t: Tracked) -> SessionQuarantinedError:
-    message = (
-        f"session {t.key}: the store refuses record {t.durable + 1} permanently ({t.last_error}); "
-        f"{_unsaved(t)}. Use retry(), fork_unsaved(new_id) or discard_unsaved()"
-    )
-    error = SessionQuarantinedError(message, key=t.key, seq=t.durable + 1, version=t.version)
-    error.__cause__ = t.last_error
-    return error
-
-
-def _closed(t: Tracked) -> SessionClosedError:
-    message = f"session {t.key} is closed, {_unsaved(t)}: open it again"
-    return SessionClosedError(message, key=t.key, version=t.version, durable=t.durable)
-
-
-def _unsaved(t: Tracked) -> str:
-    return f"{t.version - t.durable} of its records are only in memory"
 
 
 def require_outside(t: Tracked | None, what: str) -> None:

@@ -15,14 +15,13 @@ from typing import Final, final
 import anyio
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.loop import soon_maker
+from perdure._lib.loop import post_to_loop
 from perdure._lib.tasks import Host
 from perdure.autosave.core import (
     ANSWERS,
     REFUSALS,
     Core,
     Save,
-    all_permanent,
     complete,
     in_doubt,
     outcome_of,
@@ -116,7 +115,7 @@ class Writer:
         self._batches = core.batch_max > 1
         linger = core.engine.batch_linger
         self._linger = store.capabilities.batch_linger if linger is None else linger
-        self._soon = soon_maker()
+        self._soon = post_to_loop(from_any_thread=False)
         # Set when nothing is in flight any more, if a task waits for that.
         self._idle: anyio.Event | None = None
         # Sessions in the last batch: where several save at once, they are grouped.
@@ -253,7 +252,8 @@ class Writer:
             outcomes = complete(await self._store.append_many(batches), len(batches))
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             return [outcome_of(error)] * len(batches)
-        if len(batches) > 1 and all_permanent(outcomes):
+        refused = all(outcome.status is Status.PERMANENT for outcome in outcomes)
+        if refused and len(batches) > 1:
             # One session may be the reason for refusing all of them: bisect.
             if flight in self._out:  # each attempt has its time, and the last to end is behind
                 del self._out[flight]

@@ -684,7 +684,7 @@ async def _without_drafts(store: Store, tenants: Sequence[str]) -> list[DraftInf
         await anyio.sleep(lease.ttl + lease.heartbeat)
         return first + await removed()
 
-    return await while_beating((store,), act, watches={store.owner: watch})
+    return await while_beating(store, watch, act)
 
 
 async def _blob_names(store: Store, tenant: str) -> set[str] | str:

@@ -8,7 +8,8 @@ long-term memory, and the claim that makes a worker the only one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
 
@@ -534,15 +535,9 @@ async def ledger_of(session: Session | SessionView) -> Ledger:
     return Ledger(fold_ledger(data, records))
 
 
-@contextlib.contextmanager
-def grouped(session: Session) -> Iterator[None]:
+def grouped(session: Session) -> AbstractContextManager[None]:
     """Make one group of what is appended in the block, which must not await."""
-    saver, tracked = session._runtime.saver, session._tracked
-    saver.open_group(tracked)
-    try:
-        yield
-    finally:
-        saver.close_group(tracked)
+    return session._runtime.saver.grouped(session._tracked)
 
 
 def end_with(turn: Turn, *entries: Entry) -> None:

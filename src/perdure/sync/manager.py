@@ -244,10 +244,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> PostReceipt:
-        """Post items to a session, durably, whichever process holds it; it need not exist yet.
-
-        As `perdure.SessionManager.post`.
-        """
+        """Post items to a session, durably, whichever process holds it; it need not exist yet."""
         return self._loop.call(
             lambda: self._inner.post(id, *items, key=key, session=session, tenant=tenant)
         )
@@ -255,10 +252,7 @@ class SessionManager:
     def dead_letters(
         self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
     ) -> tuple[DeadLetter, ...]:
-        """Return the posted items of a session that could not be delivered, with their bytes.
-
-        As `perdure.SessionManager.dead_letters`.
-        """
+        """Return the posted items of a session that could not be delivered, with their bytes."""
         return self._loop.call(lambda: self._inner.dead_letters(id, session=session, tenant=tenant))
 
     def retry_dead_letters(
@@ -269,10 +263,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> int:
-        """Post dead letters again, after the waiting items; return how many there were.
-
-        As `perdure.SessionManager.retry_dead_letters`.
-        """
+        """Post dead letters again, after the waiting items; return how many there were."""
         return self._loop.call(
             lambda: self._inner.retry_dead_letters(id, keys, session=session, tenant=tenant)
         )
@@ -285,10 +276,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> int:
-        """Remove dead letters permanently; return how many there were.
-
-        As `perdure.SessionManager.drop_dead_letters`.
-        """
+        """Remove dead letters permanently; return how many there were."""
         return self._loop.call(
             lambda: self._inner.drop_dead_letters(id, keys, session=session, tenant=tenant)
         )
@@ -296,10 +284,7 @@ class SessionManager:
     def load(
         self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "", context: bool = True
     ) -> SessionView | None:
-        """Read a session without a lease, as of now; None if there is none.
-
-        As `perdure.SessionManager.load`.
-        """
+        """Read a session without a lease, as of now; None if there is none."""
         view = self._loop.call(
             lambda: self._inner.load(id, session=session, tenant=tenant, context=context)
         )
@@ -338,10 +323,7 @@ class SessionManager:
         limit: int = 100,
         newest_first: bool = False,
     ) -> list[SessionInfo]:
-        """List sessions by id; pass the last one as ``after`` for the next page.
-
-        As `perdure.SessionManager.list`.
-        """
+        """List sessions by id; pass the last one as ``after`` for the next page."""
         return self._loop.call(
             lambda: self._inner.list(
                 tenant=tenant,
@@ -383,17 +365,11 @@ class SessionManager:
         return lambda: self._loop.do(off)
 
     def flush(self, deadline: float | None = None) -> bool:
-        """Save every session now, and say whether all that was appended is durable.
-
-        As `perdure.SessionManager.flush`.
-        """
+        """Save every session now, and say whether all that was appended is durable."""
         return self._loop.call(lambda: self._inner.flush(deadline))
 
     def health(self) -> Health:
-        """Say how saving goes: for readiness probes, never for liveness.
-
-        As `perdure.SessionManager.health`.
-        """
+        """Say how saving goes: for readiness probes, never for liveness."""
         return self._loop.do(self._inner.health)
 
     @property
@@ -421,17 +397,11 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> None:
-        """Change the autosave settings of one session, or of all without settings of their own.
-
-        As `perdure.SessionManager.tune`.
-        """
+        """Change the autosave settings of one session, or of all without settings of their own."""
         self._loop.do(lambda: self._inner.tune(autosave, id=id, session=session, tenant=tenant))
 
     def drain(self) -> None:
-        """Begin to stop: open no more sessions, save every change as it comes; turns continue.
-
-        As `perdure.SessionManager.drain`.
-        """
+        """Begin to stop: open no more sessions, save every change as it comes; turns continue."""
         self._loop.do(self._inner.drain)
 
     def close(self, deadline: float | None = None) -> ShutdownReport:
@@ -488,10 +458,7 @@ class SessionManager:
         tenant: str = "",
         wait: float = 10.0,
     ) -> Fork:
-        """Fork a session: a new one begins with its history, and both continue independently.
-
-        As `perdure.SessionManager.fork`.
-        """
+        """Fork a session: a new one begins with its history, and both continue independently."""
         return self._loop.call(
             lambda: self._inner.fork(
                 id,
@@ -515,10 +482,7 @@ class SessionManager:
         tenant: str = "",
         wait: float = 10.0,
     ) -> Fork:
-        """Make a session with all of another one's history and state; what is in progress, too.
-
-        As `perdure.SessionManager.copy`.
-        """
+        """Make a session with all of another one's history and state; what is in progress, too."""
         return self._loop.call(
             lambda: self._inner.copy(
                 id, new_id, session=session, new_session=new_session, tenant=tenant, wait=wait
@@ -536,10 +500,7 @@ class SessionManager:
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> Fork:
-        """Give a session another id; if it is open in this process, open it again.
-
-        As `perdure.SessionManager.rename`.
-        """
+        """Give a session another id; if it is open in this process, open it again."""
         return self._loop.call(
             lambda: self._inner.rename(
                 id,
@@ -561,10 +522,7 @@ class SessionManager:
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> bool:
-        """Remove a session and all that it owns; False if there was none.
-
-        As `perdure.SessionManager.delete`.
-        """
+        """Remove a session and all that it owns; False if there was none."""
         return self._loop.call(
             lambda: self._inner.delete(
                 id, session=session, tenant=tenant, on_held=on_held, wait=wait
@@ -583,10 +541,7 @@ class SessionManager:
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> ForgetReport:
-        """Remove sessions and everything that only they reach, and say what was kept and why.
-
-        As `perdure.SessionManager.forget`.
-        """
+        """Remove sessions and everything that only they reach, and say what was kept and why."""
         return self._loop.call(
             lambda: self._inner.forget(
                 id=id,
@@ -611,10 +566,7 @@ class SessionManager:
         on_held: OnHeld = "raise",
         wait: float = 0.0,
     ) -> PruneReport:
-        """Remove the history that a retention lets go, and the sessions that have expired.
-
-        As `perdure.SessionManager.prune`.
-        """
+        """Remove the history that a retention lets go, and the sessions that have expired."""
         return self._loop.call(
             lambda: self._inner.prune(
                 retention,
@@ -637,10 +589,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> RestorePlan:
-        """Return what opening a session would use, repair, strip and rebuild, and why.
-
-        As `perdure.SessionManager.plan_restore`.
-        """
+        """Return what opening a session would use, repair, strip and rebuild, and why."""
         return self._loop.call(
             lambda: self._inner.plan_restore(
                 id,
@@ -662,10 +611,7 @@ class SessionManager:
         on_held: OnHeld = "raise",
         wait: float = 0.0,
     ) -> RebuildReport:
-        """Rebuild a session's working context, and all its other documents, from its log.
-
-        As `perdure.SessionManager.rebuild_working_context`.
-        """
+        """Rebuild a session's working context, and all its other documents, from its log."""
         return self._loop.call(
             lambda: self._inner.rebuild_working_context(
                 id, dry_run=dry_run, session=session, tenant=tenant, on_held=on_held, wait=wait

@@ -67,17 +67,11 @@ class CheckpointEngine(CheckpointReader):
         self._engine = inner
 
     def create(self, label: str, state: Any = None) -> Checkpoint:
-        """Make a checkpoint, durable when this returns.
-
-        As ``session.checkpoints.create`` of `perdure.Session`.
-        """
+        """Make a checkpoint, durable when this returns."""
         return self._loop.call(lambda: self._engine.create(label, state))
 
     def rollback(self, id: int, *, replay: bool = False) -> engine.RolledBack:
-        """Go back to a checkpoint; everything is durable when this returns.
-
-        As ``session.checkpoints.rollback`` of `perdure.Session`.
-        """
+        """Go back to a checkpoint; everything is durable when this returns."""
         return self._loop.call(lambda: self._engine.rollback(id, replay=replay))
 
     @contextmanager
@@ -91,10 +85,7 @@ class CheckpointEngine(CheckpointReader):
             raise
 
     def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:
-        """Let go of checkpoints, and return their ids; nothing else ever does.
-
-        As ``session.checkpoints.prune`` of `perdure.Session`.
-        """
+        """Let go of checkpoints, and return their ids; nothing else ever does."""
         return self._loop.call(lambda: self._engine.prune(keep=keep))
 
 

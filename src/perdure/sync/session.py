@@ -120,19 +120,13 @@ class Turn:
             raise
 
     def append(self, *items: Message | EncodedRecord | Any) -> int:
-        """Append items to this turn, from any thread while it runs; return the new version.
-
-        As `perdure.Turn.append`.
-        """
+        """Append items to this turn, from any thread while it runs; return the new version."""
         return self._loop.do(lambda: self._inner.append(*items))
 
     def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
     ) -> Receipt:
-        """Append another program's history to this turn, and return once it is durable.
-
-        As `perdure.Turn.extend`.
-        """
+        """Append another program's history to this turn, and return once it is durable."""
         return self._loop.call(lambda: self._inner.extend(history, format, issuer=issuer))
 
     def emit(self, item: T, send: Callable[[T], object]) -> None:
@@ -245,10 +239,7 @@ class WorkingMemory:
         priority: str = "normal",
         pinned: bool = False,
     ) -> int:
-        """Keep a value under a key, and return the session's version.
-
-        As ``session.memory.set`` of `perdure.Session`.
-        """
+        """Keep a value under a key, and return the session's version."""
         return self._loop.do(
             lambda: self._inner.set(
                 key,
@@ -275,10 +266,7 @@ class WorkingMemory:
     def search(
         self, query: str, *, scope: str | None = None, limit: int = 10, values: bool = False
     ) -> list[MemoryInfo]:
-        """Return the entries that a query's words are found in, the best first.
-
-        As ``session.memory.search`` of `perdure.Session`.
-        """
+        """Return the entries that a query's words are found in, the best first."""
         return self._loop.call(
             lambda: self._inner.search(query, scope=scope, limit=limit, values=values)
         )
@@ -464,10 +452,7 @@ class Rendered(Generic[S]):
         to: Issuer | str | None = None,
         reasoning: ReasoningPolicy = "strip_foreign",
     ) -> list[Any] | RenderedContext:
-        """Return what the model sees next, as a provider takes it.
-
-        As `perdure.Session.context`.
-        """
+        """Return what the model sees next, as a provider takes it."""
         return self._loop.read(lambda: self._inner.context(format, to=to, reasoning=reasoning))
 
 
@@ -522,10 +507,7 @@ class LostSession:
     def fork_unsaved(
         self, new_id: str, *, new_session: str | None = None, history: History = "full"
     ) -> Fork:
-        """Begin a session with what is durable of this one, and what is not; it is durable then.
-
-        As `perdure.types.LostSession.fork_unsaved`.
-        """
+        """Begin a session with what is durable of this one, and what is not; it is durable then."""
         return self._loop.call(
             lambda: self._inner.fork_unsaved(new_id, new_session=new_session, history=history)
         )
@@ -630,10 +612,7 @@ class Session(Rendered["session.Session"]):
     def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
     ) -> Receipt:
-        """Append another program's history as one group, and return once it is durable.
-
-        As `perdure.Session.extend`.
-        """
+        """Append another program's history as one group, and return once it is durable."""
         inner, scopes = self._inner, turns.get()
         self._loop.do(
             lambda: inner._append(inner._parsed(history, format, issuer), inner._turn_of(scopes))
@@ -648,10 +627,7 @@ class Session(Rendered["session.Session"]):
         owner: str | None = None,
         **metadata: Any,
     ) -> int:
-        """Change what is said about the session, and return the new version.
-
-        As `perdure.Session.describe`.
-        """
+        """Change what is said about the session, and return the new version."""
         return self._loop.do(
             lambda: self._inner.describe(title=title, tags=tags, owner=owner, **metadata)
         )
@@ -675,10 +651,7 @@ class Session(Rendered["session.Session"]):
         request: str | bytes | None = None,
         timeout: float | None = 600.0,
     ) -> Turn:
-        """Return a turn to enter: ``with session.turn() as turn``.
-
-        As `perdure.Session.turn`.
-        """
+        """Return a turn to enter: ``with session.turn() as turn``."""
         inner = self._inner.turn(id, resume=resume, request=request, timeout=timeout)
         return Turn(self._loop, self, inner, self._in_turn)
 
@@ -690,10 +663,7 @@ class Session(Rendered["session.Session"]):
         return self._loop.call(self._inner.save)
 
     def retract(self, *, after: int) -> int:
-        """Take the conversation back to what it was at a record, and return the new version.
-
-        As `perdure.Session.retract`.
-        """
+        """Take the conversation back to what it was at a record, and return the new version."""
         inner, scopes = self._inner, turns.get()
         return self._loop.call(lambda: inner._retract(after, scopes))
 
@@ -706,19 +676,13 @@ class Session(Rendered["session.Session"]):
         self._loop.do(self._inner.retry)
 
     def discard_unsaved(self) -> int:
-        """Drop the records that are not durable, and return how many; a way out of quarantine.
-
-        As `perdure.Session.discard_unsaved`.
-        """
+        """Drop the records that are not durable, and return how many; a way out of quarantine."""
         return self._loop.call(self._inner.discard_unsaved)
 
     def fork_unsaved(
         self, new_id: str, *, new_session: str | None = None, history: History = "full"
     ) -> Fork:
-        """Begin a session with what is durable of this one, and what is not; it is durable then.
-
-        As `perdure.Session.fork_unsaved`.
-        """
+        """Begin a session with what is durable of this one, and what is not; it is durable then."""
         return self._loop.call(
             lambda: self._inner.fork_unsaved(new_id, new_session=new_session, history=history)
         )

@@ -309,7 +309,8 @@ class _Run:
 
     async def alone(self, act: Callable[[], Awaitable[object]]) -> None:
         """Act as the only run that writes the backup: as the holder of its journal."""
-        await while_beating((self.target,), lambda: self._alone(act), watches=self.watches)
+        watch = self.watches[self.target.owner]
+        await while_beating(self.target, watch, lambda: self._alone(act))
 
     async def _alone(self, act: Callable[[], Awaitable[object]]) -> None:
         owner = self.target.owner

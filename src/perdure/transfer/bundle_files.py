@@ -351,9 +351,7 @@ async def _copied(store: Store, key: SessionKey, file: BundleFile) -> WrittenSes
     head = await followed(view).head(key)
     draft = Draft(source=key, generation=0, up_to=head, purpose="restore")
     copy = partial(copy_session, view, key, store, key, draft=draft, watch=watch, limits=Limits())
-    done = await while_beating(
-        (store,), partial(copy, on_epoch=put_letters), watches={store.owner: watch}
-    )
+    done = await while_beating(store, watch, partial(copy, on_epoch=put_letters))
     return WrittenSession(key, file.content.count, done.blobs, done.bytes, done.epoch)
 
 

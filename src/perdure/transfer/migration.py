@@ -113,7 +113,7 @@ async def migrate(
     """
     mover = _Mover(source, target, on_held=on_held, wait=wait)
     act = partial(_move_all, mover, tenants, progress)
-    await while_beating((target,), act, watches=mover.watches)
+    await while_beating(target, mover.watches[target.owner], act)
     return mover.report
 
 

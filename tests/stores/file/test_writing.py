@@ -344,7 +344,7 @@ anyio.run(main)
 @pytest.fixture
 async def thrifty(open_store, monkeypatch: pytest.MonkeyPatch) -> FileStore:
     """A store that has three sessions' files open at most."""
-    monkeypatch.setattr("perdure.stores.file.store.open_files_limit", lambda: 12)
+    monkeypatch.setattr("perdure.stores.file.store.descriptor_limit", lambda: 12)
     return await open_store("one")
 
 

@@ -23,7 +23,7 @@ import msgspec
 from perdure._lib.files import Folder, open_private as open_root, store_errors
 from perdure._lib.ids import random_id
 from perdure._lib.loop import ThreadCall, Threads, unopened
-from perdure._lib.platform import network_file_system, open_files_limit, synced_by
+from perdure._lib.platform import descriptor_limit, network_file_system, synced_by
 from perdure._lib.tasks import all_of
 from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
@@ -115,7 +115,8 @@ class Home:
         self.root: Folder = root
         self._read_only = read_only
         self.owners: Owners = owners
-        self.files: OpenFiles = OpenFiles(min(_MAX_OPEN, open_files_limit() // 4))
+        descriptors = descriptor_limit() or 4 * _MAX_OPEN
+        self.files: OpenFiles = OpenFiles(min(_MAX_OPEN, descriptors // 4))
         # More than the engine uses at a time: those whose disk does not answer leave some free.
         self.appends: Threads = Threads(4 * THREADS, name="perdure append")
         self._heartbeats: Threads = Threads(1, name="perdure heartbeat")
