@@ -63,6 +63,7 @@ from perdure.store import (
     Taken,
     Terms,
     first_record,
+    record_at,
     take_after,
 )
 
@@ -341,8 +342,7 @@ class _Copier:
         base = await self._found_base()
         point = newest = await first_record(self._source.read_log(key, reverse=True, limit=1))
         if newest is None or newest.seq != up_to:
-            log = self._source.read_log(key, after=up_to - 1, before=up_to + 1)
-            point = await first_record(log)
+            point = await record_at(self._source, key, up_to)
         is_ending = newest is not None and newest.kind == ENDING
         if point is not None and point.epoch == self._draft.generation and not is_ending:
             return base
@@ -383,7 +383,7 @@ class _Copier:
         """
         self._base = self._begun = await self.origin()
         at = grant.head
-        there = await first_record(self._source.read_log(self._key, after=at - 1, before=at + 1))
+        there = await record_at(self._source, self._key, at)
         if there is not None and as_copied(there).kind != GAP:
             message = f"session {self._key} went on meanwhile: try again"
             raise StoreUnavailableError(message, key=str(self._key), seq=at)

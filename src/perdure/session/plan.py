@@ -6,7 +6,6 @@ lease. Doing it is a second step, and fails if the session has moved on since.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
@@ -17,7 +16,7 @@ from perdure.memory.traces import newest_turns
 from perdure.providers.formats import FORMATS
 from perdure.records.media import decode_held
 from perdure.records.messages import Message, encode_message
-from perdure.records.records import Entry, Record
+from perdure.records.records import Entry
 from perdure.restore.bootstrapper import (
     Bootstrapped,
     WorkingContextSnapshotBootstrapOptions,
@@ -30,6 +29,7 @@ from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
 from perdure.session.session import SessionView
+from perdure.store import all_records
 
 if TYPE_CHECKING:
     from perdure.providers.context_fit import Format
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from perdure.restore.report import Source
     from perdure.session.session import Session
     from perdure.session.stored import SessionStore
-    from perdure.store import Documents, Store
 
 
 async def plan_of(
@@ -70,7 +69,8 @@ async def plan_of(
     options = options or WorkingContextSnapshotBootstrapOptions()
     restored = await restore(store, key, context_bytes=context_bytes, strict=options.strict)
     have = validated(await store.read_documents(key, None), key)
-    tail = await _tail(store, key, have)
+    after = min((document.as_of_seq for document in have.found.values()), default=0)
+    tail = await all_records(store.read_log(key, after=after)) if have.found else []
     memory = _Noting(store, registry, SessionView(store, registry, restored))
     if as_agent:
         serializer = WorkingContextSnapshotSerializer(registry)
@@ -108,16 +108,6 @@ async def _mended(memory: _Noting, source: Source) -> Bootstrapped:
         )
     prompt = system_prompt_of(mended.messages)
     return Bootstrapped(source, tuple(repair_steps(mended)), prompt)
-
-
-async def _tail(store: Store, key: SessionKey, have: Documents) -> list[Record]:
-    after = min((document.as_of_seq for document in have.found.values()), default=0)
-    records: list[Record] = []
-    if have.found:
-        async with contextlib.aclosing(store.read_log(key, after=after)) as log:
-            async for chunk in log:
-                records += chunk.records
-    return records
 
 
 def carry_out(session: Session, plan: RestorePlan) -> None:

@@ -18,7 +18,7 @@ from typing import final
 import msgspec
 from msgspec import UNSET
 
-from perdure.checkpoints.chain import CheckpointChain
+from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import (
     CorruptRecordError,
     FormatError,
@@ -327,14 +327,12 @@ class Pruner:
         """Return the chain of a session's checkpoints, whichever process holds it."""
         have = await self._store.read_documents(key, {CHECKPOINTS})
         document = have.found.get(CHECKPOINTS)
-        chain, since = CheckpointChain(), 0
-        if document is not None:
-            chain, since = CheckpointChain.of(document.data), document.as_of_seq
+        data, since = (None, 0) if document is None else (document.data, document.as_of_seq)
         async with aclosing(self._store.read_log(key, after=since)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    chain.apply(record.kind, record.payload)
-        return chain
+            records = (record async for chunk in log for record in chunk.records)
+            return CheckpointChain.of(
+                data, [one async for one in records if one.kind in CHAIN_KINDS]
+            )
 
     async def _base(self, key: SessionKey, wanted: _Cut) -> Origin | None:
         """Keep the session's state at the cut.

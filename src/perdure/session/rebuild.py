@@ -6,7 +6,6 @@ document back, and comparing them shows which ones are wrong. The log never chan
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -39,7 +38,7 @@ from perdure.session.media import put_blobs
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents
 from perdure.session.stored import followed
-from perdure.store import Document, Documents, Store
+from perdure.store import Document, Documents, Store, all_records
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -112,7 +111,7 @@ async def rebuild(
     stored = have.found.get(SNAPSHOT)
     context_bytes = context_bytes_of(None if stored is None else stored.data)
     limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, context_bytes))
-    records = await _read_all(store, key)
+    records = await all_records(store.read_log(key))
     if not records:
         holder = await store.holder(key)
         if holder is None or holder.deleted:  # by another process, which took it over
@@ -130,14 +129,6 @@ async def rebuild(
     )
     await store.write_documents(key, documents, manifest)
     return manifest
-
-
-async def _read_all(store: Store, key: SessionKey) -> list[Record]:
-    records: list[Record] = []
-    async with contextlib.aclosing(store.read_log(key)) as log:
-        async for chunk in log:
-            records.extend(chunk.records)
-    return records
 
 
 # Whether stored documents are what the log folds to: each compared with a fresh fold of it
@@ -303,10 +294,7 @@ async def _compared(
     """Return how many records there are, and what of the documents does not follow from them."""
     store = access.store
     documents = validated(await store.read_documents(key, None), key)
-    records: list[Record] = []
-    async with contextlib.aclosing(store.read_log(key)) as log:
-        async for chunk in log:
-            records += chunk.records
+    records = await all_records(store.read_log(key))
     if not records:
         raise SessionNotFoundError(f"there is no session {key}", key=str(key))
     whole_log = WholeLog(key, records, (await base_documents(store, key)).found)

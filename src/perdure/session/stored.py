@@ -53,6 +53,7 @@ from perdure.store import (
     Taken,
     Terms,
     first_record,
+    record_at,
     shortcut,
 )
 from perdure.stores.delegate import DelegatingStore
@@ -286,7 +287,7 @@ class SessionStore(DelegatingStore):
 
     async def has(self, key: SessionKey, seq: int, epoch: int) -> bool:
         """Return whether a session has a record with this number and epoch."""
-        record = await first_record(self.read_log(key, after=seq - 1, before=seq + 1))
+        record = await record_at(self, key, seq)
         return record is not None and record.epoch == epoch
 
     async def head(self, key: SessionKey) -> int:
