@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -48,10 +48,9 @@ if TYPE_CHECKING:
     from perdure.memory.working_memory import MemorySearch
     from perdure.records.keys import SessionKey
     from perdure.records.manifest import LogChunk
-    from perdure.records.messages import Message
     from perdure.records.types import Registry
     from perdure.session.base import Turn
-    from perdure.session.contents import HistoryItem, HistoryPage
+    from perdure.session.contents import Contents, HistoryPage
     from perdure.session.delete import ForgetReport, SessionFilter
     from perdure.session.inbox import PostReceipt
     from perdure.session.manager import SessionManager
@@ -238,11 +237,6 @@ async def is_branch(session: Session) -> bool:
     return holder is not None and holder.draft is not None and holder.draft.purpose in BRANCHES
 
 
-def stored_messages(session: Session | SessionView) -> list[Message]:
-    """Return the working context's messages as they are stored: with references to media."""
-    return session._contents.stored()
-
-
 async def history_page(
     view: SessionView, *, before: int, limit: int, max_bytes: int
 ) -> HistoryPage:
@@ -251,37 +245,14 @@ async def history_page(
     return await view._contents.page(before=before, limit=limit, max_bytes=max_bytes)
 
 
-async def filled(
-    session: Session | SessionView, messages: Sequence[tuple[int, bytes]]
-) -> list[tuple[int, bytes]]:
-    """Return messages of the working context, by their records, with their media in place."""
-    return await session._contents.filled(messages)
-
-
-T = TypeVar("T")
-
-
-async def history_as(view: SessionView, limit: int, shown: Callable[[HistoryItem], T]) -> list[T]:
-    """Return something of each of the newest items, which are not all in memory at a time."""
-    return await view._contents.history(before=view.seq + 1, limit=limit, shown=shown)
+def contents_of(session: Session | SessionView) -> Contents:
+    """Return what a session has in memory, and reads when it is awaited."""
+    return session._contents
 
 
 def working_context(session: Session | SessionView) -> WorkingContext:
     """Return the working context, to read only."""
     return session._contents.context
-
-
-async def messages_before_log(
-    source: Session | SessionView, unsaved: Sequence[Record]
-) -> list[tuple[int, bytes]]:
-    """Return the messages that a pruned log continues, with their records; none of any other log.
-
-    Args:
-        source: Whose.
-        unsaved: What the store does not have yet.
-
-    """
-    return await source._contents.before_log(reversed(unsaved))
 
 
 async def messages_in_log(
@@ -301,11 +272,6 @@ async def messages_in_log(
     return [
         (seq, records[seq].payload) for seq in sorted(records) if records[seq].kind in MESSAGE_KINDS
     ]
-
-
-def store_of_manager(sessions: SessionManager) -> Store:
-    """Return the store below a manager."""
-    return sessions._check().runtime.store
 
 
 def loop_of(sessions: SessionManager) -> object:
@@ -465,16 +431,6 @@ def owner_entry(owner: str) -> Entry:
     return meta_entry(owner=owner)
 
 
-def primed_snapshot(session: Session) -> Callable[[], bytes | None]:
-    """Return what knows the stored snapshot from the open, until the next fold."""
-    return session._contents.primed_snapshot()
-
-
-def was_folded(session: Session | SessionView) -> bool:
-    """Say whether a fold has written the session's documents."""
-    return session._contents.was_folded
-
-
 def fold_soon(session: Session) -> None:
     """Have the documents written in the background, as soon as the background jobs have room."""
     session._lifecycle.fold_soon(session)
@@ -548,11 +504,6 @@ def grouped(session: Session) -> Iterator[None]:
 def end_with(turn: Turn, *entries: Entry) -> None:
     """Have entries enter the log with the turn's last record, as one group."""
     turn._closing = entries
-
-
-def overhear(session: Session, *entries: Entry) -> None:
-    """Take entries into the working context, and keep nothing of them."""
-    session._contents.overhear(entries)
 
 
 def folder_of(session: Session) -> str | None:
