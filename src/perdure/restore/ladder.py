@@ -49,7 +49,7 @@ from perdure.records.records import (
     Record,
 )
 from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
-from perdure.store import Documents, LogChunk, RestoreData, Store, SupportsRestore
+from perdure.store import Document, Documents, LogChunk, RestoreData, Store, SupportsRestore
 
 VERSION = 1
 """The version of session.json and memory.json that this release writes."""
@@ -71,12 +71,7 @@ def validated(
     Their bytes match the manifest, so nothing was lost on the way. This checks whether they are
     valid for this release and this session: a newer release may have written them, or another
     session's document may be in their place. Unusable documents are rebuilt from the log.
-
-    Args:
-        have: The documents that were read.
-        key: Their session.
-        known: Known results for some of them: why they are unusable, or None.
-
+    Of some it may be *known* already why they are unusable, or that they are not.
     """
     problems: dict[str, str] = {}
     for name, document in have.found.items():
@@ -249,15 +244,17 @@ async def restore(
     data = found or await store.read_for_restore(key, names)
     documents = data.documents
     require_plain(documents.manifest, key)
-    snapshot = _snapshot(documents, key)
+    snapshot = stored_snapshot(documents.found, key)
     problem = snapshot if isinstance(snapshot, str) else None
     documents = validated(documents, key, known={SNAPSHOT: problem})  # it is large: validated once
     if strict:
         _require_sound(documents, key)
     steps = [RestoreStep("cut", tail) for tail in documents.cut]
     steps += [lost_step(name, documents.why.get(name)) for name in documents.damaged]
-    context, since = _cached(snapshot, context_bytes)
-    info, counted = _described(documents)
+    context, since = cached_context(snapshot, context_bytes)
+    session = documents.found.get(SESSION)
+    info = None if session is None else decode(session.data, SessionDocument)
+    counted = 0 if session is None else session.as_of_seq
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
     since = since if with_context else folded
     # A killed fold may have written these two and not the documents that load later.
@@ -324,23 +321,17 @@ def _require_sound(documents: Documents, key: SessionKey) -> None:
         raise CorruptRecordError(message, key=str(key), damaged=documents.damaged)
 
 
-def _snapshot(documents: Documents, key: SessionKey) -> Snapshot | str | None:
-    document = documents.found.get(SNAPSHOT)
+def stored_snapshot(found: Mapping[str, Document], key: SessionKey) -> Snapshot | str | None:
+    """Return the snapshot among documents, or why it cannot be used; None without one."""
+    document = found.get(SNAPSHOT)
     return None if document is None else snapshot_of(document.data, key, document.as_of_seq)
 
 
-def _cached(snapshot: Snapshot | str | None, limit: int) -> tuple[WorkingContext, int]:
-    """Return the context of the snapshot, or an empty one, and its seq."""
+def cached_context(snapshot: Snapshot | str | None, limit: int) -> tuple[WorkingContext, int]:
+    """Return the context of a snapshot and its seq; an empty one if that cannot be used."""
     if snapshot is None or isinstance(snapshot, str):
         return WorkingContext(limit), 0
     return WorkingContext.of_snapshot(snapshot, limit), snapshot.seq
-
-
-def _described(documents: Documents) -> tuple[SessionDocument | None, int]:
-    document = documents.found.get(SESSION)
-    if document is None:
-        return None, 0
-    return decode(document.data, SessionDocument), document.as_of_seq
 
 
 def _as_folded(

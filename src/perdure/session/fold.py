@@ -44,7 +44,7 @@ from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.media import LIFTED_KINDS, holds_references
 from perdure.records.messages import decode_message
 from perdure.records.records import Record
-from perdure.restore.ladder import keep_evidence, snapshot_of, validated
+from perdure.restore.ladder import cached_context, keep_evidence, stored_snapshot, validated
 from perdure.session.media import put_blobs
 from perdure.session.options import Limits
 from perdure.store import Document, Store, all_records
@@ -317,14 +317,8 @@ class FoldInput(msgspec.Struct):
         return fold_state(name, data, relevant)
 
     def _context(self) -> WorkingContext:
-        stored_snapshot = self.old.get(SNAPSHOT)
-        context = WorkingContext(self.limits.context_bytes)
-        since = 0
-        if stored_snapshot is not None:
-            snapshot = snapshot_of(stored_snapshot.data, self.key, stored_snapshot.as_of_seq)
-            if not isinstance(snapshot, str):
-                context = WorkingContext.of_snapshot(snapshot, self.limits.context_bytes)
-                since = stored_snapshot.as_of_seq
+        snapshot = stored_snapshot(self.old, self.key)
+        context, since = cached_context(snapshot, self.limits.context_bytes)
         for record in self.records:
             if record.seq > since:
                 context.feed(record.seq, record.kind, record.payload)
