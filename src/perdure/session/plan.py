@@ -16,11 +16,11 @@ from perdure.memory.traces import newest_turns
 from perdure.providers.formats import FORMATS
 from perdure.records.media import decode_held
 from perdure.records.messages import Message, encode_message
-from perdure.records.records import Entry
 from perdure.restore.bootstrapper import (
     Bootstrapped,
     WorkingContextSnapshotBootstrapOptions,
     WorkingContextSnapshotBootstrapper,
+    apply_repair,
     repair_steps,
 )
 from perdure.restore.ladder import restore, validated
@@ -77,7 +77,11 @@ async def plan_of(
         bootstrapper = WorkingContextSnapshotBootstrapper(serializer)
         done = await bootstrapper.bootstrap(memory, system_prompt or "", options)
     else:
-        done = await _mended(memory, restored.report.source)
+        context = memory.messages
+        mended = repair(context)
+        prompt = system_prompt_of(mended.messages)
+        await apply_repair(memory, context, context, mended, None)
+        done = Bootstrapped(restored.report.source, tuple(repair_steps(mended)), prompt)
     messages = memory.messages
     return RestorePlan(
         key=key,
@@ -94,20 +98,6 @@ async def plan_of(
         system_prompt=done.system_prompt,
         settled=restored.report.settled,
     )
-
-
-async def _mended(memory: _Noting, source: Source) -> Bootstrapped:
-    """Repair a context that only the session restores."""
-    context = memory.messages
-    mended = repair(context)
-    if mended.appended:
-        await memory.append_repairs(mended.appended)
-    elif mended.messages != context:
-        await memory.reset_working_context_snapshot(
-            mended.messages, system_prompt=None, reason="restore"
-        )
-    prompt = system_prompt_of(mended.messages)
-    return Bootstrapped(source, tuple(repair_steps(mended)), prompt)
 
 
 def carry_out(session: Session, plan: RestorePlan) -> None:
@@ -128,20 +118,16 @@ def carry_out(session: Session, plan: RestorePlan) -> None:
         types = session._runtime.registry
         session._accept(tuple(encode_message(message, types) for message in plan.appended))
     elif plan.replaces:
-        session._accept((_replacing(session, plan),))
-
-
-def _replacing(session: Session, plan: RestorePlan) -> Entry:
-    context = session._contents.context
-    prompt = plan.system_prompt
-    return context_entry(
-        plan.messages,
-        epoch_id=context.epoch_id,
-        last_compaction_ts=context.last_compaction_ts,
-        system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
-        reason="restore",
-        types=session._runtime.registry,
-    )
+        context, prompt = session._contents.context, plan.system_prompt
+        entry = context_entry(
+            plan.messages,
+            epoch_id=context.epoch_id,
+            last_compaction_ts=context.last_compaction_ts,
+            system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
+            reason="restore",
+            types=session._runtime.registry,
+        )
+        session._accept((entry,))
 
 
 @final
