@@ -27,11 +27,7 @@ _ALL = 2**62
 async def base_of(store: Store, key: SessionKey, read: RestoreData) -> Origin | None:
     """Return what comes before a session's own log; None for most sessions.
 
-    Args:
-        store: The store.
-        key: The session.
-        read: Its manifest, and the beginning of its log if that was read with it.
-
+    Its manifest was *read*, and maybe the beginning of its log with it.
     """
     manifest = read.documents.manifest
     if manifest is not None:

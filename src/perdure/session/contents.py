@@ -43,7 +43,7 @@ from perdure.memory.documents import (
     stamp_of,
     time_of,
 )
-from perdure.memory.media import HELD_BYTES, FittedMedia, fitted
+from perdure.memory.media import FittedMedia, fitted
 from perdure.memory.state import States
 from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
@@ -80,7 +80,7 @@ from perdure.records.values import encode_value, redact
 from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, validated
 from perdure.restore.report import RestoreReport
 from perdure.session.fold import OpenTail, system_prompt_of
-from perdure.session.media import Filled, media_of
+from perdure.session.media import Filled, load_media, media_of
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
 from perdure.store import Store
@@ -355,12 +355,9 @@ class Contents:
         self._dated.note(first, entries, epoch)
 
     def open_tail(self, upto: int, limit: int) -> OpenTail | None:
-        """Return a fold's input as of the newest record, `upto`; None if memory has too little.
+        """Return a fold's input as of the newest record, *upto*; None if memory has too little.
 
-        Args:
-            upto: The newest record, which is durable.
-            limit: The bytes of context that a fold keeps.
-
+        A fold keeps *limit* bytes of context.
         """
         dated = self._dated.records()
         if dated is None or self.damaged or self.context.limit != limit:
@@ -462,13 +459,8 @@ class Contents:
         documents = await self._store.read_documents(self.key, ())
         names = set() if documents.manifest is None else set(documents.manifest.documents)
         names.update(name for record in self._overlay for name in names_of(record))
-        return {name for name in names if await self._has(name)}
-
-    async def _has(self, name: str) -> bool:
-        if not name.startswith(("state/", "typed/")):
-            return False
-        data, records = await self._read(name)
-        return fold_state(name, data, records) is not None
+        states = [name for name in names if name.startswith(("state/", "typed/"))]
+        return {name for name in states if fold_state(name, *await self._read(name)) is not None}
 
     def describe(self) -> SessionDocument:
         """Return session.json with what came since the last fold."""
@@ -517,13 +509,8 @@ class Contents:
     ) -> list[Any]:
         """Return the newest ``limit`` items before a seq, oldest first; no other is decoded.
 
-        Args:
-            before: The seq; None for all.
-            limit: How many.
-            unsaved: What the store does not have yet, newest first.
-            durable: The seq after which that begins.
-            shown: Returns what is kept of each item, which may be large; None for all of it.
-
+        *unsaved* is what the store does not have yet, newest first, after the seq *durable*.
+        *shown* returns what is kept of each item, which may be large; None for all of it.
         """
         page = await self.page(
             before=before, limit=limit, unsaved=unsaved, durable=durable, shown=shown
@@ -587,9 +574,7 @@ class Contents:
     async def before_log(self, unsaved: Iterable[Record]) -> list[tuple[int, bytes]]:
         """Return the messages that a pruned log continues, without those retracted since.
 
-        Args:
-            unsaved: What the store does not have yet, newest first.
-
+        *unsaved* is what the store does not have yet, newest first.
         """
         cut = (await followed(self._store).beginning_of(self.key)).cut
         if not cut:
@@ -644,10 +629,7 @@ class Contents:
 
     async def load_media(self) -> None:
         """Load the media that the model may be shown, and that are not in memory."""
-        context = self.context
-        wanted = [medium for medium in context.wanted() if medium.name not in context.media]
-        if wanted:
-            context.media |= await media_of(self._store, self.key.tenant, wanted, most=HELD_BYTES)
+        await load_media(self._store, self.key, self.context)
         self.may_lack_media = False
 
     def stored(self) -> list[Message]:

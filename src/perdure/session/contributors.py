@@ -73,14 +73,7 @@ def kept_of(
 def change_of(
     name: str, state: Any, version: int, before: StoredContribution, types: Types
 ) -> _Change | None:
-    """Return the record that brings a state up to date, None if it is.
-
-    Args:
-        name: The contributor.
-        state: Its state now; None for none.
-        version: The version of its form.
-        before: What the log has.
-        types: The application's.
+    """Return the record that brings what the log had *before* up to date, None if it is.
 
     Raises:
         NotStorableError: Some part of the state cannot be stored.

@@ -226,14 +226,8 @@ async def remove_drafts(
 ) -> list[DraftInfo]:
     """Remove copies that a process was killed in the middle of, and all that are made of *sources*.
 
-    One that was published meanwhile is a session, and stays.
-
-    Args:
-        store: Where they are.
-        tenant: Whose.
-        watch: Knows which owners are silent, where nobody sees whether a process lives.
-        sources: Sessions of which no copy may be left, whoever makes it.
-
+    One that was published meanwhile is a session, and stays. *watch* knows which owners are silent,
+    where nobody sees whether a process lives.
     """
     removed: list[DraftInfo] = []
     for found in await store.drafts(tenant):

@@ -490,14 +490,6 @@ def _blob(name: str, by: SessionKey | None, how: str, sums: dict[SessionKey, _Su
     return RetainedItem("blob", f"{why}: {name}", of, by)
 
 
-def _under_both(old: SessionKey, new: SessionKey) -> SessionError:
-    message = (
-        f"{old} was renamed to {new}, and records came under both names: "
-        "delete the one that you do not need"
-    )
-    return SessionError(message, key=str(old), new=str(new))
-
-
 @final
 class Renamer:
     """Give sessions other names."""
@@ -543,7 +535,11 @@ class Renamer:
         hold = await self._hold(stack, old, new, terms)
         if made is not None and await self._has_new_records(old, made.up_to):
             if await has_own(self._store.inner, new, made):
-                raise _under_both(old, new)
+                message = (
+                    f"{old} was renamed to {new}, and records came under both names: "
+                    "delete the one that you do not need"
+                )
+                raise SessionError(message, key=str(old), new=str(new))
             async with self._access.held(new, HandoverTerms("raise", 0)) as copy:
                 await copy.withdraw()
             made = None

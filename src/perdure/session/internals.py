@@ -39,7 +39,7 @@ from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import Filled
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
-from perdure.store import SupportsFolders, capability
+from perdure.store import SupportsFolders, all_records, capability
 
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
@@ -260,15 +260,10 @@ async def messages_in_log(
 ) -> list[tuple[int, bytes]]:
     """Return all messages of the log with their records, those that were retracted too.
 
-    Args:
-        source: Whose.
-        unsaved: What the store does not have yet.
-
+    The store does not have yet what is *unsaved*.
     """
-    records = {record.seq: record for record in unsaved}
-    async with contextlib.aclosing(store_of(source).read_log(source.key)) as log:
-        async for chunk in log:
-            records.update((record.seq, record) for record in chunk.records)
+    stored = await all_records(store_of(source).read_log(source.key))
+    records = {record.seq: record for record in (*unsaved, *stored)}
     return [
         (seq, records[seq].payload) for seq in sorted(records) if records[seq].kind in MESSAGE_KINDS
     ]
@@ -321,15 +316,7 @@ async def other_holder(sessions: SessionManager, key: SessionKey) -> str | None:
 async def post_entries(
     sessions: SessionManager, key: SessionKey, *entries: Entry, post: str | None = None
 ) -> PostReceipt:
-    """Post entries of any kind, as `SessionManager.post` posts items.
-
-    Args:
-        sessions: The manager.
-        key: The session to post to.
-        entries: What to post, as one group.
-        post: What names this post; None for a new name.
-
-    """
+    """Post entries of any kind as one group, as `SessionManager.post` posts items."""
     return await sessions._check().inbox.post_entries(key, entries, post)
 
 
@@ -441,10 +428,7 @@ async def exclusively(
 ) -> None:
     """Run a job while nothing else writes the session's documents.
 
-    Args:
-        session: Whose.
-        job: What to run.
-        fold: Whether everything that was appended is saved and folded first.
+    With *fold*, everything that was appended is saved and folded first.
 
     Raises:
         StoreUnavailableError: The store is not well, or the session is not held any more.

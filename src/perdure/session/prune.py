@@ -43,7 +43,7 @@ from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms
 from perdure.session.media import put_blobs
 from perdure.session.point_in_time import folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
-from perdure.session.stored import keep_documents
+from perdure.session.stored import kept_documents
 from perdure.store import Document, Documents, first_record
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -353,7 +353,9 @@ class Pruner:
         await put_blobs(store, key.tenant, was.blobs)
         await self._keep_values(key, was.data)
         documents = {name: Document(data, cut) for name, data in was.data.items()}
-        folded = await keep_documents(store, key.tenant, Documents(was.manifest, documents))
+        folded, blobs = kept_documents(Documents(was.manifest, documents))
+        if blobs:
+            await store.put_blobs(key.tenant, blobs)
         return Origin(cut=cut, folded=folded, moved=before.moved)
 
     async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:

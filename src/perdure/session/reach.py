@@ -485,11 +485,8 @@ def _of_origin(base: Origin) -> _Below:
     if base.kept:
         yield BlobReference(base.kept, f"the history up to record {base.at}", _of_history)
     if base.folded:
-        yield BlobReference(base.folded, _began(base.cut or base.at), _of_folded)
-
-
-def _began(seq: int) -> str:
-    return f"what the session was at record {seq}"
+        was = f"what the session was at record {base.cut or base.at}"
+        yield BlobReference(base.folded, was, _of_folded)
 
 
 def _of_history(data: bytes) -> _Below:

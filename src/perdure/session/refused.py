@@ -21,14 +21,8 @@ class _Begun(msgspec.Struct):
 async def explain_refusal(store: Store, batch: Batch, outcome: Outcome, begun: int) -> Outcome:
     """Return the meaning of a store's refusal of a batch, after comparing it with the log.
 
-    The store may have gone back to an earlier state, and lost acknowledged records.
-
-    Args:
-        store: The store.
-        batch: The batch; everything before it was acknowledged.
-        outcome: The refusal.
-        begun: The seq of the sender's epoch record.
-
+    The store may have gone back to an earlier state, and lost acknowledged records: everything
+    before the batch was acknowledged. Its sender's epoch record has the seq *begun*.
     """
     durable = batch.first - 1
     try:
