@@ -224,15 +224,10 @@ async def restore(
     with_context: bool = True,
     found: RestoreData | None = None,
 ) -> RestoredSession:
-    """Restore a session.
+    """Restore a session, with so many bytes of its working context, or without that.
 
-    Args:
-        store: The store.
-        key: The session.
-        context_bytes: How much of the working context to keep.
-        strict: Raise for any unusable document, instead of rebuilding it.
-        with_context: Whether to restore the working context.
-        found: What was read already: the documents ``RESTORED``, all of them if strict.
+    What was *found* by its open is not read again: the documents ``RESTORED``, all of them if
+    strict. Strict means to raise for any unusable document, instead of rebuilding it.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail; or, if strict, a document is.
@@ -259,8 +254,20 @@ async def restore(
     since = since if with_context else folded
     # A killed fold may have written these two and not the documents that load later.
     after = min(since, counted, folded)
-    restored = _as_folded(key, context, documents, info)
-    restored.has_context, restored.may_have_items = with_context, data.may_have_items
+    restored = RestoredSession(
+        key=key,
+        context=context,
+        has_context=with_context,
+        documents=documents,
+        info=info,
+        tail=[],
+        may_have_items=data.may_have_items,
+        report=RestoreReport(source="fresh"),
+    )
+    if info is not None:
+        restored.turns, restored.messages = info.turns, info.messages
+        restored.turn_ids, restored.taken = dict(info.turn_ids), dict(info.taken)
+        restored.clock = info.clock or 0
     records = 0
     settled, content = True, False
     async with contextlib.aclosing(_log_after(store, key, data, after)) as log:
@@ -332,24 +339,6 @@ def cached_context(snapshot: Snapshot | str | None, limit: int) -> tuple[Working
     if snapshot is None or isinstance(snapshot, str):
         return WorkingContext(limit), 0
     return WorkingContext.of_snapshot(snapshot, limit), snapshot.seq
-
-
-def _as_folded(
-    key: SessionKey, context: WorkingContext, documents: Documents, info: SessionDocument | None
-) -> RestoredSession:
-    return RestoredSession(
-        key=key,
-        context=context,
-        documents=documents,
-        info=info,
-        tail=[],
-        turns=0 if info is None else info.turns,
-        turn_ids={} if info is None else dict(info.turn_ids),
-        taken={} if info is None else dict(info.taken),
-        messages=0 if info is None else info.messages,
-        clock=0 if info is None else info.clock or 0,
-        report=RestoreReport(source="fresh"),
-    )
 
 
 def _take_in(
@@ -424,8 +413,8 @@ def _report(
 log: logging.Logger = logging.getLogger("perdure")
 
 
-async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> dict[str, str]:
-    """Store damaged documents as blobs before they are overwritten; return the blobs by document.
+async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> None:
+    """Store damaged documents as blobs before they are overwritten.
 
     The file store copies a document that does not match its manifest into the session's
     ``quarantine/`` itself. This is for documents whose content was found unusable: a blob under the
@@ -436,11 +425,10 @@ async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> dict[
 
     """
     if not have.remains or not store.capabilities.blobs:
-        return {}
+        return
     names = {name: hashlib.sha256(data).hexdigest() for name, data in have.remains.items()}
     await store.put_blobs(key.tenant, {names[name]: data for name, data in have.remains.items()})
     for name, blob in names.items():
         extra = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}
         message = "%s of session %s cannot be used, its bytes are kept as the blob %s"
         log.warning(message, name, key, blob, extra=extra)
-    return names

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol, final
+from math import inf
+from typing import Any, Protocol
 
 import msgspec
 
@@ -102,36 +103,16 @@ class HistoryItem(msgspec.Struct, frozen=True):
     """A Message, an object of a registered type, or the record's JSON as plain values."""
 
 
-@final
-class HistoryPage:
+class HistoryPage(msgspec.Struct):
     """Items of a history, newest first, up to a number of them and of bytes."""
 
-    __slots__ = ("_bytes", "_is_cut", "_limit", "_shown", "items")
-
-    def __init__(
-        self, limit: int, max_bytes: int | None, shown: Callable[[HistoryItem], Any] | None = None
-    ) -> None:
-        self.items: list[Any] = []
-        self._limit = limit
-        self._shown = shown
-        self._bytes = max_bytes
-        self._is_cut = False
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it takes no more, so that there may be older items."""
-        return self._is_cut or len(self.items) >= self._limit
-
-    def has_room(self, size: int) -> bool:
-        """Take so many bytes off what is left; False if the page ends before them."""
-        if self._bytes is not None:
-            self._is_cut = bool(self.items) and size > self._bytes
-            self._bytes -= size
-        return not self._is_cut
-
-    def add(self, item: HistoryItem) -> None:
-        """Add an item, or what is kept of it."""
-        self.items.append(item if self._shown is None else self._shown(item))
+    limit: int
+    bytes_left: float
+    shown: Callable[[HistoryItem], Any] | None
+    """Returns what is kept of an item; None for all of it."""
+    is_full: bool
+    """Whether it takes no more, so that there may be older items."""
+    items: list[Any] = []
 
 
 class _DatedRecords:
@@ -531,7 +512,8 @@ class Contents:
 
         One item at least, however large. Nothing is read beyond what the store reads at a time.
         """
-        page = HistoryPage(limit, max_bytes, shown)
+        most = inf if max_bytes is None else max_bytes
+        page = HistoryPage(limit, most, shown, is_full=limit <= 0)
         retractions = Retractions()
         newer = (record for record in unsaved if before is None or record.seq < before)
         self._show_newest(filter(retractions.shows, newer), page)
@@ -561,15 +543,19 @@ class Contents:
                 return
             if record.kind in _UNSHOWN and not _is_application_event(record):
                 continue
-            if not page.has_room(len(record.payload)):
+            if page.items and len(record.payload) > page.bytes_left:
+                page.is_full = True
                 return
+            page.bytes_left -= len(record.payload)
             if record.kind in MESSAGE_KINDS:
                 value: Any = decode_read(record.payload, self._registry)
             elif record.kind.startswith("x:"):
                 value = self._registry.decode_record(record.kind, record.payload)
             else:
                 value = decode(record.payload)
-            page.add(HistoryItem(record.seq, record.kind, value))
+            item = HistoryItem(record.seq, record.kind, value)
+            page.items.append(item if page.shown is None else page.shown(item))
+            page.is_full = len(page.items) >= page.limit
 
     async def before_log(self, unsaved: Iterable[Record]) -> list[tuple[int, bytes]]:
         """Return the messages that a pruned log continues, without those retracted since.
@@ -609,8 +595,7 @@ class Contents:
     def decoded(self, provider: str | None = None) -> list[Message]:
         """Return the working context's messages, with the media that the budget has room for.
 
-        Args:
-            provider: Who is to read them; None if that is not known.
+        That depends on the provider that is to read them, if it is known.
 
         Raises:
             SessionError: The session was loaded without.
