@@ -594,10 +594,6 @@ class _Copier:
 def _runs(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], int]]:
     """Cut records into runs that take little time each, with the bytes of each."""
     begin = size = 0
-    whole = sum([len(record.payload) for record in records])
-    if records and whole <= SLICE_BYTES:
-        yield records, whole
-        return
     for at, record in enumerate(records, 1):
         size += len(record.payload)
         if size >= SLICE_BYTES or at == len(records):

@@ -107,12 +107,6 @@ class Filled(DelegatingStore):
                     yield await self._part(key, chunk, begin, len(chunk.records))
 
     async def _part(self, key: SessionKey, chunk: LogChunk, begin: int, end: int) -> LogChunk:
-        if not any(map(referred_in, chunk.records[begin:end])):
-            return (
-                chunk
-                if end - begin == len(chunk.records)
-                else LogChunk(chunk.records[begin:end], chunk.settled)
-            )
         return LogChunk(await with_media(self.inner, key, chunk.records[begin:end]), chunk.settled)
 
 

@@ -287,12 +287,7 @@ def items_back(now: Mapping[str, bytes], then: Mapping[str, bytes]) -> Iterator[
     for name, memory in ((EPISODIC, "episodic"), (SEMANTIC, "semantic")):
         ours, theirs = now.get(name, b"").splitlines(), then.get(name, b"").splitlines()
         if ours != theirs:
-            keep = _common(ours, theirs)
+            pairs = enumerate(zip(ours, theirs, strict=False))
+            keep = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
             items = [msgspec.Raw(line) for line in theirs[keep:]]
             yield Entry(ITEM, encode(ItemsRestoredPayload(memory, keep, items)))
-
-
-def _common(left: list[bytes], right: list[bytes]) -> int:
-    """Return how many lines both begin with."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))

@@ -108,11 +108,7 @@ def lost_error(key: SessionKey, lost: Sequence[ReachedBlob], cure: str) -> Corru
 class Reach:
     """What a session's records and documents name; feed it the records, oldest first.
 
-    Args:
-        store: The session's store.
-        key: The session.
-        documents: Its documents; those of damaged ones are left out.
-
+    Documents that are damaged are left out.
     """
 
     def __init__(self, store: Store, key: SessionKey, documents: Documents) -> None:
@@ -160,10 +156,8 @@ class Reach:
     ) -> AsyncGenerator[ReachedBlob, None]:
         """Yield each blob that is reached once, after those that it names.
 
-        Args:
-            skip: Names to pass over, with all that is reached through them.
-            other: A store that may have what this one has lost.
-            leaves: Whether those that name no other blob are read, or only named.
+        Names to skip are passed over, with all that is reached through them. The other store may
+        have what this one has lost. Without *leaves*, blobs that name no other one are not read.
 
         Raises:
             CorruptRecordError: A document is damaged.
