@@ -44,30 +44,19 @@ T = TypeVar("T")
 class _Reading:
     """What sessions and views have in common."""
 
-    __slots__ = ("_owner",)
+    __slots__ = ("_owner", "filled", "key", "store", "types", "values")
 
     def __init__(self, owner: Session | SessionView) -> None:
         self._owner = owner
+        self.key: SessionKey = owner.key
+        self.store: SessionStore = followed(owner._contents._store)
+        self.filled: Filled = Filled(self.store)
+        self.types: Registry = owner._contents._registry
+        self.values: SessionValues = SessionValues(self.store, self.key)
 
     @property
     def contents(self) -> Contents:
         return self._owner._contents
-
-    @property
-    def key(self) -> SessionKey:
-        return self.contents.key
-
-    @property
-    def store(self) -> SessionStore:
-        return followed(self.contents._store)
-
-    @property
-    def filled(self) -> Filled:
-        return Filled(self.store)
-
-    @property
-    def types(self) -> Registry:
-        return self.contents._registry
 
     async def cut(self) -> int:
         return (await self.store.beginning_of(self.key)).cut
@@ -84,10 +73,6 @@ class _Reading:
 
     def walk(self) -> LogWalk:
         return _Walk(self)
-
-    @property
-    def values(self) -> SessionValues:
-        return SessionValues(self.store, self.key)
 
 
 @final

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from perdure.records.manifest import LogChunk
     from perdure.records.types import Registry
     from perdure.session.base import Turn
-    from perdure.session.contents import Contents, HistoryPage
+    from perdure.session.contents import Contents
     from perdure.session.delete import ForgetReport, SessionFilter
     from perdure.session.inbox import PostReceipt
     from perdure.session.manager import SessionManager
@@ -235,14 +235,6 @@ async def is_branch(session: Session) -> bool:
     """Whether the session began as a fork or a copy of another one, which may be in use, too."""
     holder = await store_of(session).holder(session.key)
     return holder is not None and holder.draft is not None and holder.draft.purpose in BRANCHES
-
-
-async def history_page(
-    view: SessionView, *, before: int, limit: int, max_bytes: int
-) -> HistoryPage:
-    """Return the newest items before a record: up to so many, and so many bytes of them."""
-    before = min(before, view.seq + 1)
-    return await view._contents.page(before=before, limit=limit, max_bytes=max_bytes)
 
 
 def contents_of(session: Session | SessionView) -> Contents:

@@ -138,6 +138,10 @@ class _Noting:
         self._store = store
         self._registry = registry
         self._view = view
+        self.agent_id: str = view.key.agent
+        self.restored_from: Source = view.restore_report.source
+        self.snapshot_was_written: bool = view._contents.was_folded
+        self.system_prompt_sha256: str | None = view._contents.context.system_prompt_sha256
         self.messages: tuple[Message, ...] = tuple(view._contents.stored())
         self.appended: tuple[Message, ...] = ()
         self.replaces: bool = False
@@ -145,22 +149,6 @@ class _Noting:
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             WorkingContextSnapshotStore(store, view.key)
         )
-
-    @property
-    def agent_id(self) -> str:
-        return self._view.key.agent
-
-    @property
-    def restored_from(self) -> Source:
-        return self._view.restore_report.source
-
-    @property
-    def snapshot_was_written(self) -> bool:
-        return self._view._contents.was_folded
-
-    @property
-    def system_prompt_sha256(self) -> str | None:
-        return self._view._contents.context.system_prompt_sha256
 
     def get_working_context_messages(self) -> list[Message]:
         return self._view._contents.stored()

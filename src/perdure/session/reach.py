@@ -184,7 +184,9 @@ class Reach:
             data = await self._begun_with(self._base)
         references += _of_memory(data.get(MEMORY)) if manifest is not None else ()
         references += _of_snapshot(data.get(SNAPSHOT))
-        references += _of_chain(CheckpointChain.of(data.get(CHECKPOINTS), self._links))
+        chain = CheckpointChain.of(data.get(CHECKPOINTS), self._links)
+        for checkpoint in chain.by_id.values():
+            references += state_blobs(checkpoint)
         references += _of_archives(data.get(ARCHIVES), self._archive_changes)
         references += _media(data.get(LEDGER) or b"", LEDGER)
         references += self._messages.values()
@@ -432,11 +434,6 @@ def _of_memory(data: bytes | None) -> _Below:
     for entry in MemoryIndex.of_document(data).entries.values():
         if entry.sha256 is not UNSET:
             yield BlobReference(entry.sha256, f"memory key {entry.key!r}", entry=entry)
-
-
-def _of_chain(chain: CheckpointChain) -> _Below:
-    for checkpoint in chain.by_id.values():
-        yield from state_blobs(checkpoint)
 
 
 def state_blobs(checkpoint: Checkpoint) -> _Below:
