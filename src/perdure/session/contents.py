@@ -189,7 +189,6 @@ class Contents:
     __slots__ = (
         "_chain",
         "_dated",
-        "_folded",
         "_listed",
         "_memory",
         "_overlay",
@@ -199,6 +198,7 @@ class Contents:
         "_state",
         "_store",
         "_told",
+        "as_of_seq",
         "clock",
         "context",
         "damaged",
@@ -245,7 +245,8 @@ class Contents:
         """Of the log since the last checkpoint, once a checkpoint is made."""
         self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
-        self._folded = 0 if manifest is None else manifest.as_of_seq
+        self.as_of_seq: int = 0 if manifest is None else manifest.as_of_seq
+        """The record that the newest fold was as of; 0 before the first."""
         # The names of what was folded; None if that is unknown.
         self._listed = None if restored.documents.damaged else _listed(manifest)
         self._overlay = [record for record in restored.tail if record.kind != META]
@@ -286,24 +287,19 @@ class Contents:
         return self._chain
 
     @property
-    def as_of_seq(self) -> int:
-        """The record that the newest fold was as of; 0 before the first."""
-        return self._folded
-
-    @property
     def was_folded(self) -> bool:
         """Whether there was a fold."""
-        return self._folded > 0
+        return self.as_of_seq > 0
 
     def primed_snapshot(self) -> Callable[[], bytes | None]:
         """Return what says what the stored snapshot is, without reading it.
 
         It returns the snapshot's bytes, b"" if there is none; None if it has to be read.
         """
-        folded, snapshot = self._folded, self.context.unread
+        folded, snapshot = self.as_of_seq, self.context.unread
 
         def primed() -> bytes | None:
-            if self._folded != folded or self._listed is None:
+            if self.as_of_seq != folded or self._listed is None:
                 return None
             if SNAPSHOT not in self._listed:
                 return b""
@@ -346,7 +342,7 @@ class Contents:
         self.context.seq = upto
         records = {one.seq: one for one in (*dated, *self._overlay, *self._session_tail)}
         return OpenTail(
-            since=self._folded,
+            since=self.as_of_seq,
             records=[records[seq] for seq in sorted(records)],
             snapshot=self.context.snapshot(self.key.agent, self.key.session),
             system_prompt=system_prompt_of(self.context),
@@ -383,7 +379,7 @@ class Contents:
 
     def folded(self, manifest: Manifest) -> None:
         """Drop what the documents have taken in."""
-        as_of_seq = self._folded = manifest.as_of_seq
+        as_of_seq = self.as_of_seq = manifest.as_of_seq
         self._listed = _listed(manifest)
         self.damaged = _NONE
         self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
@@ -409,7 +405,7 @@ class Contents:
             older = await self._older(name, as_of) if lost else []
             manifest = documents.manifest
             folded_up_to = 0 if manifest is None else manifest.as_of_seq
-            if folded_up_to < self._folded:  # a fold came between
+            if folded_up_to < self.as_of_seq:  # a fold came between
                 continue
             floor = max(as_of, older[-1].seq if older else 0)
             newer = [
@@ -419,10 +415,10 @@ class Contents:
             ]
             return (None if document is None else document.data), older + newer
         message = (
-            f"session {self.key}: what was folded as of record {self._folded} is gone: another "
+            f"session {self.key}: what was folded as of record {self.as_of_seq} is gone: another "
             "process has deleted or replaced the session; open it again"
         )
-        raise StoreError(message, key=str(self.key), as_of_seq=self._folded)
+        raise StoreError(message, key=str(self.key), as_of_seq=self.as_of_seq)
 
     async def _older(self, name: str, as_of: int) -> list[Record]:
         """Return the durable records after one that a lost document was folded from."""
