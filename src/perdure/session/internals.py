@@ -443,7 +443,7 @@ async def exclusively(
         raise StoreUnavailableError(message, key=str(session.key))
 
 
-async def lines_of(session: Session, name: str) -> list[bytes]:
+async def lines_of(session: Session | SessionView, name: str) -> list[bytes]:
     """Return the lines of a memory document, with what is not folded or saved yet."""
     data, records = await session._contents._read(name)
     return fold_items(data, records).splitlines()

@@ -7,10 +7,10 @@ lease. Doing it is a second step, and fails if the session has moved on since.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 from perdure.errors import InvalidArgumentError, StalePlanError
-from perdure.memory.documents import fold_items
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import newest_turns
 from perdure.providers.formats import FORMATS
@@ -28,6 +28,7 @@ from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, repa
 from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
+from perdure.session.internals import lines_of
 from perdure.session.session import SessionView
 from perdure.store import all_records
 
@@ -145,17 +146,13 @@ class _Noting:
         self.messages: tuple[Message, ...] = tuple(view._contents.stored())
         self.appended: tuple[Message, ...] = ()
         self.replaces: bool = False
-        self.retriever: Retriever = Retriever(self._lines)
+        self.retriever: Retriever = Retriever(partial(lines_of, view))
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             WorkingContextSnapshotStore(store, view.key)
         )
 
     def get_working_context_messages(self) -> list[Message]:
         return self._view._contents.stored()
-
-    async def _lines(self, name: str) -> list[bytes]:
-        data, records = await self._view._contents._read(name)
-        return fold_items(data, records).splitlines()
 
     async def get_raw_tail(
         self, tail_turns: int | None, exclude_turn_id: str | None = None
