@@ -18,7 +18,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import ForkNote, HistoryIndex, Origin, RestoreData, origin_in
 from perdure.records.records import FORK, HOLDER_KINDS, Record
-from perdure.store import Document, Documents, LogChunk, Store, first_record
+from perdure.store import Document, Documents, LogChunk, Store, first_record, record_at
 from perdure.stores.delegate import DelegatingStore
 
 _ALL = 2**62
@@ -27,11 +27,7 @@ _ALL = 2**62
 async def base_of(store: Store, key: SessionKey, read: RestoreData) -> Origin | None:
     """Return what comes before a session's own log; None for most sessions.
 
-    Args:
-        store: The store.
-        key: The session.
-        read: Its manifest, and the beginning of its log if that was read with it.
-
+    Its manifest was *read*, and maybe the beginning of its log with it.
     """
     manifest = read.documents.manifest
     if manifest is not None:
@@ -90,8 +86,8 @@ async def above(store: DelegatingStore, key: SessionKey, base: Origin) -> Origin
     read = RestoreData(await store.inner.read_documents(parent, ()))
     theirs = await base_of(store.inner, parent, read)
     if theirs is None or theirs.parent is None or theirs.at < base.at:
-        log = store.read_log(parent, after=base.at - 1, before=base.at + 1)
-        if await first_record(log, lambda record: record.epoch == base.epoch) is not None:
+        point = await record_at(store, parent, base.at)
+        if point is not None and point.epoch == base.epoch:
             return theirs
     message = (
         f"session {key} continues record {base.at} of {parent}, which does not exist, or not any "

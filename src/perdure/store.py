@@ -604,6 +604,17 @@ async def first_record(
     return None
 
 
+async def all_records(log: AsyncGenerator[LogChunk, None]) -> list[Record]:
+    """Return the records of ``read_log``, which is closed then."""
+    async with aclosing(log):
+        return [record async for chunk in log for record in chunk.records]
+
+
+async def record_at(store: Store, key: SessionKey, seq: int) -> Record | None:
+    """Return one record of a log, None if that does not have it."""
+    return await first_record(store.read_log(key, after=seq - 1, before=seq + 1))
+
+
 async def take_after(
     store: Store,
     key: SessionKey,

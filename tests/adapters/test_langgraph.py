@@ -37,7 +37,7 @@ from perdure.adapters import PerdureSaver
 from perdure.adapters.thread_log import read_record
 from perdure.errors import FormatError, SessionError, WrongLoopError
 from perdure.records.keys import SessionKey
-from perdure.session.internals import session_open_here, store_of_manager
+from perdure.session.internals import session_open_here, store_below
 from perdure.session.retention import Retention
 from perdure.store import Batch, Outcome, take_after
 from perdure.testing import FaultyStore, MemoryBacking, MemoryStore
@@ -343,7 +343,7 @@ async def test_pruning_frees_what_nothing_needs(sessions: SessionManager) -> Non
 
 async def logged(sessions: SessionManager) -> int:
     """The bytes of a thread's log."""
-    log = store_of_manager(sessions).read_log(SessionKey("t"))
+    log = store_below(sessions).read_log(SessionKey("t"))
     return sum([len(record.payload) async for chunk in log for record in chunk.records])
 
 
@@ -562,7 +562,7 @@ async def test_writes_are_in_the_log_before_the_checkpoint_that_follows_them(
             for task in "abc":
                 tasks.create_task(saver.aput_writes(config, [("x", task)], f"{task}{number}"))
             tasks.create_task(saver.aput(config, *put_of({"x": "abc"}, number=number)))
-    log = store_of_manager(sessions).read_log(SessionKey("t"))
+    log = store_below(sessions).read_log(SessionKey("t"))
     records = [read_record(record) async for chunk in log for record in chunk.records]
     order = [each.put.id if each.put else each.writes.task for each in records if each]  # type: ignore[union-attr]
     assert order == ["a1", "b1", "c1", "00000001", "a2", "b2", "c2", "00000002"]

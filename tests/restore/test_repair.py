@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perdure import Message, ToolCall
-from perdure.providers import Issuer, parse, render
-from perdure.providers.context_fit import ContextTarget
 from perdure.providers.tool_pairs import INTERRUPTED, interrupted_result, is_synthetic
 from perdure.restore.rebuild import repair
 
@@ -175,22 +173,6 @@ def test_a_conversation_cut_anywhere_and_mended_goes_on_as_it_was(
     real = [one for one in whole.messages if one.tool_result and not is_synthetic(one)]
     went_on = repair((*repair(messages[:cut], "keep").messages, *messages[cut:]))
     assert [one for one in went_on.messages if one.tool_result and not is_synthetic(one)] == real
-
-
-def test_what_others_issued_is_stripped_for_good_when_the_reader_is_named() -> None:
-    """A provider that has refused a signature once refuses it each time: the strip is durable."""
-    thinking = {"type": "thinking", "thinking": "Hm", "signature": "sig"}
-    reply = {"model": "m", "content": [thinking, {"type": "text", "text": "Hello"}]}
-    signed = parse(reply, "anthropic")
-    given = (Message.user("Hi"), signed)
-    proxy = ContextTarget("anthropic", Issuer("proxy"))
-    mended = repair(given, target=proxy)
-    assert mended.stripped == 1
-    assert mended.appended is None
-    assert [one.text for one in mended.messages] == ["Hi", "Hello"]
-    assert "sig" not in str(render(mended.messages, "anthropic", reasoning="keep"))
-    assert repair(mended.messages, target=proxy).stripped == 0
-    assert repair(given, target=ContextTarget("anthropic", Issuer("anthropic"))).messages == given
 
 
 def test_a_reply_in_pieces_is_put_together_for_good() -> None:

@@ -31,8 +31,7 @@ class Log:
         change = change_of(NAME, state, version, self.kept, NO_TYPES)
         if change is None:
             return None
-        self.kept = change.kept
-        kind, payload, end = change.entry
+        (kind, payload, end), self.kept = change
         self.records.append(Record(len(self.records) + 1, 1, kind, payload, end))
         return json.loads(payload)  # type: ignore[no-any-return]
 

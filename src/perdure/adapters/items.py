@@ -29,10 +29,9 @@ from perdure.records.keys import SessionKey
 from perdure.records.media import decode_read
 from perdure.records.messages import Message
 from perdure.session.internals import (
+    contents_of,
     discard_lost,
-    filled,
     loop_of,
-    messages_before_log,
     other_holder,
     session_open_here,
     working_context,
@@ -168,7 +167,7 @@ async def newest_messages(
     known = working_context(source).whole()
     if known is not None:
         begin = 0 if count is None else max(len(known) - count, 0)
-        newest = await filled(source, known[begin:])
+        newest = await contents_of(source).filled(known[begin:])
         shown = [(seq, decode_read(payload)) for seq, payload in newest]
         return shown, not begin
     messages: list[tuple[int, Message]] = []
@@ -178,7 +177,7 @@ async def newest_messages(
         messages[:0] = [(item.seq, item.value) for item in page if isinstance(item.value, Message)]
         if len(page) < PAGE:
             unsaved = source.unsaved() if isinstance(source, Session) else ()
-            older = await messages_before_log(source, unsaved)
+            older = await contents_of(source).before_log(reversed(unsaved))
             messages[:0] = [(seq, decode_read(payload)) for seq, payload in older]
             return messages, True
         before = page[0].seq

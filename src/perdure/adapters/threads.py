@@ -44,7 +44,7 @@ from perdure.session.internals import (
     drop_history,
     has_content,
     session_open_here,
-    store_of_manager,
+    store_below,
     tracked_of,
 )
 from perdure.session.session import Session
@@ -340,7 +340,7 @@ class ThreadSessions:
         """
         index = thread.index
         anchor = 0 if is_ours else index.upto
-        store = store_of_manager(await self._connection.manager())
+        store = store_below(await self._connection.manager())
         log = store.read_log(thread.key, after=index.upto - 1 if anchor else index.upto)
         async with aclosing(log):
             async for chunk in log:
@@ -385,7 +385,7 @@ class ThreadSessions:
             if record.seq in wanted:
                 keep(record)
         wanted -= {seq for seq, _ in found}
-        store = store_of_manager(await self._connection.manager())
+        store = store_below(await self._connection.manager())
         for first, last in _runs(sorted(wanted)):
             log = store.read_log(thread.key, after=first - 1, before=last + 1)
             async with aclosing(log):

@@ -36,7 +36,7 @@ from perdure.agent.tools import received
 from perdure.errors import ContextOverflowError, SessionError
 from perdure.memory.traces import BEGIN
 from perdure.records.messages import Message, ToolResult
-from perdure.session.internals import grouped, stored_messages
+from perdure.session.internals import contents_of, grouped
 
 
 class Handler(Protocol):
@@ -123,7 +123,7 @@ def begin_context(context: AgentContext) -> None:
     if state.restore_options is not None or not (context.sets_aside or state.system_prompt):
         return
     head = (Message.system(state.system_prompt),) if state.system_prompt else ()
-    before = () if context.sets_aside else tuple(stored_messages(context.session))
+    before = () if context.sets_aside else tuple(contents_of(context.session).stored())
     memory.replace_context(
         (*head, *before),
         system_prompt=state.system_prompt or None,

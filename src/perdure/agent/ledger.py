@@ -31,7 +31,7 @@ from perdure.memory.traces import begun_by
 from perdure.records.media import holds_references
 from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import ADMITTED, APPROVAL, EFFECT, MESSAGE, TURN, Entry
-from perdure.session.internals import accept, filled, ledger_of, registry_of, store_of
+from perdure.session.internals import accept, contents_of, ledger_of, registry_of, store_of
 from perdure.session.session import Session, SessionView
 
 # Reading a whole ledger, with its messages
@@ -48,7 +48,7 @@ async def whole_ledger(session: Session | SessionView) -> Ledger:
         if not message.message:
             ledger.fill(message.id, await _said(session, message))
         elif holds_references(bytes(message.message)):
-            [(_, whole)] = await filled(session, [(0, bytes(message.message))])
+            [(_, whole)] = await contents_of(session).filled([(0, bytes(message.message))])
             ledger.fill(message.id, whole)
     return ledger
 

@@ -310,7 +310,7 @@ class MemoryManager:
                 session.key,
                 epoch=session.epoch,
                 exclusively=partial(internals.exclusively, session),
-                primed=internals.primed_snapshot(session),
+                primed=internals.contents_of(session).primed_snapshot(),
             )
         )
         self.compaction_required: bool = False
@@ -341,7 +341,7 @@ class MemoryManager:
     @property
     def snapshot_was_written(self) -> bool:
         """Whether a fold has written the snapshot, even if it was lost since."""
-        return internals.was_folded(self.session)
+        return internals.contents_of(self.session).was_folded
 
     @property
     def working_context_snapshot(self) -> WorkingContextSnapshot:
@@ -460,7 +460,7 @@ class MemoryManager:
         if self._history:
             internals.accept(self.session, entries)
         else:
-            internals.overhear(self.session, *entries)
+            internals.contents_of(self.session).overhear(entries)
 
     def close_open_calls(self) -> int:
         """Give each call of this turn without a result one that says so; return how many."""
@@ -651,7 +651,7 @@ class MemoryManager:
         said_in, seq, opening = self._opened
         if said_in != turn_id:
             return
-        context = internals.stored_messages(self.session)
+        context = internals.contents_of(self.session).stored()
         shown = self.get_working_context_messages()
         begins = [at for at, message in enumerate(shown) if _is_same(message, opening)]
         turn_messages = context[begins[-1] :] if begins else context
@@ -726,7 +726,7 @@ class MemoryManager:
 
     def _cut(self, prompt: str, notes: str) -> Compaction:
         """Let the oldest messages go where nothing that is said is kept: there is no log."""
-        context = raw_part(internals.stored_messages(self.session))
+        context = raw_part(internals.contents_of(self.session).stored())
         messages = self._compacting().cut(context, head=_head(prompt, notes))
         if messages != context:
             head = (Message.system(prompt),) if prompt else ()
@@ -739,7 +739,7 @@ class MemoryManager:
         dangling = self._options.dangling_calls
         messages = self.builder.build(prompt, compacted.bundle, raw, dangling=dangling)
         was_cut = internals.working_context(self.session).cut  # by something larger than all of it
-        stored = repair(internals.stored_messages(self.session), self._options.dangling_calls)
+        stored = repair(internals.contents_of(self.session).stored(), self._options.dangling_calls)
         if not compacted.done.episodic and (was_cut or messages == stored.messages):
             return
         replaced = context_entry(

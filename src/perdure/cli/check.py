@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,7 +44,6 @@ from perdure.session.rebuild import WholeLog, differences
 from perdure.session.stored import SessionStore, followed
 from perdure.store import (
     BlobSweep,
-    Document,
     Documents,
     DraftInfo,
     LeaseState,
@@ -293,15 +292,15 @@ class _MissingRange(msgspec.Struct):
     last: int
 
 
-async def _beginning(store: SessionStore, seen: Audit) -> tuple[Origin, Mapping[str, Document]]:
+async def _beginning(store: SessionStore, seen: Audit) -> tuple[Origin, Documents]:
     """Return the origin of a session's own log, and the documents that it began with."""
     try:
         base = await store.beginning_of(seen.key)
         at = (await store.base_of(seen.key) or Origin()).at
-        return msgspec.structs.replace(base, at=at), (await base_documents(store, seen.key)).found
+        return msgspec.structs.replace(base, at=at), await base_documents(store, seen.key)
     except (CorruptRecordError, UnsupportedVersionError) as error:
         seen.findings.append(CheckFinding(what="log", detail=str(error)))
-        return Origin(), {}
+        return Origin(), Documents()
 
 
 async def _documents(store: Store, seen: Audit) -> Documents | None:

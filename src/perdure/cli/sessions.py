@@ -50,7 +50,7 @@ from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.directory import newest_first
 from perdure.session.fork import Fork
-from perdure.session.internals import forget_stored, history_as
+from perdure.session.internals import contents_of, forget_stored
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.session.scope import list_sessions
@@ -283,7 +283,10 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
             await _show_log(store, view, described, limit, json=where.json)
         else:
             newest = MESSAGES if limit is None else limit
-            said = [] if where.json else await history_as(view, newest, _said)
+            said: list[list[str]] = []
+            if not where.json:
+                history = contents_of(view).history
+                said = await history(before=view.seq + 1, limit=newest, shown=_said)
             _show_messages(view, described, said, json=where.json)
 
 

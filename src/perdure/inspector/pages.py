@@ -27,7 +27,7 @@ from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
 from perdure.session.directory import last_used
 from perdure.session.internals import (
-    filled,
+    contents_of,
     in_managers_background,
     registry_of,
     session_open_here,
@@ -476,7 +476,7 @@ async def context_page(
     start = max(end - PAGE, 0)
     items = [
         conversation.shown_item(HistoryItem(seq, "message", decode_read(payload, registry)), own)
-        for seq, payload in await filled(view, messages[start:end])
+        for seq, payload in await contents_of(view).filled(messages[start:end])
     ]
     rendered = ""
     if target:

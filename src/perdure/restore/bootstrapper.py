@@ -23,9 +23,7 @@ import msgspec
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.compaction import MemoryBundle
 from perdure.memory.traces import BEGIN
-from perdure.providers.tool_pairs import (
-    Dangling,
-)
+from perdure.providers.tool_pairs import Dangling
 from perdure.records.messages import Message
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,
@@ -221,7 +219,7 @@ class WorkingContextSnapshotBootstrapper:
         mended = repair(target, options.dangling_calls)
         steps.extend(repair_steps(mended))
         # A hash that was never stored is stored with the first context that is written.
-        await self._apply(memory, current, target, mended, prompt)
+        await apply_repair(memory, current, target, mended, prompt)
         return Bootstrapped(source, tuple(steps), prompt)
 
     async def _is_valid(self, memory: RestorableMemory, steps: list[RestoreStep]) -> bool:
@@ -244,23 +242,24 @@ class WorkingContextSnapshotBootstrapper:
         steps.append(RestoreStep("read", "the snapshot, caught up with the log"))
         return True
 
-    async def _apply(
-        self,
-        memory: RestorableMemory,
-        current: tuple[Message, ...],
-        target: tuple[Message, ...],
-        mended: Repair,
-        prompt: str | None,
-    ) -> None:
-        if mended.messages == current:
-            return
-        if target == current and mended.appended:
-            await memory.append_repairs(mended.appended)
-            return
-        reason = "restore" if current else BEGIN
-        await memory.reset_working_context_snapshot(
-            mended.messages, system_prompt=prompt, reason=reason
-        )
+
+async def apply_repair(
+    memory: RestorableMemory,
+    current: tuple[Message, ...],
+    target: tuple[Message, ...],
+    mended: Repair,
+    prompt: str | None,
+) -> None:
+    """Make a context that is *current* the one that mends *target*."""
+    if mended.messages == current:
+        return
+    if target == current and mended.appended:
+        await memory.append_repairs(mended.appended)
+        return
+    reason = "restore" if current else BEGIN
+    await memory.reset_working_context_snapshot(
+        mended.messages, system_prompt=prompt, reason=reason
+    )
 
 
 def _prompt(

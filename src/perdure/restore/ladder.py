@@ -49,7 +49,7 @@ from perdure.records.records import (
     Record,
 )
 from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
-from perdure.store import Documents, LogChunk, RestoreData, Store, SupportsRestore
+from perdure.store import Document, Documents, LogChunk, RestoreData, Store, SupportsRestore
 
 VERSION = 1
 """The version of session.json and memory.json that this release writes."""
@@ -71,12 +71,7 @@ def validated(
     Their bytes match the manifest, so nothing was lost on the way. This checks whether they are
     valid for this release and this session: a newer release may have written them, or another
     session's document may be in their place. Unusable documents are rebuilt from the log.
-
-    Args:
-        have: The documents that were read.
-        key: Their session.
-        known: Known results for some of them: why they are unusable, or None.
-
+    Of some it may be *known* already why they are unusable, or that they are not.
     """
     problems: dict[str, str] = {}
     for name, document in have.found.items():
@@ -229,15 +224,10 @@ async def restore(
     with_context: bool = True,
     found: RestoreData | None = None,
 ) -> RestoredSession:
-    """Restore a session.
+    """Restore a session, with so many bytes of its working context, or without that.
 
-    Args:
-        store: The store.
-        key: The session.
-        context_bytes: How much of the working context to keep.
-        strict: Raise for any unusable document, instead of rebuilding it.
-        with_context: Whether to restore the working context.
-        found: What was read already: the documents ``RESTORED``, all of them if strict.
+    What was *found* by its open is not read again: the documents ``RESTORED``, all of them if
+    strict. Strict means to raise for any unusable document, instead of rebuilding it.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail; or, if strict, a document is.
@@ -249,21 +239,35 @@ async def restore(
     data = found or await store.read_for_restore(key, names)
     documents = data.documents
     require_plain(documents.manifest, key)
-    snapshot = _snapshot(documents, key)
+    snapshot = stored_snapshot(documents.found, key)
     problem = snapshot if isinstance(snapshot, str) else None
     documents = validated(documents, key, known={SNAPSHOT: problem})  # it is large: validated once
     if strict:
         _require_sound(documents, key)
     steps = [RestoreStep("cut", tail) for tail in documents.cut]
     steps += [lost_step(name, documents.why.get(name)) for name in documents.damaged]
-    context, since = _cached(snapshot, context_bytes)
-    info, counted = _described(documents)
+    context, since = cached_context(snapshot, context_bytes)
+    session = documents.found.get(SESSION)
+    info = None if session is None else decode(session.data, SessionDocument)
+    counted = 0 if session is None else session.as_of_seq
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
     since = since if with_context else folded
     # A killed fold may have written these two and not the documents that load later.
     after = min(since, counted, folded)
-    restored = _as_folded(key, context, documents, info)
-    restored.has_context, restored.may_have_items = with_context, data.may_have_items
+    restored = RestoredSession(
+        key=key,
+        context=context,
+        has_context=with_context,
+        documents=documents,
+        info=info,
+        tail=[],
+        may_have_items=data.may_have_items,
+        report=RestoreReport(source="fresh"),
+    )
+    if info is not None:
+        restored.turns, restored.messages = info.turns, info.messages
+        restored.turn_ids, restored.taken = dict(info.turn_ids), dict(info.taken)
+        restored.clock = info.clock or 0
     records = 0
     settled, content = True, False
     async with contextlib.aclosing(_log_after(store, key, data, after)) as log:
@@ -324,41 +328,17 @@ def _require_sound(documents: Documents, key: SessionKey) -> None:
         raise CorruptRecordError(message, key=str(key), damaged=documents.damaged)
 
 
-def _snapshot(documents: Documents, key: SessionKey) -> Snapshot | str | None:
-    document = documents.found.get(SNAPSHOT)
+def stored_snapshot(found: Mapping[str, Document], key: SessionKey) -> Snapshot | str | None:
+    """Return the snapshot among documents, or why it cannot be used; None without one."""
+    document = found.get(SNAPSHOT)
     return None if document is None else snapshot_of(document.data, key, document.as_of_seq)
 
 
-def _cached(snapshot: Snapshot | str | None, limit: int) -> tuple[WorkingContext, int]:
-    """Return the context of the snapshot, or an empty one, and its seq."""
+def cached_context(snapshot: Snapshot | str | None, limit: int) -> tuple[WorkingContext, int]:
+    """Return the context of a snapshot and its seq; an empty one if that cannot be used."""
     if snapshot is None or isinstance(snapshot, str):
         return WorkingContext(limit), 0
     return WorkingContext.of_snapshot(snapshot, limit), snapshot.seq
-
-
-def _described(documents: Documents) -> tuple[SessionDocument | None, int]:
-    document = documents.found.get(SESSION)
-    if document is None:
-        return None, 0
-    return decode(document.data, SessionDocument), document.as_of_seq
-
-
-def _as_folded(
-    key: SessionKey, context: WorkingContext, documents: Documents, info: SessionDocument | None
-) -> RestoredSession:
-    return RestoredSession(
-        key=key,
-        context=context,
-        documents=documents,
-        info=info,
-        tail=[],
-        turns=0 if info is None else info.turns,
-        turn_ids={} if info is None else dict(info.turn_ids),
-        taken={} if info is None else dict(info.taken),
-        messages=0 if info is None else info.messages,
-        clock=0 if info is None else info.clock or 0,
-        report=RestoreReport(source="fresh"),
-    )
 
 
 def _take_in(
@@ -433,8 +413,8 @@ def _report(
 log: logging.Logger = logging.getLogger("perdure")
 
 
-async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> dict[str, str]:
-    """Store damaged documents as blobs before they are overwritten; return the blobs by document.
+async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> None:
+    """Store damaged documents as blobs before they are overwritten.
 
     The file store copies a document that does not match its manifest into the session's
     ``quarantine/`` itself. This is for documents whose content was found unusable: a blob under the
@@ -445,11 +425,10 @@ async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> dict[
 
     """
     if not have.remains or not store.capabilities.blobs:
-        return {}
+        return
     names = {name: hashlib.sha256(data).hexdigest() for name, data in have.remains.items()}
     await store.put_blobs(key.tenant, {names[name]: data for name, data in have.remains.items()})
     for name, blob in names.items():
         extra = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}
         message = "%s of session %s cannot be used, its bytes are kept as the blob %s"
         log.warning(message, name, key, blob, extra=extra)
-    return names

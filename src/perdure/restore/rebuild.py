@@ -13,8 +13,6 @@ from typing import Final, final
 import msgspec
 
 from perdure.memory.compaction import MemoryBundle
-from perdure.providers.context_fit import ContextTarget
-from perdure.providers.parts import without_reasoning
 from perdure.providers.tool_pairs import Dangling, paired
 from perdure.records.json import encode
 from perdure.records.messages import Message, encode_message
@@ -40,33 +38,16 @@ class Repair(msgspec.Struct, frozen=True):
     """Empty answers that were removed."""
     joined: int = 0
     """Messages that were joined with the reply that they are part of."""
-    stripped: int = 0
-    """Messages without their reasoning and signatures, which the reader must not get."""
 
 
-def repair(
-    messages: Sequence[Message],
-    policy: Dangling = "interrupted",
-    *,
-    target: ContextTarget | None = None,
-) -> Repair:
-    """Return the messages as every provider accepts them.
+def repair(messages: Sequence[Message], policy: Dangling = "interrupted") -> Repair:
+    """Return a context's messages as every provider accepts them.
 
-    Args:
-        messages: A working context.
-        policy: What to do about tool calls without a result.
-        target: The next reader, if signatures of other providers are to be stripped permanently:
-            a provider that has refused a signature once refuses it each time.
-
+    The policy says what to do about tool calls without a result.
     """
     given = tuple(messages)
     repaired = paired(given, policy)
     mended = repaired.messages
-    stripped = 0
-    if target is not None:
-        bare = tuple(without_reasoning(message, target) for message in mended)
-        stripped = sum(part is not other for part, other in zip(bare, mended, strict=True))
-        mended = bare
     is_longer = mended[: len(given)] == given
     return Repair(
         mended,
@@ -77,7 +58,6 @@ def repair(
         moved=repaired.moved,
         empty=repaired.empty,
         joined=repaired.joined,
-        stripped=stripped,
     )
 
 

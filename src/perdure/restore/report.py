@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -136,7 +136,9 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
         ]
         text += [f"step      {step}" for step in self.steps]
         text += [f"strip     {step}" for step in self.stripped]
-        text += [f"append    a result for call {_call_of(document)}" for document in self.appended]
+        results = [message.tool_result for message in self.appended]
+        calls = ["" if result is None else result.call_id for result in results]
+        text += [f"append    a result for call {call}" for call in calls]
         if self.replaces:
             text.append(f"replace   the context, by {len(self.messages)} messages")
         if self.is_sound:
@@ -163,12 +165,13 @@ _WORDS: dict[Source, str] = {
 def planned_documents(have: Documents, tail: Sequence[Record]) -> tuple[PlannedDocument, ...]:
     """Return what happens to each document that the manifest lists, by name.
 
-    Args:
-        have: All of them, validated.
-        tail: The records after the last fold, or more.
-
+    All of them were validated; *tail* is the records after the last fold, or more.
     """
-    later = _changes_after(tail)
+    later: dict[str, list[int]] = {}  # the seqs of the records that change each document
+    for record in tail:
+        if record.kind not in HOLDER_KINDS:
+            for name in (SESSION, SNAPSHOT, *names_of(record)):
+                later.setdefault(name, []).append(record.seq)
     planned = [
         PlannedDocument(
             name, "rebuild", 0, have.why.get(name, "it is lost, or not what its manifest says")
@@ -185,39 +188,20 @@ def planned_documents(have: Documents, tail: Sequence[Record]) -> tuple[PlannedD
     return tuple(sorted(planned, key=lambda step: step.name))
 
 
-def _changes_after(tail: Sequence[Record]) -> Mapping[str, list[int]]:
-    """Return the seqs of the records that change each document."""
-    changes: dict[str, list[int]] = {}
-    for record in tail:
-        if record.kind in HOLDER_KINDS:
-            continue
-        for name in (SESSION, SNAPSHOT, *names_of(record)):
-            changes.setdefault(name, []).append(record.seq)
-    return changes
-
-
 def stripped_for(messages: Sequence[Message], target: Format) -> tuple[RestoreStep, ...]:
     """Return what a provider would not get of a context: reasoning and signatures of others."""
     reader = ContextTarget(target, Issuer(target))
-    foreign = Counter(
-        _issuer_of(message)
+    stamps = [
+        stamp_of(message)
         for message in messages
         if without_reasoning(message, reader) is not message
-    )
+    ]
+    foreign = Counter("its unknown issuer" if stamp is None else stamp.provider for stamp in stamps)
     return tuple(
         RestoreStep("stripped", f"what only {who} understands, in {count} messages")
         for who, count in sorted(foreign.items())
     )
 
 
-def _issuer_of(message: Message) -> str:
-    stamp = stamp_of(message)
-    return "its unknown issuer" if stamp is None else stamp.provider
-
-
 def _reason(document: PlannedDocument) -> str:
     return f": {document.why}" if document.why else ""
-
-
-def _call_of(message: Message) -> str:
-    return "" if message.tool_result is None else message.tool_result.call_id

@@ -9,15 +9,8 @@ from __future__ import annotations
 
 from typing import Any, final
 
-from perdure.errors import (
-    PerdureError,
-    UnsupportedVersionError,
-)
-from perdure.memory.context import (
-    SCHEMA_VERSION,
-    Snapshot,
-    WorkingContextSnapshot,
-)
+from perdure.errors import PerdureError, UnsupportedVersionError
+from perdure.memory.context import SCHEMA_VERSION, Snapshot, WorkingContextSnapshot
 from perdure.records.json import decode, encode
 from perdure.records.messages import decode_message, encode_message
 from perdure.records.values import NO_TYPES, Types

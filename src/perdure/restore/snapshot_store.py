@@ -121,7 +121,12 @@ class WorkingContextSnapshotStore:
         folded = 0 if manifest is None else manifest.as_of_seq
         seq = payload.get("seq", folded)
         if manifest is None or self._epoch is None or seq != folded:
-            raise self._not_now(seq, folded)
+            message = (
+                f"session {self._key}: a snapshot as of record {seq} cannot be written, the last "
+                f"fold is as of {folded}: write it by "
+                "MemoryManager(session).working_context_snapshot_store, and leave seq out"
+            )
+            raise StoreError(message, key=str(self._key), folded=folded)
         data = _shaped(encode({**payload, "session_id": self._key.session, "seq": folded}))
         problem = snapshot_of(data, self._key, folded)
         if isinstance(problem, str):
@@ -133,14 +138,6 @@ class WorkingContextSnapshotStore:
         documents = {**manifest.documents, SNAPSHOT: FoldedDocument.of(folded, data)}
         changed = msgspec.structs.replace(manifest, epoch=self._epoch, documents=documents)
         await self._store.write_documents(self._key, {SNAPSHOT: data}, changed)
-
-    def _not_now(self, seq: object, folded: int) -> StoreError:
-        message = (
-            f"session {self._key}: a snapshot as of record {seq} cannot be written, the last fold "
-            f"is as of {folded}: write it by MemoryManager(session).working_context_snapshot_store,"
-            " and leave seq out"
-        )
-        return StoreError(message, key=str(self._key), folded=folded)
 
     def _check(self, agent_id: str) -> None:
         if agent_id != self._key.agent:

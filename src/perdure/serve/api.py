@@ -45,7 +45,7 @@ from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
 from perdure.session.directory import last_used
-from perdure.session.internals import history_page
+from perdure.session.internals import contents_of
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
 from perdure.store import SessionInfo
@@ -419,8 +419,9 @@ class AgentServer:
     async def _history(self, request: Request) -> Response:
         view = await self._view(request)
         limit = _number(request, "limit", 50, most=MAX_PAGE)
-        before = _number(request, "before", view.seq + 1)
-        page = await history_page(view, before=before, limit=limit, max_bytes=MAX_PAGE_BYTES)
+        before = min(_number(request, "before", view.seq + 1), view.seq + 1)
+        contents = contents_of(view)
+        page = await contents.page(before=before, limit=limit, max_bytes=MAX_PAGE_BYTES)
         shown = [
             message_fields(item.seq, item.value)
             for item in reversed(page.items)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar, final
@@ -42,31 +41,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class _Reading(ABC):
+class _Reading:
     """What sessions and views have in common."""
 
-    __slots__ = ()
+    __slots__ = ("_owner", "filled", "key", "store", "types", "values")
+
+    def __init__(self, owner: Session | SessionView) -> None:
+        self._owner = owner
+        self.key: SessionKey = owner.key
+        self.store: SessionStore = followed(owner._contents._store)
+        self.filled: Filled = Filled(self.store)
+        self.types: Registry = owner._contents._registry
+        self.values: SessionValues = SessionValues(self.store, self.key)
 
     @property
-    @abstractmethod
     def contents(self) -> Contents:
-        """What the session holds."""
-
-    @property
-    def key(self) -> SessionKey:
-        return self.contents.key
-
-    @property
-    def store(self) -> SessionStore:
-        return followed(self.contents._store)
-
-    @property
-    def filled(self) -> Filled:
-        return Filled(self.store)
-
-    @property
-    def types(self) -> Registry:
-        return self.contents._registry
+        return self._owner._contents
 
     async def cut(self) -> int:
         return (await self.store.beginning_of(self.key)).cut
@@ -74,8 +64,8 @@ class _Reading(ABC):
     async def chain(self) -> CheckpointChain:
         return await self.contents.chain.get()
 
-    async def settle(self, seq: int) -> None:  # noqa: B027  # what a view shows is durable
-        """See that a record that was accepted is durable."""
+    async def settle(self, seq: int) -> None:
+        """See that a record that was accepted is durable, as all that a view shows is."""
 
     async def folded_at(self, seq: int, *, onto: HistoricalFold | None = None) -> HistoricalFold:
         limits = Limits(context_bytes=self.contents.context.limit)
@@ -83,10 +73,6 @@ class _Reading(ABC):
 
     def walk(self) -> LogWalk:
         return _Walk(self)
-
-    @property
-    def values(self) -> SessionValues:
-        return SessionValues(self.store, self.key)
 
 
 @final
@@ -109,34 +95,24 @@ class _Walk:
 
 @final
 class _ViewReading(_Reading):
-    """A view."""
+    """A view as its checkpoints see it."""
 
-    __slots__ = ("_view",)
+    __slots__ = ("head",)
 
     def __init__(self, view: SessionView) -> None:
-        self._view = view
-
-    @property
-    def contents(self) -> Contents:
-        return self._view._contents
-
-    @property
-    def head(self) -> int:
-        return self._view.seq
+        super().__init__(view)
+        self.head: int = view.seq
 
 
 @final
 class _SessionJournal(_Reading):
-    """A session that is open."""
+    """A session that is open, as its checkpoints see it."""
 
     __slots__ = ("_session",)
 
     def __init__(self, session: Session) -> None:
+        super().__init__(session)
         self._session = session
-
-    @property
-    def contents(self) -> Contents:
-        return self._session._contents
 
     @property
     def head(self) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Protocol, final
+from math import inf
+from typing import Any, Protocol
 
 import msgspec
 
@@ -43,7 +44,7 @@ from perdure.memory.documents import (
     stamp_of,
     time_of,
 )
-from perdure.memory.media import HELD_BYTES, FittedMedia, fitted
+from perdure.memory.media import FittedMedia, fitted
 from perdure.memory.state import States
 from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
@@ -80,7 +81,7 @@ from perdure.records.values import encode_value, redact
 from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, validated
 from perdure.restore.report import RestoreReport
 from perdure.session.fold import OpenTail, system_prompt_of
-from perdure.session.media import Filled, media_of
+from perdure.session.media import Filled, load_media, media_of
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
 from perdure.store import Store
@@ -102,36 +103,16 @@ class HistoryItem(msgspec.Struct, frozen=True):
     """A Message, an object of a registered type, or the record's JSON as plain values."""
 
 
-@final
-class HistoryPage:
+class HistoryPage(msgspec.Struct):
     """Items of a history, newest first, up to a number of them and of bytes."""
 
-    __slots__ = ("_bytes", "_is_cut", "_limit", "_shown", "items")
-
-    def __init__(
-        self, limit: int, max_bytes: int | None, shown: Callable[[HistoryItem], Any] | None = None
-    ) -> None:
-        self.items: list[Any] = []
-        self._limit = limit
-        self._shown = shown
-        self._bytes = max_bytes
-        self._is_cut = False
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it takes no more, so that there may be older items."""
-        return self._is_cut or len(self.items) >= self._limit
-
-    def has_room(self, size: int) -> bool:
-        """Take so many bytes off what is left; False if the page ends before them."""
-        if self._bytes is not None:
-            self._is_cut = bool(self.items) and size > self._bytes
-            self._bytes -= size
-        return not self._is_cut
-
-    def add(self, item: HistoryItem) -> None:
-        """Add an item, or what is kept of it."""
-        self.items.append(item if self._shown is None else self._shown(item))
+    limit: int
+    bytes_left: float
+    shown: Callable[[HistoryItem], Any] | None
+    """Returns what is kept of an item; None for all of it."""
+    is_full: bool
+    """Whether it takes no more, so that there may be older items."""
+    items: list[Any] = []
 
 
 class _DatedRecords:
@@ -208,7 +189,6 @@ class Contents:
     __slots__ = (
         "_chain",
         "_dated",
-        "_folded",
         "_listed",
         "_memory",
         "_overlay",
@@ -218,6 +198,7 @@ class Contents:
         "_state",
         "_store",
         "_told",
+        "as_of_seq",
         "clock",
         "context",
         "damaged",
@@ -264,7 +245,8 @@ class Contents:
         """Of the log since the last checkpoint, once a checkpoint is made."""
         self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
-        self._folded = 0 if manifest is None else manifest.as_of_seq
+        self.as_of_seq: int = 0 if manifest is None else manifest.as_of_seq
+        """The record that the newest fold was as of; 0 before the first."""
         # The names of what was folded; None if that is unknown.
         self._listed = None if restored.documents.damaged else _listed(manifest)
         self._overlay = [record for record in restored.tail if record.kind != META]
@@ -305,24 +287,19 @@ class Contents:
         return self._chain
 
     @property
-    def as_of_seq(self) -> int:
-        """The record that the newest fold was as of; 0 before the first."""
-        return self._folded
-
-    @property
     def was_folded(self) -> bool:
         """Whether there was a fold."""
-        return self._folded > 0
+        return self.as_of_seq > 0
 
     def primed_snapshot(self) -> Callable[[], bytes | None]:
         """Return what says what the stored snapshot is, without reading it.
 
         It returns the snapshot's bytes, b"" if there is none; None if it has to be read.
         """
-        folded, snapshot = self._folded, self.context.unread
+        folded, snapshot = self.as_of_seq, self.context.unread
 
         def primed() -> bytes | None:
-            if self._folded != folded or self._listed is None:
+            if self.as_of_seq != folded or self._listed is None:
                 return None
             if SNAPSHOT not in self._listed:
                 return b""
@@ -355,12 +332,9 @@ class Contents:
         self._dated.note(first, entries, epoch)
 
     def open_tail(self, upto: int, limit: int) -> OpenTail | None:
-        """Return a fold's input as of the newest record, `upto`; None if memory has too little.
+        """Return a fold's input as of the newest record, *upto*; None if memory has too little.
 
-        Args:
-            upto: The newest record, which is durable.
-            limit: The bytes of context that a fold keeps.
-
+        A fold keeps *limit* bytes of context.
         """
         dated = self._dated.records()
         if dated is None or self.damaged or self.context.limit != limit:
@@ -368,7 +342,7 @@ class Contents:
         self.context.seq = upto
         records = {one.seq: one for one in (*dated, *self._overlay, *self._session_tail)}
         return OpenTail(
-            since=self._folded,
+            since=self.as_of_seq,
             records=[records[seq] for seq in sorted(records)],
             snapshot=self.context.snapshot(self.key.agent, self.key.session),
             system_prompt=system_prompt_of(self.context),
@@ -405,7 +379,7 @@ class Contents:
 
     def folded(self, manifest: Manifest) -> None:
         """Drop what the documents have taken in."""
-        as_of_seq = self._folded = manifest.as_of_seq
+        as_of_seq = self.as_of_seq = manifest.as_of_seq
         self._listed = _listed(manifest)
         self.damaged = _NONE
         self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
@@ -431,7 +405,7 @@ class Contents:
             older = await self._older(name, as_of) if lost else []
             manifest = documents.manifest
             folded_up_to = 0 if manifest is None else manifest.as_of_seq
-            if folded_up_to < self._folded:  # a fold came between
+            if folded_up_to < self.as_of_seq:  # a fold came between
                 continue
             floor = max(as_of, older[-1].seq if older else 0)
             newer = [
@@ -441,10 +415,10 @@ class Contents:
             ]
             return (None if document is None else document.data), older + newer
         message = (
-            f"session {self.key}: what was folded as of record {self._folded} is gone: another "
+            f"session {self.key}: what was folded as of record {self.as_of_seq} is gone: another "
             "process has deleted or replaced the session; open it again"
         )
-        raise StoreError(message, key=str(self.key), as_of_seq=self._folded)
+        raise StoreError(message, key=str(self.key), as_of_seq=self.as_of_seq)
 
     async def _older(self, name: str, as_of: int) -> list[Record]:
         """Return the durable records after one that a lost document was folded from."""
@@ -462,13 +436,8 @@ class Contents:
         documents = await self._store.read_documents(self.key, ())
         names = set() if documents.manifest is None else set(documents.manifest.documents)
         names.update(name for record in self._overlay for name in names_of(record))
-        return {name for name in names if await self._has(name)}
-
-    async def _has(self, name: str) -> bool:
-        if not name.startswith(("state/", "typed/")):
-            return False
-        data, records = await self._read(name)
-        return fold_state(name, data, records) is not None
+        states = [name for name in names if name.startswith(("state/", "typed/"))]
+        return {name for name in states if fold_state(name, *await self._read(name)) is not None}
 
     def describe(self) -> SessionDocument:
         """Return session.json with what came since the last fold."""
@@ -517,13 +486,8 @@ class Contents:
     ) -> list[Any]:
         """Return the newest ``limit`` items before a seq, oldest first; no other is decoded.
 
-        Args:
-            before: The seq; None for all.
-            limit: How many.
-            unsaved: What the store does not have yet, newest first.
-            durable: The seq after which that begins.
-            shown: Returns what is kept of each item, which may be large; None for all of it.
-
+        *unsaved* is what the store does not have yet, newest first, after the seq *durable*.
+        *shown* returns what is kept of each item, which may be large; None for all of it.
         """
         page = await self.page(
             before=before, limit=limit, unsaved=unsaved, durable=durable, shown=shown
@@ -544,7 +508,8 @@ class Contents:
 
         One item at least, however large. Nothing is read beyond what the store reads at a time.
         """
-        page = HistoryPage(limit, max_bytes, shown)
+        most = inf if max_bytes is None else max_bytes
+        page = HistoryPage(limit, most, shown, is_full=limit <= 0)
         retractions = Retractions()
         newer = (record for record in unsaved if before is None or record.seq < before)
         self._show_newest(filter(retractions.shows, newer), page)
@@ -574,22 +539,24 @@ class Contents:
                 return
             if record.kind in _UNSHOWN and not _is_application_event(record):
                 continue
-            if not page.has_room(len(record.payload)):
+            if page.items and len(record.payload) > page.bytes_left:
+                page.is_full = True
                 return
+            page.bytes_left -= len(record.payload)
             if record.kind in MESSAGE_KINDS:
                 value: Any = decode_read(record.payload, self._registry)
             elif record.kind.startswith("x:"):
                 value = self._registry.decode_record(record.kind, record.payload)
             else:
                 value = decode(record.payload)
-            page.add(HistoryItem(record.seq, record.kind, value))
+            item = HistoryItem(record.seq, record.kind, value)
+            page.items.append(item if page.shown is None else page.shown(item))
+            page.is_full = len(page.items) >= page.limit
 
     async def before_log(self, unsaved: Iterable[Record]) -> list[tuple[int, bytes]]:
         """Return the messages that a pruned log continues, without those retracted since.
 
-        Args:
-            unsaved: What the store does not have yet, newest first.
-
+        *unsaved* is what the store does not have yet, newest first.
         """
         cut = (await followed(self._store).beginning_of(self.key)).cut
         if not cut:
@@ -624,8 +591,7 @@ class Contents:
     def decoded(self, provider: str | None = None) -> list[Message]:
         """Return the working context's messages, with the media that the budget has room for.
 
-        Args:
-            provider: Who is to read them; None if that is not known.
+        That depends on the provider that is to read them, if it is known.
 
         Raises:
             SessionError: The session was loaded without.
@@ -644,10 +610,7 @@ class Contents:
 
     async def load_media(self) -> None:
         """Load the media that the model may be shown, and that are not in memory."""
-        context = self.context
-        wanted = [medium for medium in context.wanted() if medium.name not in context.media]
-        if wanted:
-            context.media |= await media_of(self._store, self.key.tenant, wanted, most=HELD_BYTES)
+        await load_media(self._store, self.key, self.context)
         self.may_lack_media = False
 
     def stored(self) -> list[Message]:

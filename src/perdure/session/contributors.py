@@ -72,15 +72,10 @@ def kept_of(
 
 def change_of(
     name: str, state: Any, version: int, before: StoredContribution, types: Types
-) -> _Change | None:
-    """Return the record that brings a state up to date, None if it is.
+) -> tuple[Entry, StoredContribution] | None:
+    """Return the record that brings what the log had *before* up to date, and what it has then.
 
-    Args:
-        name: The contributor.
-        state: Its state now; None for none.
-        version: The version of its form.
-        before: What the log has.
-        types: The application's.
+    None if it is up to date.
 
     Raises:
         NotStorableError: Some part of the state cannot be stored.
@@ -90,13 +85,13 @@ def change_of(
     if state is None:
         if not before.digest:
             return None
-        return _Change(_entry(StateSet(document, dropped=True)), StoredContribution())
+        return _entry(StateSet(document, dropped=True)), StoredContribution()
     now, data, tags = kept_of(state, version, types)
     if (now.digest, now.version) == (before.digest, before.version):
         return None
     full_state = StateSet(document, msgspec.Raw(data), tags, version=version)
     if now.keys is None or before.keys is None:
-        return _Change(_entry(full_state), now)
+        return _entry(full_state), now
     fields = _fields(data)
     changed = {key: fields[key] for key, hash_ in now.keys.items() if before.keys.get(key) != hash_}
     part = StateSet(
@@ -106,7 +101,7 @@ def change_of(
         partial=True,
         gone=sorted(before.keys.keys() - now.keys.keys()),
     )
-    return _Change(_entry(part), now)
+    return _entry(part), now
 
 
 def state_of(bare: bytes | None, typed_data: bytes | None, types: Types) -> tuple[Any, int] | None:
@@ -117,11 +112,6 @@ def state_of(bare: bytes | None, typed_data: bytes | None, types: Types) -> tupl
     if bare is None:
         return None
     return decode_value(bare, None, types), 1 if typed_state is None else typed_state.version
-
-
-class _Change(msgspec.Struct, frozen=True):
-    entry: Entry
-    kept: StoredContribution
 
 
 def _entry(change: StateSet) -> Entry:
@@ -392,8 +382,9 @@ class Contributors:
                     types,
                 )
                 if change is not None:
-                    self._session._accept((change.entry,))
-                    attachment.kept = change.kept
+                    entry, kept = change
+                    self._session._accept((entry,))
+                    attachment.kept = kept
             except Exception as error:  # noqa: BLE001  # one's failure is not the others'
                 errors.append(_named(error, attachment))
 

@@ -63,6 +63,7 @@ from perdure.store import (
     Taken,
     Terms,
     first_record,
+    record_at,
     take_after,
 )
 
@@ -225,14 +226,8 @@ async def remove_drafts(
 ) -> list[DraftInfo]:
     """Remove copies that a process was killed in the middle of, and all that are made of *sources*.
 
-    One that was published meanwhile is a session, and stays.
-
-    Args:
-        store: Where they are.
-        tenant: Whose.
-        watch: Knows which owners are silent, where nobody sees whether a process lives.
-        sources: Sessions of which no copy may be left, whoever makes it.
-
+    One that was published meanwhile is a session, and stays. *watch* knows which owners are silent,
+    where nobody sees whether a process lives.
     """
     removed: list[DraftInfo] = []
     for found in await store.drafts(tenant):
@@ -341,8 +336,7 @@ class _Copier:
         base = await self._found_base()
         point = newest = await first_record(self._source.read_log(key, reverse=True, limit=1))
         if newest is None or newest.seq != up_to:
-            log = self._source.read_log(key, after=up_to - 1, before=up_to + 1)
-            point = await first_record(log)
+            point = await record_at(self._source, key, up_to)
         is_ending = newest is not None and newest.kind == ENDING
         if point is not None and point.epoch == self._draft.generation and not is_ending:
             return base
@@ -383,7 +377,7 @@ class _Copier:
         """
         self._base = self._begun = await self.origin()
         at = grant.head
-        there = await first_record(self._source.read_log(self._key, after=at - 1, before=at + 1))
+        there = await record_at(self._source, self._key, at)
         if there is not None and as_copied(there).kind != GAP:
             message = f"session {self._key} went on meanwhile: try again"
             raise StoreUnavailableError(message, key=str(self._key), seq=at)
@@ -600,10 +594,6 @@ class _Copier:
 def _runs(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], int]]:
     """Cut records into runs that take little time each, with the bytes of each."""
     begin = size = 0
-    whole = sum([len(record.payload) for record in records])
-    if records and whole <= SLICE_BYTES:
-        yield records, whole
-        return
     for at, record in enumerate(records, 1):
         size += len(record.payload)
         if size >= SLICE_BYTES or at == len(records):

@@ -29,12 +29,11 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lineage import require_unread
-from perdure.memory.documents import MetadataPayload, SessionLabels
+from perdure.memory.documents import SessionLabels, described
 from perdure.memory.index import value_names
 from perdure.records.chunks import named_in
-from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Origin
+from perdure.records.manifest import About, Origin
 from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry
 from perdure.restore.ladder import restore
 from perdure.session import spill as spilling
@@ -121,13 +120,11 @@ async def _fits(
     except FormatError:  # damaged: what its last fold says is all that there is
         return wanted.fits(info.owner, info.tags)
     labels = SessionLabels() if restored.info is None else restored.info.metadata
-    owner, tags = labels.owner, labels.tags
+    about = About(owner=labels.owner, tags=tuple(labels.tags))
     for record in restored.tail:
         if record.kind == META:
-            meta = decode(record.payload, MetadataPayload)
-            owner = owner if meta.owner is None else meta.owner
-            tags = tags if meta.tags is None else meta.tags
-    return wanted.fits(owner, tuple(tags))
+            about = described(about, record.payload)
+    return wanted.fits(about.owner, about.tags)
 
 
 _DOES, _MAY = "reaches it too", "cannot be read, and may reach it"
@@ -490,14 +487,6 @@ def _blob(name: str, by: SessionKey | None, how: str, sums: dict[SessionKey, _Su
     return RetainedItem("blob", f"{why}: {name}", of, by)
 
 
-def _under_both(old: SessionKey, new: SessionKey) -> SessionError:
-    message = (
-        f"{old} was renamed to {new}, and records came under both names: "
-        "delete the one that you do not need"
-    )
-    return SessionError(message, key=str(old), new=str(new))
-
-
 @final
 class Renamer:
     """Give sessions other names."""
@@ -543,7 +532,11 @@ class Renamer:
         hold = await self._hold(stack, old, new, terms)
         if made is not None and await self._has_new_records(old, made.up_to):
             if await has_own(self._store.inner, new, made):
-                raise _under_both(old, new)
+                message = (
+                    f"{old} was renamed to {new}, and records came under both names: "
+                    "delete the one that you do not need"
+                )
+                raise SessionError(message, key=str(old), new=str(new))
             async with self._access.held(new, HandoverTerms("raise", 0)) as copy:
                 await copy.withdraw()
             made = None

@@ -7,7 +7,7 @@ times, so it is found by them at once.
 from __future__ import annotations
 
 import heapq
-from collections.abc import AsyncGenerator, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
@@ -54,7 +54,9 @@ async def newest_first(
 ) -> list[SessionInfo]:
     """Return the sessions that were used last, of them the last first; reads the whole listing."""
     newest: list[SessionInfo] = []
-    async for page in _pages(store, open_sessions, query):
+    listed = msgspec.structs.replace(query, limit=_PAGE, after=None)
+    while page := await by_id(store, open_sessions, listed):
+        listed = msgspec.structs.replace(listed, after=page[-1].key)
         older = (info for info in page if after is None or last_used(info) < last_used(after))
         newest = heapq.nlargest(query.limit, (*newest, *older), key=last_used)
     return newest
@@ -63,15 +65,6 @@ async def newest_first(
 def last_used(info: SessionInfo) -> tuple[float, SessionKey]:
     """Return what a listing by last use is ordered by."""
     return info.updated_at or 0.0, info.key
-
-
-async def _pages(
-    store: Store, open_sessions: Mapping[SessionKey, SessionBase], query: SessionQuery
-) -> AsyncGenerator[list[SessionInfo], None]:
-    query = msgspec.structs.replace(query, limit=_PAGE, after=None)
-    while page := await by_id(store, open_sessions, query):
-        yield page
-        query = msgspec.structs.replace(query, after=page[-1].key)
 
 
 def _between(

@@ -57,7 +57,7 @@ from perdure.memory.working_memory import SessionValues
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, session_key
-from perdure.records.media import LIFTED_KINDS, Medium, filled, referred, without_references
+from perdure.records.media import LIFTED_KINDS, filled, referred, without_references
 from perdure.records.messages import Message, decode_message
 from perdure.records.records import CONTEXT, EPOCH, META, STATE, TURN, Entry, Record
 from perdure.restore.rebuild import (
@@ -74,6 +74,7 @@ from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents, items_back, memory_back
 from perdure.session.rebuild import fold_afresh
 from perdure.session.stored import SessionStore, followed
+from perdure.store import all_records
 
 if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
@@ -202,9 +203,7 @@ async def export_state(
 async def state_from(store: Store, key: SessionKey, *, log: bool = True) -> FullAgentState | None:
     """Return what is durable of a session as one state, None if there is no such session."""
     records = await _pruned_history(store, key)
-    async with contextlib.aclosing(followed(store).read_log(key)) as chunks:
-        async for chunk in chunks:
-            records.extend(chunk.records)
+    records += await all_records(followed(store).read_log(key))
     if not records:
         return None
     if store.capabilities.blobs:
@@ -292,14 +291,9 @@ async def _with_media(
 
 async def _whole_context(store: Store, key: SessionKey, payload: bytes) -> bytes:
     """Return a context with the newest of its media in place."""
-    newest: list[Medium] = []
-    size = 0
-    for medium in reversed(referred(payload)):
-        size += medium.bytes
-        if size > MOST_MEDIA:
-            break
-        newest.append(medium)
-    return filled(payload, await media_of(store, key.tenant, newest)) if newest else payload
+    newest = reversed(referred(payload))
+    media = await media_of(store, key.tenant, newest, most=MOST_MEDIA)
+    return filled(payload, media) if media else payload
 
 
 async def import_state(

@@ -8,7 +8,6 @@ killed loses nothing.
 
 from __future__ import annotations
 
-import contextlib
 import zlib
 from collections.abc import Collection, Iterable, Mapping
 from math import inf
@@ -45,10 +44,10 @@ from perdure.records.manifest import FoldedDocument, Manifest
 from perdure.records.media import LIFTED_KINDS, holds_references
 from perdure.records.messages import decode_message
 from perdure.records.records import Record
-from perdure.restore.ladder import keep_evidence, snapshot_of, validated
+from perdure.restore.ladder import cached_context, keep_evidence, stored_snapshot, validated
 from perdure.session.media import put_blobs
 from perdure.session.options import Limits
-from perdure.store import Document, Store
+from perdure.store import Document, Store, all_records
 
 KIB = 1024
 LEAST_TAIL = 64 * KIB
@@ -223,7 +222,7 @@ async def _read_all(
         return None
     missing = before is None or bool(have.damaged) or have.found.keys() < {SESSION, SNAPSHOT}
     since = 0 if missing or before is None else before.as_of_seq
-    records = await _read(store, key, since, upto)
+    records = await all_records(store.read_log(key, after=since, before=upto + 1))
     if not records:
         return None
     touched = {name for record in records for name in names_of(record)}
@@ -238,16 +237,8 @@ async def _read_all(
         await keep_evidence(store, key, more)
         old.update(more.found)
         if more.damaged and since:
-            records = await _read(store, key, 0, upto)
+            records = await all_records(store.read_log(key, before=upto + 1))
     return before, FoldInput(key, old, records, upto, limits), touched
-
-
-async def _read(store: Store, key: SessionKey, after: int, upto: int) -> list[Record]:
-    records: list[Record] = []
-    async with contextlib.aclosing(store.read_log(key, after=after, before=upto + 1)) as log:
-        async for chunk in log:
-            records.extend(chunk.records)
-    return records
 
 
 class FoldInput(msgspec.Struct):
@@ -326,14 +317,8 @@ class FoldInput(msgspec.Struct):
         return fold_state(name, data, relevant)
 
     def _context(self) -> WorkingContext:
-        stored_snapshot = self.old.get(SNAPSHOT)
-        context = WorkingContext(self.limits.context_bytes)
-        since = 0
-        if stored_snapshot is not None:
-            snapshot = snapshot_of(stored_snapshot.data, self.key, stored_snapshot.as_of_seq)
-            if not isinstance(snapshot, str):
-                context = WorkingContext.of_snapshot(snapshot, self.limits.context_bytes)
-                since = stored_snapshot.as_of_seq
+        snapshot = stored_snapshot(self.old, self.key)
+        context, since = cached_context(snapshot, self.limits.context_bytes)
         for record in self.records:
             if record.seq > since:
                 context.feed(record.seq, record.kind, record.payload)

@@ -56,6 +56,7 @@ def require_history(history: Any) -> None:
 
 
 FORKS: dict[History, str] = {"full": FORK, "context": FORK_CONTEXT}
+_NUMBERED = frozenset({BASE, CHECKPOINT, CHECKPOINTS_PRUNED, RETRACT})
 
 
 class Fork(msgspec.Struct, frozen=True):
@@ -160,7 +161,8 @@ class ForkBuilder:
         more = group_of(session.pending)
         if session.missing and session.rescue is not None:
             known, context = session.rescue(at)
-            moved = tuple(entry for entry in session.pending if _can_move(entry))
+            # A record that gets another number must refer to none, and need none before it.
+            moved = tuple(entry for entry in session.pending if entry.kind not in _NUMBERED)
             more = (*known, *group_of(moved), context)
         if point is not None:
             point = await self._without_epochs(session.key, point)
@@ -259,11 +261,6 @@ class ForkBuilder:
         point = await self.newest(key, await self._access.head(key))
         async with self._access.exclusive(new):
             return await self.made_of(key, new, point, "copy")
-
-
-def _can_move(entry: Entry) -> bool:
-    """Whether a record may get another number: it refers to none, and needs none before it."""
-    return entry.kind not in {BASE, CHECKPOINT, CHECKPOINTS_PRUNED, RETRACT}
 
 
 def _no_record(key: SessionKey, seq: int, head: int) -> SessionError | InvalidArgumentError:

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import msgspec
 
@@ -40,7 +40,7 @@ from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import Filled
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
-from perdure.store import SupportsFolders, capability
+from perdure.store import SupportsFolders, all_records, capability
 
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
@@ -49,10 +49,9 @@ if TYPE_CHECKING:
     from perdure.memory.working_memory import MemorySearch
     from perdure.records.keys import SessionKey
     from perdure.records.manifest import LogChunk
-    from perdure.records.messages import Message
     from perdure.records.types import Registry
     from perdure.session.base import Turn
-    from perdure.session.contents import HistoryItem, HistoryPage
+    from perdure.session.contents import Contents
     from perdure.session.delete import ForgetReport, SessionFilter
     from perdure.session.inbox import PostReceipt
     from perdure.session.manager import SessionManager
@@ -239,32 +238,9 @@ async def is_branch(session: Session) -> bool:
     return holder is not None and holder.draft is not None and holder.draft.purpose in BRANCHES
 
 
-def stored_messages(session: Session | SessionView) -> list[Message]:
-    """Return the working context's messages as they are stored: with references to media."""
-    return session._contents.stored()
-
-
-async def history_page(
-    view: SessionView, *, before: int, limit: int, max_bytes: int
-) -> HistoryPage:
-    """Return the newest items before a record: up to so many, and so many bytes of them."""
-    before = min(before, view.seq + 1)
-    return await view._contents.page(before=before, limit=limit, max_bytes=max_bytes)
-
-
-async def filled(
-    session: Session | SessionView, messages: Sequence[tuple[int, bytes]]
-) -> list[tuple[int, bytes]]:
-    """Return messages of the working context, by their records, with their media in place."""
-    return await session._contents.filled(messages)
-
-
-T = TypeVar("T")
-
-
-async def history_as(view: SessionView, limit: int, shown: Callable[[HistoryItem], T]) -> list[T]:
-    """Return something of each of the newest items, which are not all in memory at a time."""
-    return await view._contents.history(before=view.seq + 1, limit=limit, shown=shown)
+def contents_of(session: Session | SessionView) -> Contents:
+    """Return what a session has in memory, and reads when it is awaited."""
+    return session._contents
 
 
 def working_context(session: Session | SessionView) -> WorkingContext:
@@ -272,41 +248,18 @@ def working_context(session: Session | SessionView) -> WorkingContext:
     return session._contents.context
 
 
-async def messages_before_log(
-    source: Session | SessionView, unsaved: Sequence[Record]
-) -> list[tuple[int, bytes]]:
-    """Return the messages that a pruned log continues, with their records; none of any other log.
-
-    Args:
-        source: Whose.
-        unsaved: What the store does not have yet.
-
-    """
-    return await source._contents.before_log(reversed(unsaved))
-
-
 async def messages_in_log(
     source: Session | SessionView, unsaved: Sequence[Record]
 ) -> list[tuple[int, bytes]]:
     """Return all messages of the log with their records, those that were retracted too.
 
-    Args:
-        source: Whose.
-        unsaved: What the store does not have yet.
-
+    The store does not have yet what is *unsaved*.
     """
-    records = {record.seq: record for record in unsaved}
-    async with contextlib.aclosing(store_of(source).read_log(source.key)) as log:
-        async for chunk in log:
-            records.update((record.seq, record) for record in chunk.records)
+    stored = await all_records(store_of(source).read_log(source.key))
+    records = {record.seq: record for record in (*unsaved, *stored)}
     return [
         (seq, records[seq].payload) for seq in sorted(records) if records[seq].kind in MESSAGE_KINDS
     ]
-
-
-def store_of_manager(sessions: SessionManager) -> Store:
-    """Return the store below a manager."""
-    return sessions._check().runtime.store
 
 
 def loop_of(sessions: SessionManager) -> object:
@@ -356,15 +309,7 @@ async def other_holder(sessions: SessionManager, key: SessionKey) -> str | None:
 async def post_entries(
     sessions: SessionManager, key: SessionKey, *entries: Entry, post: str | None = None
 ) -> PostReceipt:
-    """Post entries of any kind, as `SessionManager.post` posts items.
-
-    Args:
-        sessions: The manager.
-        key: The session to post to.
-        entries: What to post, as one group.
-        post: What names this post; None for a new name.
-
-    """
+    """Post entries of any kind as one group, as `SessionManager.post` posts items."""
     return await sessions._check().inbox.post_entries(key, entries, post)
 
 
@@ -466,16 +411,6 @@ def owner_entry(owner: str) -> Entry:
     return meta_entry(owner=owner)
 
 
-def primed_snapshot(session: Session) -> Callable[[], bytes | None]:
-    """Return what knows the stored snapshot from the open, until the next fold."""
-    return session._contents.primed_snapshot()
-
-
-def was_folded(session: Session | SessionView) -> bool:
-    """Say whether a fold has written the session's documents."""
-    return session._contents.was_folded
-
-
 def fold_soon(session: Session) -> None:
     """Have the documents written in the background, as soon as the background jobs have room."""
     session._lifecycle.fold_soon(session)
@@ -486,10 +421,7 @@ async def exclusively(
 ) -> None:
     """Run a job while nothing else writes the session's documents.
 
-    Args:
-        session: Whose.
-        job: What to run.
-        fold: Whether everything that was appended is saved and folded first.
+    With *fold*, everything that was appended is saved and folded first.
 
     Raises:
         StoreUnavailableError: The store is not well, or the session is not held any more.
@@ -512,7 +444,7 @@ async def exclusively(
         raise StoreUnavailableError(message, key=str(session.key))
 
 
-async def lines_of(session: Session, name: str) -> list[bytes]:
+async def lines_of(session: Session | SessionView, name: str) -> list[bytes]:
     """Return the lines of a memory document, with what is not folded or saved yet."""
     data, records = await session._contents._read(name)
     return fold_items(data, records).splitlines()
@@ -543,11 +475,6 @@ def grouped(session: Session) -> AbstractContextManager[None]:
 def end_with(turn: Turn, *entries: Entry) -> None:
     """Have entries enter the log with the turn's last record, as one group."""
     turn._closing = entries
-
-
-def overhear(session: Session, *entries: Entry) -> None:
-    """Take entries into the working context, and keep nothing of them."""
-    session._contents.overhear(entries)
 
 
 def folder_of(session: Session) -> str | None:

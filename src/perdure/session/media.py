@@ -66,6 +66,11 @@ async def hold_media(
     """Load the media that a restored working context may show, and hold those of later messages."""
     context.budget = budget
     context.lifts = store.capabilities.blobs
+    await load_media(store, key, context)
+
+
+async def load_media(store: Store, key: SessionKey, context: WorkingContext) -> None:
+    """Load the media that the model may be shown, and that are not in memory."""
     wanted = [medium for medium in context.wanted() if medium.name not in context.media]
     if wanted:
         context.media |= await media_of(store, key.tenant, wanted, most=HELD_BYTES)
@@ -102,12 +107,6 @@ class Filled(DelegatingStore):
                     yield await self._part(key, chunk, begin, len(chunk.records))
 
     async def _part(self, key: SessionKey, chunk: LogChunk, begin: int, end: int) -> LogChunk:
-        if not any(map(referred_in, chunk.records[begin:end])):
-            return (
-                chunk
-                if end - begin == len(chunk.records)
-                else LogChunk(chunk.records[begin:end], chunk.settled)
-            )
         return LogChunk(await with_media(self.inner, key, chunk.records[begin:end]), chunk.settled)
 
 

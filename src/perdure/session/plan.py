@@ -6,22 +6,21 @@ lease. Doing it is a second step, and fails if the session has moved on since.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, final
 
 from perdure.errors import InvalidArgumentError, StalePlanError
-from perdure.memory.documents import fold_items
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import newest_turns
 from perdure.providers.formats import FORMATS
 from perdure.records.media import decode_held
 from perdure.records.messages import Message, encode_message
-from perdure.records.records import Entry, Record
 from perdure.restore.bootstrapper import (
     Bootstrapped,
     WorkingContextSnapshotBootstrapOptions,
     WorkingContextSnapshotBootstrapper,
+    apply_repair,
     repair_steps,
 )
 from perdure.restore.ladder import restore, validated
@@ -29,7 +28,9 @@ from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, repa
 from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
+from perdure.session.internals import lines_of
 from perdure.session.session import SessionView
+from perdure.store import all_records
 
 if TYPE_CHECKING:
     from perdure.providers.context_fit import Format
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from perdure.restore.report import Source
     from perdure.session.session import Session
     from perdure.session.stored import SessionStore
-    from perdure.store import Documents, Store
 
 
 async def plan_of(
@@ -70,14 +70,19 @@ async def plan_of(
     options = options or WorkingContextSnapshotBootstrapOptions()
     restored = await restore(store, key, context_bytes=context_bytes, strict=options.strict)
     have = validated(await store.read_documents(key, None), key)
-    tail = await _tail(store, key, have)
+    after = min((document.as_of_seq for document in have.found.values()), default=0)
+    tail = await all_records(store.read_log(key, after=after)) if have.found else []
     memory = _Noting(store, registry, SessionView(store, registry, restored))
     if as_agent:
         serializer = WorkingContextSnapshotSerializer(registry)
         bootstrapper = WorkingContextSnapshotBootstrapper(serializer)
         done = await bootstrapper.bootstrap(memory, system_prompt or "", options)
     else:
-        done = await _mended(memory, restored.report.source)
+        context = memory.messages
+        mended = repair(context)
+        prompt = system_prompt_of(mended.messages)
+        await apply_repair(memory, context, context, mended, None)
+        done = Bootstrapped(restored.report.source, tuple(repair_steps(mended)), prompt)
     messages = memory.messages
     return RestorePlan(
         key=key,
@@ -94,30 +99,6 @@ async def plan_of(
         system_prompt=done.system_prompt,
         settled=restored.report.settled,
     )
-
-
-async def _mended(memory: _Noting, source: Source) -> Bootstrapped:
-    """Repair a context that only the session restores."""
-    context = memory.messages
-    mended = repair(context)
-    if mended.appended:
-        await memory.append_repairs(mended.appended)
-    elif mended.messages != context:
-        await memory.reset_working_context_snapshot(
-            mended.messages, system_prompt=None, reason="restore"
-        )
-    prompt = system_prompt_of(mended.messages)
-    return Bootstrapped(source, tuple(repair_steps(mended)), prompt)
-
-
-async def _tail(store: Store, key: SessionKey, have: Documents) -> list[Record]:
-    after = min((document.as_of_seq for document in have.found.values()), default=0)
-    records: list[Record] = []
-    if have.found:
-        async with contextlib.aclosing(store.read_log(key, after=after)) as log:
-            async for chunk in log:
-                records += chunk.records
-    return records
 
 
 def carry_out(session: Session, plan: RestorePlan) -> None:
@@ -138,20 +119,16 @@ def carry_out(session: Session, plan: RestorePlan) -> None:
         types = session._runtime.registry
         session._accept(tuple(encode_message(message, types) for message in plan.appended))
     elif plan.replaces:
-        session._accept((_replacing(session, plan),))
-
-
-def _replacing(session: Session, plan: RestorePlan) -> Entry:
-    context = session._contents.context
-    prompt = plan.system_prompt
-    return context_entry(
-        plan.messages,
-        epoch_id=context.epoch_id,
-        last_compaction_ts=context.last_compaction_ts,
-        system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
-        reason="restore",
-        types=session._runtime.registry,
-    )
+        context, prompt = session._contents.context, plan.system_prompt
+        entry = context_entry(
+            plan.messages,
+            epoch_id=context.epoch_id,
+            last_compaction_ts=context.last_compaction_ts,
+            system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
+            reason="restore",
+            types=session._runtime.registry,
+        )
+        session._accept((entry,))
 
 
 @final
@@ -162,36 +139,20 @@ class _Noting:
         self._store = store
         self._registry = registry
         self._view = view
+        self.agent_id: str = view.key.agent
+        self.restored_from: Source = view.restore_report.source
+        self.snapshot_was_written: bool = view._contents.was_folded
+        self.system_prompt_sha256: str | None = view._contents.context.system_prompt_sha256
         self.messages: tuple[Message, ...] = tuple(view._contents.stored())
         self.appended: tuple[Message, ...] = ()
         self.replaces: bool = False
-        self.retriever: Retriever = Retriever(self._lines)
+        self.retriever: Retriever = Retriever(partial(lines_of, view))
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             WorkingContextSnapshotStore(store, view.key)
         )
 
-    @property
-    def agent_id(self) -> str:
-        return self._view.key.agent
-
-    @property
-    def restored_from(self) -> Source:
-        return self._view.restore_report.source
-
-    @property
-    def snapshot_was_written(self) -> bool:
-        return self._view._contents.was_folded
-
-    @property
-    def system_prompt_sha256(self) -> str | None:
-        return self._view._contents.context.system_prompt_sha256
-
     def get_working_context_messages(self) -> list[Message]:
         return self._view._contents.stored()
-
-    async def _lines(self, name: str) -> list[bytes]:
-        data, records = await self._view._contents._read(name)
-        return fold_items(data, records).splitlines()
 
     async def get_raw_tail(
         self, tail_turns: int | None, exclude_turn_id: str | None = None

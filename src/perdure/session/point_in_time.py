@@ -42,7 +42,7 @@ from perdure.records.records import (
     Entry,
     Record,
 )
-from perdure.restore.ladder import snapshot_of
+from perdure.restore.ladder import cached_context, stored_snapshot
 from perdure.session.fold import OFFLOAD, FoldInput, manifest_of, refers_to_media
 from perdure.session.options import Limits
 from perdure.session.stored import SessionStore, folded, followed
@@ -77,12 +77,7 @@ async def folded_at(
 ) -> HistoricalFold:
     """Return a session's documents as of a durable record; nothing of it is changed.
 
-    Args:
-        store: Its store.
-        key: Whose they are.
-        seq: The record.
-        limits: How much of the working context they hold.
-        onto: What it was at an earlier record: the log is read from there on.
+    The log is read from what it was *onto*, at an earlier record; from the stored documents else.
 
     Raises:
         HistoryPrunedError: The history before that record was pruned.
@@ -95,7 +90,7 @@ async def folded_at(
     else:
         have, blobs = Documents(onto.manifest, onto.found), onto.blobs
     since = 0 if have.manifest is None or have.damaged else have.manifest.as_of_seq
-    if have.manifest is not None and since == seq and _has_both(have):
+    if have.manifest is not None and since == seq and {SESSION, SNAPSHOT} <= have.found.keys():
         return HistoricalFold(dict(have.found), have.manifest, blobs)  # it is what was folded last
     furthest = max((document.as_of_seq for document in have.found.values()), default=0)
     records: list[Record] = []
@@ -106,20 +101,17 @@ async def folded_at(
             size += sum(len(record.payload) for record in chunk.records)
             if size >= PART and records[-1].seq >= furthest:
                 work = FoldInput(key, have.found, records, records[-1].seq, limits)
-                part = await anyio.to_thread.run_sync(_folded, work, have, blobs)
+                part = await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
                 have, blobs = Documents(part.manifest, part.found), part.blobs
                 records, size = [], 0
     work = FoldInput(key, have.found, records, seq, limits)
     if size + sum(len(document.data) for document in have.found.values()) <= OFFLOAD:
-        return _folded(work, have, blobs)
-    return await anyio.to_thread.run_sync(_folded, work, have, blobs)
+        return fold_onto(work, have, blobs)
+    return await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
 
 
-def _has_both(have: Documents) -> bool:
-    return {SESSION, SNAPSHOT} <= have.found.keys()
-
-
-def _folded(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> HistoricalFold:
+def fold_onto(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> HistoricalFold:
+    """Return what documents become with records after them; *blobs* are large values of theirs."""
     touched = {name for record in work.records for name in names_of(record)} | set(have.damaged)
     changed = work.documents(touched)
     refers = refers_to_media(work.records)
@@ -176,12 +168,8 @@ async def context_at(
     lineage = followed(store)
     await require_known(lineage, key, seq)
     base = await lineage.beginning_of(key)
-    context, since = WorkingContext(limit), 0
-    if base.cut:
-        document = (await folded(lineage.inner, key, base, {SNAPSHOT})).found.get(SNAPSHOT)
-        snapshot = None if document is None else snapshot_of(document.data, key, document.as_of_seq)
-        if document is not None and snapshot is not None and not isinstance(snapshot, str):
-            context, since = WorkingContext.of_snapshot(snapshot, limit), document.as_of_seq
+    began = await folded(lineage.inner, key, base, {SNAPSHOT}) if base.cut else Documents()
+    context, since = cached_context(stored_snapshot(began.found, key), limit)
     async with aclosing(lineage.read_log(key, after=since, before=seq + 1)) as log:
         async for chunk in log:
             for record in chunk.records:
@@ -299,12 +287,7 @@ def items_back(now: Mapping[str, bytes], then: Mapping[str, bytes]) -> Iterator[
     for name, memory in ((EPISODIC, "episodic"), (SEMANTIC, "semantic")):
         ours, theirs = now.get(name, b"").splitlines(), then.get(name, b"").splitlines()
         if ours != theirs:
-            keep = _common(ours, theirs)
+            pairs = enumerate(zip(ours, theirs, strict=False))
+            keep = next((at for at, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
             items = [msgspec.Raw(line) for line in theirs[keep:]]
             yield Entry(ITEM, encode(ItemsRestoredPayload(memory, keep, items)))
-
-
-def _common(left: list[bytes], right: list[bytes]) -> int:
-    """Return how many lines both begin with."""
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((at for at, (a, b) in pairs if a != b), min(len(left), len(right)))

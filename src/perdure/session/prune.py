@@ -18,7 +18,7 @@ from typing import final
 import msgspec
 from msgspec import UNSET
 
-from perdure.checkpoints.chain import CheckpointChain
+from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import (
     CorruptRecordError,
     FormatError,
@@ -43,7 +43,7 @@ from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms
 from perdure.session.media import put_blobs
 from perdure.session.point_in_time import folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
-from perdure.session.stored import keep_documents
+from perdure.session.stored import kept_documents
 from perdure.store import Document, Documents, first_record
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -327,14 +327,12 @@ class Pruner:
         """Return the chain of a session's checkpoints, whichever process holds it."""
         have = await self._store.read_documents(key, {CHECKPOINTS})
         document = have.found.get(CHECKPOINTS)
-        chain, since = CheckpointChain(), 0
-        if document is not None:
-            chain, since = CheckpointChain.of(document.data), document.as_of_seq
+        data, since = (None, 0) if document is None else (document.data, document.as_of_seq)
         async with aclosing(self._store.read_log(key, after=since)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    chain.apply(record.kind, record.payload)
-        return chain
+            records = (record async for chunk in log for record in chunk.records)
+            return CheckpointChain.of(
+                data, [one async for one in records if one.kind in CHAIN_KINDS]
+            )
 
     async def _base(self, key: SessionKey, wanted: _Cut) -> Origin | None:
         """Keep the session's state at the cut.
@@ -355,7 +353,9 @@ class Pruner:
         await put_blobs(store, key.tenant, was.blobs)
         await self._keep_values(key, was.data)
         documents = {name: Document(data, cut) for name, data in was.data.items()}
-        folded = await keep_documents(store, key.tenant, Documents(was.manifest, documents))
+        folded, blobs = kept_documents(Documents(was.manifest, documents))
+        if blobs:
+            await store.put_blobs(key.tenant, blobs)
         return Origin(cut=cut, folded=folded, moved=before.moved)
 
     async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:

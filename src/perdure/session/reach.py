@@ -108,11 +108,7 @@ def lost_error(key: SessionKey, lost: Sequence[ReachedBlob], cure: str) -> Corru
 class Reach:
     """What a session's records and documents name; feed it the records, oldest first.
 
-    Args:
-        store: The session's store.
-        key: The session.
-        documents: Its documents; those of damaged ones are left out.
-
+    Documents that are damaged are left out.
     """
 
     def __init__(self, store: Store, key: SessionKey, documents: Documents) -> None:
@@ -160,10 +156,8 @@ class Reach:
     ) -> AsyncGenerator[ReachedBlob, None]:
         """Yield each blob that is reached once, after those that it names.
 
-        Args:
-            skip: Names to pass over, with all that is reached through them.
-            other: A store that may have what this one has lost.
-            leaves: Whether those that name no other blob are read, or only named.
+        Names to skip are passed over, with all that is reached through them. The other store may
+        have what this one has lost. Without *leaves*, blobs that name no other one are not read.
 
         Raises:
             CorruptRecordError: A document is damaged.
@@ -190,7 +184,9 @@ class Reach:
             data = await self._begun_with(self._base)
         references += _of_memory(data.get(MEMORY)) if manifest is not None else ()
         references += _of_snapshot(data.get(SNAPSHOT))
-        references += _of_chain(CheckpointChain.of(data.get(CHECKPOINTS), self._links))
+        chain = CheckpointChain.of(data.get(CHECKPOINTS), self._links)
+        for checkpoint in chain.by_id.values():
+            references += state_blobs(checkpoint)
         references += _of_archives(data.get(ARCHIVES), self._archive_changes)
         references += _media(data.get(LEDGER) or b"", LEDGER)
         references += self._messages.values()
@@ -440,11 +436,6 @@ def _of_memory(data: bytes | None) -> _Below:
             yield BlobReference(entry.sha256, f"memory key {entry.key!r}", entry=entry)
 
 
-def _of_chain(chain: CheckpointChain) -> _Below:
-    for checkpoint in chain.by_id.values():
-        yield from state_blobs(checkpoint)
-
-
 def state_blobs(checkpoint: Checkpoint) -> _Below:
     """Give the root of a checkpoint's state, if it is in blobs."""
     state = checkpoint.state
@@ -485,11 +476,8 @@ def _of_origin(base: Origin) -> _Below:
     if base.kept:
         yield BlobReference(base.kept, f"the history up to record {base.at}", _of_history)
     if base.folded:
-        yield BlobReference(base.folded, _began(base.cut or base.at), _of_folded)
-
-
-def _began(seq: int) -> str:
-    return f"what the session was at record {seq}"
+        was = f"what the session was at record {base.cut or base.at}"
+        yield BlobReference(base.folded, was, _of_folded)
 
 
 def _of_history(data: bytes) -> _Below:

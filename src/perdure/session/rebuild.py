@@ -6,8 +6,7 @@ document back, and comparing them shows which ones are wrong. The log never chan
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio.to_thread
@@ -25,7 +24,6 @@ from perdure.memory.documents import (
     SessionDocument,
     WholeSessionDocument,
     in_one_form,
-    names_of,
 )
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
@@ -33,13 +31,13 @@ from perdure.records.manifest import Manifest
 from perdure.records.media import text_bytes
 from perdure.records.records import Record
 from perdure.restore.ladder import keep_evidence, require_plain, validated
-from perdure.session.fold import FoldInput, manifest_of, refers_to_media
+from perdure.session.fold import FoldInput
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import put_blobs
 from perdure.session.options import Limits
-from perdure.session.point_in_time import base_documents
+from perdure.session.point_in_time import base_documents, fold_onto
 from perdure.session.stored import followed
-from perdure.store import Document, Documents, Store
+from perdure.store import Documents, Store, all_records
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -51,26 +49,17 @@ def fold_afresh(
     records: Sequence[Record],
     *,
     limits: Limits,
-    began: Mapping[str, Document] | None = None,
+    began: Documents | None = None,
 ) -> dict[str, bytes]:
     """Return the documents that a log folds to, from its first record on.
 
     The log of a pruned session starts from documents: those that it *began* with.
     """
-    began = began or {}
-    # A copy of what has just been pruned may have nothing but the documents.
-    first = max((document.as_of_seq for document in began.values()), default=0)
-    upto = records[-1].seq if records else first
-    return _folded(FoldInput(key, began, list(records), upto, limits))
-
-
-def _folded(work: FoldInput) -> dict[str, bytes]:
-    touched = {name for record in work.records for name in names_of(record)}
-    documents = work.documents(touched)
-    unchanged = {
-        name: document.data for name, document in work.old.items() if name not in documents
-    }
-    return {**unchanged, **{name: data for name, data in documents.items() if data is not None}}
+    began = began or Documents()
+    if not records:  # a copy of what has just been pruned may have nothing but the documents
+        return {name: document.data for name, document in began.found.items()}
+    work = FoldInput(key, began.found, list(records), records[-1].seq, limits)
+    return fold_onto(work, began, {}).data
 
 
 def context_bytes_of(snapshot: bytes | None) -> int:
@@ -106,38 +95,28 @@ async def rebuild(
 
     """
     store = followed(store)
-    began = (await base_documents(store, key)).found
+    began = await base_documents(store, key)
     have = validated(await store.read_documents(key, None), key)
     require_plain(have.manifest, key)
     stored = have.found.get(SNAPSHOT)
     context_bytes = context_bytes_of(None if stored is None else stored.data)
     limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, context_bytes))
-    records = await _read_all(store, key)
+    records = await all_records(store.read_log(key))
     if not records:
         holder = await store.holder(key)
         if holder is None or holder.deleted:  # by another process, which took it over
             raise SessionNotFoundError(f"there is no session {key}", key=str(key))
         message = f"session {key} has no records to rebuild from: restore its log from a copy"
         raise CorruptRecordError(message, key=str(key))
-    work = FoldInput(key, began, records, records[-1].seq, limits)
-    documents = await anyio.to_thread.run_sync(_folded, work)
+    work = FoldInput(key, began.found, records, records[-1].seq, limits)
+    was = await anyio.to_thread.run_sync(fold_onto, work, began, {})
     remains = {name: have.found[name].data for name in wrong if name in have.found}
     have = msgspec.structs.replace(have, remains={**remains, **have.remains})
     await keep_evidence(store, key, have)
-    await put_blobs(store, key.tenant, work.blobs)
-    manifest = manifest_of(
-        key, epoch, records[-1].seq, None, documents, refers=refers_to_media(records)
-    )
-    await store.write_documents(key, documents, manifest)
+    await put_blobs(store, key.tenant, was.blobs)
+    manifest = msgspec.structs.replace(was.manifest, epoch=epoch)
+    await store.write_documents(key, was.data, manifest)
     return manifest
-
-
-async def _read_all(store: Store, key: SessionKey) -> list[Record]:
-    records: list[Record] = []
-    async with contextlib.aclosing(store.read_log(key)) as log:
-        async for chunk in log:
-            records.extend(chunk.records)
-    return records
 
 
 # Whether stored documents are what the log folds to: each compared with a fresh fold of it
@@ -159,7 +138,7 @@ class WholeLog(msgspec.Struct):
 
     key: SessionKey
     records: list[Record]
-    began: Mapping[str, Document]
+    began: Documents
 
     @property
     def head(self) -> int:
@@ -169,8 +148,6 @@ class WholeLog(msgspec.Struct):
     def fold(self, upto: int, limits: Limits) -> dict[str, bytes]:
         """Return the documents as of a record."""
         records = [record for record in self.records if record.seq <= upto]
-        if not records:  # a fork where its parent was cut
-            return {name: document.data for name, document in self.began.items()}
         return fold_afresh(self.key, records, limits=limits, began=self.began)
 
 
@@ -303,12 +280,9 @@ async def _compared(
     """Return how many records there are, and what of the documents does not follow from them."""
     store = access.store
     documents = validated(await store.read_documents(key, None), key)
-    records: list[Record] = []
-    async with contextlib.aclosing(store.read_log(key)) as log:
-        async for chunk in log:
-            records += chunk.records
+    records = await all_records(store.read_log(key))
     if not records:
         raise SessionNotFoundError(f"there is no session {key}", key=str(key))
-    whole_log = WholeLog(key, records, (await base_documents(store, key)).found)
+    whole_log = WholeLog(key, records, await base_documents(store, key))
     wrong = await anyio.to_thread.run_sync(lambda: list(differences(whole_log, documents)))
     return len(records), wrong

@@ -11,7 +11,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Outcome, Status, Store, first_record
+from perdure.store import Batch, Outcome, Status, Store, first_record, record_at
 
 
 class _Begun(msgspec.Struct):
@@ -21,14 +21,8 @@ class _Begun(msgspec.Struct):
 async def explain_refusal(store: Store, batch: Batch, outcome: Outcome, begun: int) -> Outcome:
     """Return the meaning of a store's refusal of a batch, after comparing it with the log.
 
-    The store may have gone back to an earlier state, and lost acknowledged records.
-
-    Args:
-        store: The store.
-        batch: The batch; everything before it was acknowledged.
-        outcome: The refusal.
-        begun: The seq of the sender's epoch record.
-
+    The store may have gone back to an earlier state, and lost acknowledged records: everything
+    before the batch was acknowledged. Its sender's epoch record has the seq *begun*.
     """
     durable = batch.first - 1
     try:
@@ -73,7 +67,7 @@ async def _last_kept(
     if holder.deleted:
         return None
     head = await store.head(key)
-    first = await _record(store, key, begun) if head >= begun else None
+    first = await record_at(store, key, begun) if head >= begun else None
     pruned = first is None and head >= begun and holder.epoch > epoch
     is_own = pruned or (first is not None and _is_ours(first, epoch, store.owner))
     if is_own and head >= durable and holder.epoch >= epoch:
@@ -84,10 +78,6 @@ async def _last_kept(
     log = store.read_log(key, before=min(head, durable) + 1, reverse=True)
     newest = await first_record(log, lambda record: record.epoch <= last)
     return 0 if newest is None else newest.seq
-
-
-async def _record(store: Store, key: SessionKey, seq: int) -> Record | None:
-    return await first_record(store.read_log(key, after=seq - 1, before=seq + 1))
 
 
 async def is_begun_by(store: Store, key: SessionKey, *, begun: int, epoch: int, owner: str) -> bool:

@@ -30,10 +30,10 @@ from perdure.autosave.core import REFUSALS
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FoldedDocuments, Manifest, Origin, origin_in
+from perdure.records.manifest import FoldedDocument, FoldedDocuments, Manifest, Origin, origin_in
 from perdure.records.media import may_lift
 from perdure.restore.ladder import validated
-from perdure.session.copied import copied_manifest, renamed
+from perdure.session.copied import renamed
 from perdure.session.media import Filled, append_with_media
 from perdure.session.refused import explain_refusal
 from perdure.store import (
@@ -53,6 +53,7 @@ from perdure.store import (
     Taken,
     Terms,
     first_record,
+    record_at,
     shortcut,
 )
 from perdure.stores.delegate import DelegatingStore
@@ -98,14 +99,6 @@ def kept_documents(documents: Documents) -> tuple[str, dict[str, bytes]]:
     return name_of(data), {**blobs, name_of(data): data}
 
 
-async def keep_documents(store: Store, tenant: str, documents: Documents) -> str:
-    """Store documents as blobs; return the name of their list, "" for none."""
-    name, blobs = kept_documents(documents)
-    if blobs:
-        await store.put_blobs(tenant, blobs)
-    return name
-
-
 async def folded(
     store: Store, key: SessionKey, base: Origin, names: Collection[str] | None
 ) -> Documents:
@@ -121,18 +114,20 @@ async def folded(
         for name, document in kept.documents.items()
         if names is None or name in names
     }
+    listed = {
+        name: FoldedDocument.of(document.as_of_seq, document.data)
+        for name, document in found.items()
+    }
     manifest = Manifest(
         key=key,
         epoch=0,
         as_of_seq=kept.as_of_seq,
         counters=kept.counters,
-        documents=kept.documents,
+        documents={**kept.documents, **listed},
         about=kept.about,
+        base=base,
     )
-    data = {name: document.data for name, document in found.items()}
-    named = copied_manifest(manifest, data, key, 0, base)
-    listed = {**kept.documents, **named.documents}
-    return Documents(msgspec.structs.replace(named, documents=listed), found)
+    return Documents(manifest, found)
 
 
 def _up_to(have: Documents, seq: int) -> Documents:
@@ -286,7 +281,7 @@ class SessionStore(DelegatingStore):
 
     async def has(self, key: SessionKey, seq: int, epoch: int) -> bool:
         """Return whether a session has a record with this number and epoch."""
-        record = await first_record(self.read_log(key, after=seq - 1, before=seq + 1))
+        record = await record_at(self, key, seq)
         return record is not None and record.epoch == epoch
 
     async def head(self, key: SessionKey) -> int:
@@ -351,18 +346,15 @@ class SessionStore(DelegatingStore):
         old = await folded(self.inner, key, base, have.damaged)
         return msgspec.structs.replace(have, found={**old.found, **have.found})
 
-    async def documents_upto(
-        self, key: SessionKey, seq: int, names: Collection[str] | None = None
-    ) -> Documents:
+    async def documents_upto(self, key: SessionKey, seq: int) -> Documents:
         """Return the documents of a session that are as of a record up to *seq*, if any are."""
         base = await self.base_of(key)
-        have = _up_to(validated(await self.read_documents(key, names), key), seq)
+        have = _up_to(validated(await self.read_documents(key), key), seq)
         if base is None:
             return have
         if have.manifest is not None:
             return await self._with_older(key, base, have) if base.cut else have
-        old = await folded(self.inner, key, await self.beginning_of(key), names)
-        return _up_to(old, seq)
+        return _up_to(await folded(self.inner, key, await self.beginning_of(key), None), seq)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
