@@ -222,7 +222,10 @@ class ThreadSessions:
             if isinstance(change, PutChange) and change.is_input:
                 entries = (*entries, meta_entry())  # which says when the session was used last
             first = session.version + 1
-            accept(session, entries)
+            try:
+                accept(session, entries)
+            except SessionNotFoundError as error:  # since it was looked at
+                raise deleted(thread.key) from error
             for seq, record in enumerate(records, first):
                 thread.index.add(record, seq, session.epoch)
                 self._remember(thread, seq, record)
