@@ -29,6 +29,7 @@ import anyio.to_thread
 
 from perdure._lib.ids import random_id
 from perdure._lib.logs import LogOnce
+from perdure._lib.loop import on_trio
 from perdure._lib.platform import sync_data, sync_file, sync_folder
 from perdure.errors import (
     ConfigError,
@@ -491,8 +492,9 @@ async def read_part(opener: Callable[[str, int], int], start: int, stop: int) ->
 
 @contextlib.asynccontextmanager
 async def _opened(opener: Callable[[str, int], int]) -> AsyncIterator[Any]:
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
+    if on_trio():
+        import trio
+
         async with await trio.open_file("part", "rb", opener=opener) as file:
             yield file
     else:

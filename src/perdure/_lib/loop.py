@@ -56,9 +56,9 @@ def loop_clock() -> Callable[[], float]:
 
 
 def on_trio() -> bool:
-    """Return whether trio runs this."""
-    trio = sys.modules.get("trio")
-    return trio is not None and trio.lowlevel.in_trio_run()
+    """Return whether trio runs this, also while another thread is just importing it."""
+    in_trio_run = getattr(sys.modules.get("trio.lowlevel"), "in_trio_run", None)
+    return in_trio_run is not None and in_trio_run()
 
 
 def in_event_loop() -> bool:

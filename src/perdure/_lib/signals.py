@@ -14,6 +14,8 @@ from functools import partial
 from types import FrameType
 from typing import Any, Protocol, final
 
+from perdure._lib.loop import on_trio
+
 # SIGTERM: one handler, which notifies every watch of this process
 #
 # Several managers, in several threads and event loops, may join and leave in any order; when the
@@ -232,8 +234,9 @@ def interrupter() -> Callable[[Exit, Callable[[], bool]], bool]:
         RuntimeError: No event loop is running here.
 
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
+    if on_trio():
+        import trio
+
         return partial(_interrupt_main, trio.lowlevel.current_trio_token().run_sync_soon)
     import asyncio
 

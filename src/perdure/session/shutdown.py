@@ -42,7 +42,7 @@ import msgspec
 from anyio import to_thread
 
 from perdure._lib import signals
-from perdure._lib.loop import post_to_loop
+from perdure._lib.loop import on_trio, post_to_loop
 from perdure._lib.tasks import was_cancelled
 from perdure.autosave.deadline import Deadline
 from perdure.autosave.reports import ShutdownReport, Unsaved
@@ -427,8 +427,9 @@ def _body() -> tuple[object, Callable[[], object]]:
 
     On trio that is what Ctrl-C does there: no cancel scope has to stay open for it.
     """
-    trio = sys.modules.get("trio")
-    if trio is not None and trio.lowlevel.in_trio_run():
+    if on_trio():
+        import trio
+
         in_main = threading.current_thread() is threading.main_thread()
         cancel = partial(signal.raise_signal, signal.SIGINT) if in_main else bool
         return trio.lowlevel.current_root_task(), cancel
