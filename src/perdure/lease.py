@@ -25,7 +25,16 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import published_already
-from perdure.store import HeartbeatRequests, Held, LeaseState, Store, Taken, Terms
+from perdure.records.records import HOLDER_KINDS
+from perdure.store import (
+    HeartbeatRequests,
+    Held,
+    LeaseState,
+    Store,
+    Taken,
+    Terms,
+    first_record,
+)
 
 T = TypeVar("T")
 
@@ -206,20 +215,26 @@ async def acquire_lease(
         SessionNotFoundError: There is none, and none may begin.
 
     """
-    start = watch.clock()
+    start, is_new = watch.clock(), terms.new
     asking = _Asking(store, key)
     while True:
         given = terms.given if watch.clock() - start < COURTESY else 0
         looked_at = watch.counted()
         answer = await asking.answer(replace(terms, silent=watch.silent, given=given))
         if isinstance(answer, Taken):
+            if is_new and not answer.created and await _has_content(store, key):
+                await store.release(key, answer.epoch)
+                raise session_exists(key)
             return answer
         if answer is None:
             await asking.pause(0)
             continue
         holder = answer.holder or _NOBODY
-        if asking.is_in_doubt and holder.owner == terms.me:
-            terms = replace(terms, new=False)  # what is there is what was taken just now
+        if terms.new and not holder.deleted:
+            # Taken just now, and the answer was lost; or somebody died before its log began.
+            is_ours = asking.is_in_doubt and holder.owner == terms.me
+            if is_ours or not await store.head(key):
+                terms = replace(terms, new=False)
         _require_possible(key, terms, answer.holder)
         if holder.released and holder.epoch == given:  # whoever it was handed to comes first
             await asking.pause(given)
@@ -236,6 +251,12 @@ async def acquire_lease(
         if on_held == "handover":
             await asking.ask(holder, start + waited)
         await asking.pause(holder.epoch, at_most=max(wait - waited, 0.001))
+
+
+async def _has_content(store: Store, key: SessionKey) -> bool:
+    """Return whether a session has a record that is not its holders' own."""
+    log = store.read_log(key)
+    return await first_record(log, lambda record: record.kind not in HOLDER_KINDS) is not None
 
 
 def _require_possible(key: SessionKey, terms: Terms, holder: LeaseState | None) -> None:

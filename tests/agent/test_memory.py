@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import perdure
 from perdure import CompactionError, Message, SessionError, ToolCall
 from perdure.agent import (
     AgentFactory,
@@ -370,3 +371,26 @@ async def test_a_builder_of_ones_own_puts_the_context_together(memory_world: Wor
         await memory.compact("p")
         assert session.context()[-1].text == "as I put it"
         assert len(session.context()) < 8
+
+
+async def test_a_snapshot_that_was_written_is_the_one_that_is_read(tmp_path: Path) -> None:
+    """Also by those who were made before, and with what only its writer knows."""
+    async with perdure.connect(tmp_path / "store", shutdown=perdure.Shutdown(signals=False)) as one:
+        async with one.open("ada") as session, session.turn():
+            session.append(Message.user("one"))
+        await session.aclose()
+        session = await one.open("ada")
+        first, second = (MemoryManager(session).working_context_snapshot_store for _ in range(2))
+        payload = await first.read("ada")
+        assert payload is not None
+        assert payload == await first.read("ada")
+        changed = {**payload, "messages": [], "message_seqs": [], "atoms": [], "note": 1}
+        await first.write("ada", changed)
+        for store in (first, second):
+            assert await store.exists("ada")
+            assert (await store.read("ada") or {})["messages"] == []
+            assert (await store.read("ada") or {})["note"] == 1
+        await session.aclose()
+        session = await one.open("ada")
+        store = MemoryManager(session).working_context_snapshot_store
+        assert (await store.read("ada") or {})["note"] == 1

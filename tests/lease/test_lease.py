@@ -11,7 +11,8 @@ from perdure import lease as module
 from perdure.errors import LeaseHeldError, SessionError, StoreUnavailableError
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
-from perdure.store import Held, LeaseState, Taken, Terms
+from perdure.records.records import MESSAGE, Entry
+from perdure.store import Batch, Held, LeaseState, Taken, Terms
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -229,3 +230,29 @@ async def test_a_new_session_whose_answer_was_lost_is_taken_again(backing: Memor
     assert (lost[0].epoch, taken.epoch) == (1, 2)
     with pytest.raises(SessionError, match="exists"):
         await acquire_lease(store, KEY, terms, watch=watch, on_held="raise", wait=0)
+
+
+async def test_a_store_that_fails_once_makes_no_new_session_of_an_old_one(
+    backing: MemoryBacking,
+) -> None:
+    store = await store_of(backing, "one")
+    grant = await get(store)
+    entry = Entry(MESSAGE, b'{"role":"user"}', end=True)
+    await store.append_many([Batch(KEY, grant.epoch, grant.head + 1, (entry,))])
+    await store.release(KEY, grant.epoch)
+    inner, failed = store.acquire, list[Terms]()
+
+    async def acquire(key: SessionKey, terms: Terms) -> Held | Taken:
+        if not failed:
+            failed.append(terms)
+            raise StoreUnavailableError("not now")
+        return await inner(key, terms)
+
+    store.acquire = acquire  # type: ignore[method-assign]
+    watch = OwnerWatch(LeaseOptions(), anyio.current_time)
+    terms = Terms(me="one", new=True)
+    with pytest.raises(SessionError, match="exists"):
+        await acquire_lease(store, KEY, terms, watch=watch, on_held="raise", wait=0)
+    holder = await store.holder(KEY)
+    assert holder is not None
+    assert holder.released

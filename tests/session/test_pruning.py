@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure import Message, Shutdown, connect, export_state, import_state
+from perdure import Message, Shutdown, connect, export_state, import_state, store_for
 from perdure.agent import MemoryManager
 from perdure.cli.check import audit
 from perdure.errors import HistoryPrunedError, StoreUnavailableError
@@ -671,3 +671,27 @@ async def test_a_prune_is_not_refused_since_its_session_is_folded_meanwhile(plac
     async with connect(place(), shutdown=QUIET) as sessions:
         assert await looks(await sessions.load("a")) == kept
         await is_what_its_log_says(sessions, "a")
+
+
+@pytest.mark.parametrize("kind", ["memory", "file", "sqlite"])
+async def test_what_a_pruning_failed_to_remove_goes_at_the_next_open(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perdure.stores.file.log.SEGMENT_BYTES", 500)
+    backing = MemoryBacking()
+    url = f"{tmp_path}/store" if kind == "file" else f"sqlite:///{tmp_path}/store.db"
+    place = partial(MemoryStore, backing=backing) if kind == "memory" else partial(store_for, url)
+    async with connect(place(), shutdown=QUIET) as sessions:
+        for text in ("secret", "two", "three", "four"):
+            await converse(sessions, "a", text)
+    failing = FaultyStore(place(), fail_on="trim")
+    async with connect(failing, shutdown=QUIET) as sessions:
+        with pytest.raises(StoreUnavailableError):
+            await sessions.prune(Retention(keep_turns=1))
+    for _ in range(2):
+        store = place()
+        async with connect(store, shutdown=QUIET) as sessions:
+            await (await sessions.open("a")).aclose()
+            log = [chunk async for chunk in store.read_log(SessionKey("a"))]
+            assert b"secret" not in b"".join(one.payload for chunk in log for one in chunk.records)
+            assert said(await sessions.load("a"))[-1] == "re four"

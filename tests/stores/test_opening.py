@@ -24,10 +24,6 @@ from perdure.store import Documents, Held, LeaseState, LogChunk, Store, Taken, T
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
-TWICE = pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="something is read more than once"
-)
-
 LOCAL: dict[str, Callable[[Asked], Counter[str]]] = {
     "{}/files": lambda asked: facts_in_files(asked.read),
     "sqlite:///{}/store.db": lambda asked: facts_in_statements(asked.statements),

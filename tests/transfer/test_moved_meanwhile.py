@@ -129,3 +129,37 @@ async def test_the_next_run_brings_what_became_of_a_session_meanwhile(
                 del expected[id]
             assert has == expected, nth
     assert nth > 10
+
+
+@pytest.mark.parametrize("turns", [0, 3])
+async def test_what_was_pruned_whole_deleted_and_begun_anew_is_not_what_it_was(turns: int) -> None:
+    """The copy has no record that could differ: it begins behind all that the source has."""
+    backings = MemoryBacking(), MemoryBacking()
+
+    async def moved() -> None:
+        source, target = (MemoryStore(backing=backing) for backing in backings)
+        await source.open()
+        await target.open()
+        done = await migrate(source, target)
+        assert done.failed == {}
+        await source.aclose()
+        await target.aclose()
+
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
+        await all_pruned(sessions)
+    await moved()
+    async with connect(MemoryStore(backing=backings[0]), shutdown=QUIET) as sessions:
+        await sessions.delete("a")
+        await (await sessions.open("a")).aclose()
+        for number in range(turns):
+            await converse(sessions, "a", str(number))
+        there = await sessions.load("a")
+        before = None if there is None else await looks(there)
+    await moved()
+    async with connect(MemoryStore(backing=backings[1]), shutdown=QUIET) as sessions:
+        found = await sessions.load("a")
+        if turns:
+            assert found is not None
+            assert await looks(found) == before
+        else:
+            assert found is None or found.context() == []

@@ -471,7 +471,8 @@ class Core:
         records: Sequence[Entry] = t.records or ()
         if count < len(records):
             records = records[:count]
-        return Batch(t.key, t.epoch, t.durable + 1, tuple(records))
+        t.carried = batch = Batch(t.key, t.epoch, t.durable + 1, tuple(records))
+        return batch
 
     def prepared(self, t: Tracked, now: float) -> None:
         """Note that a session's contributors were asked."""
@@ -500,7 +501,7 @@ class Core:
         is_late, t.given_up = t.given_up, False
         if not is_late:
             self.in_flight -= 1
-        sent, t.inflight = t.inflight or t.durable, None
+        sent, t.inflight, t.carried = t.inflight or t.durable, None, None
         if outcome.status is Status.OK:
             return self._ok(t, sent, outcome.written, now, took)
         t.captured_bytes = 0

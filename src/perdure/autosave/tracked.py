@@ -29,6 +29,7 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import Batch
 from perdure.records.records import Entry, Record
 
 OVERHEAD: Final = 64
@@ -200,6 +201,7 @@ class Tracked(_Hot):
         "attempt",
         "before_capture",
         "captured_bytes",
+        "carried",
         "contributing",
         "doubt_to",
         "dropped",
@@ -240,6 +242,8 @@ class Tracked(_Hot):
         self.inherits: bool = True
         # The part of ``pending_bytes`` that is with the store.
         self.captured_bytes: int = 0
+        # The batch with the store: an answer to another one is not for it.
+        self.carried: Batch | None = None
         self.waiters: Waiters | None = None  # None without waiters
 
         self.attempt: int = 0  # failed saves in a row

@@ -322,8 +322,8 @@ class Writer:
 
     def _settle_one(self, save: Save, outcome: Outcome, now: float, took: float) -> None:
         t = save.t
-        if t.inflight is None:
-            return  # settled before a Ctrl-C
+        if t.carried is not save.batch:
+            return  # settled before a Ctrl-C; another one may have left since
         had_ended = t.end
         for wake in self._core.completed(t, outcome, now, took):
             wake()
@@ -401,7 +401,7 @@ class Writer:
     def _recover(self, error: BaseException) -> None:
         """Send again what was captured when a Ctrl-C came, and is with nobody."""
         flights = [*self._out, *self._doubtful]
-        carried = {save.t for flight in flights for save in flight.saves}
+        carried = {save.t for flight in flights for save in flight.saves[flight.settled :]}
         reason = f"{error!r} came while it was sent; the records will be sent again"
         unsaved = self._core.registry.unsaved
         lost = [t for t in unsaved if t.inflight is not None and t not in carried]

@@ -160,6 +160,7 @@ class WorkingContext:
         "_replaced_at",
         "_retracted",
         "_snapshot",
+        "_source",
         "budget",
         "cut",
         "epoch_id",
@@ -204,21 +205,22 @@ class WorkingContext:
         self._messages: list[Kept] = []
         # Where the messages are until they are needed.
         self._snapshot: Snapshot | None = None
+        self._source: bytes | None = None
         # The last record that replaced the messages, as far as is known.
         self._replaced_at: int = 0
         # Since then, in order: how far each retraction went back, and its own record.
         self._retracted: list[tuple[int, int]] = []
 
     @property
-    def unread(self) -> Snapshot | None:
-        """The snapshot that it was restored from, until its messages are used."""
-        return self._snapshot
+    def unread(self) -> bytes | None:
+        """The bytes of the snapshot that it was restored from, until its messages are used."""
+        return None if self._snapshot is None else self._source
 
     @property
     def _kept(self) -> list[Kept]:
         snapshot = self._snapshot
         if snapshot is not None:
-            self._snapshot = None
+            self._snapshot = self._source = None
             messages = map(bytes, snapshot.messages)
             self._regroup(list(zip(snapshot.message_seqs, messages, strict=True)), snapshot.atoms)
         return self._messages
@@ -435,8 +437,10 @@ class WorkingContext:
         )
 
     @classmethod
-    def of_snapshot(cls, snapshot: Snapshot, limit: int) -> WorkingContext:
-        """Return the context that a valid snapshot holds."""
+    def of_snapshot(
+        cls, snapshot: Snapshot, limit: int, source: bytes | None = None
+    ) -> WorkingContext:
+        """Return the context that a valid snapshot holds; *source* is what it was decoded from."""
         context = cls(limit)
         context.cut = snapshot.cut
         context.rebuilt_at = context._replaced_at = min(snapshot.rebuilt_at, snapshot.seq)
@@ -452,7 +456,7 @@ class WorkingContext:
             text_bytes(raw) == len(raw) for raw in map(bytes, long)
         )
         if is_regular and not snapshot.pinned and is_text:
-            context._snapshot = snapshot
+            context._snapshot, context._source = snapshot, source
             context.size = sum(sizes)
         else:
             context._take_out(snapshot)

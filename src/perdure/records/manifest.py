@@ -236,6 +236,14 @@ class RestoreData(msgspec.Struct, frozen=True):
     """The log after the documents, up to its end; None if it has to be read."""
     may_have_items: bool = True
     """Whether something may be waiting in the inbox."""
+    may_have_removed: bool = True
+    """Whether the log may still have records that the manifest's base says were removed."""
+
+    def with_low(self, low: int) -> RestoreData:
+        """Return it for a log whose first record is *low*."""
+        base = None if self.documents.manifest is None else self.documents.manifest.base
+        may_have_removed = base is not None and low <= base.cut
+        return msgspec.structs.replace(self, may_have_removed=may_have_removed)
 
 
 class Draft(msgspec.Struct, frozen=True, kw_only=True):
@@ -282,8 +290,6 @@ class Taken(msgspec.Struct, frozen=True):
     """The epoch record's payload, where a log begins with it: nobody can read a draft's."""
     found: RestoreData | None = None
     """The documents that the terms name, and the log after them; None if they have to be read."""
-    was_released: bool = False
-    """Whether the holder before released it, so that it left nothing half done."""
 
 
 class LeaseState(msgspec.Struct, frozen=True):

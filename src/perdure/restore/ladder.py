@@ -246,7 +246,9 @@ async def restore(
         _require_sound(documents, key)
     steps = [RestoreStep("cut", tail) for tail in documents.cut]
     steps += [lost_step(name, documents.why.get(name)) for name in documents.damaged]
-    context, since = cached_context(snapshot, context_bytes)
+    stored = documents.found.get(SNAPSHOT)
+    source = None if stored is None else stored.data
+    context, since = cached_context(snapshot, context_bytes, source)
     session = documents.found.get(SESSION)
     info = None if session is None else decode(session.data, SessionDocument)
     counted = 0 if session is None else session.as_of_seq
@@ -334,11 +336,16 @@ def stored_snapshot(found: Mapping[str, Document], key: SessionKey) -> Snapshot 
     return None if document is None else snapshot_of(document.data, key, document.as_of_seq)
 
 
-def cached_context(snapshot: Snapshot | str | None, limit: int) -> tuple[WorkingContext, int]:
-    """Return the context of a snapshot and its seq; an empty one if that cannot be used."""
+def cached_context(
+    snapshot: Snapshot | str | None, limit: int, data: bytes | None = None
+) -> tuple[WorkingContext, int]:
+    """Return the context of a snapshot and its seq; an empty one if that cannot be used.
+
+    *data* is what the snapshot was decoded from.
+    """
     if snapshot is None or isinstance(snapshot, str):
         return WorkingContext(limit), 0
-    return WorkingContext.of_snapshot(snapshot, limit), snapshot.seq
+    return WorkingContext.of_snapshot(snapshot, limit, data), snapshot.seq
 
 
 def _take_in(

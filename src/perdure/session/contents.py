@@ -296,16 +296,18 @@ class Contents:
 
         It returns the snapshot's bytes, b"" if there is none; None if it has to be read.
         """
-        folded, snapshot = self.as_of_seq, self.context.unread
+        listed, snapshot = self._listed, self.context.unread
 
         def primed() -> bytes | None:
-            if self.as_of_seq != folded or self._listed is None:
+            if listed is None or self._listed is not listed:  # folded or written since
                 return None
-            if SNAPSHOT not in self._listed:
-                return b""
-            return None if snapshot is None else encode(snapshot)
+            return snapshot if SNAPSHOT in listed else b""
 
         return primed
+
+    def documents_changed(self) -> None:
+        """Note that documents were written besides a fold: what was read of them is out of date."""
+        self._listed = None
 
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
         """Take in entries that were accepted, ``first`` being the seq of the first."""

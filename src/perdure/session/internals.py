@@ -435,6 +435,7 @@ async def exclusively(
             await session._lifecycle.fold(session)
         if not fold or session._contents.as_of_seq >= upto:
             await job()
+            session._contents.documents_changed()
             done = True
 
     upto = (await session.save()).version if fold else 0

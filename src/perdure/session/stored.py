@@ -27,6 +27,7 @@ import msgspec
 
 from perdure import lineage
 from perdure.autosave.core import REFUSALS
+from perdure.errors import PerdureError
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
@@ -391,14 +392,19 @@ class SessionStore(DelegatingStore):
                 data = found or await self._read_inner(key, terms.names)
                 base = await lineage.base_of(self.inner, key, data)
                 is_plain = base is not None and not base.at
-                may_be_cut_short = base is not None and is_plain and not taken.was_released
+                may_be_cut_short = base is not None and is_plain and data.may_have_removed
                 if base and may_be_cut_short and await self.has_removed(key, base):
-                    await self.inner.trim(key, taken.epoch, base.cut + 1)  # a pruning was killed
+                    # A pruning failed, or was killed.
+                    await self.inner.trim(key, taken.epoch, base.cut + 1)
                 self._held[key] = _HeldSession(taken.epoch, base, taken.head)
                 is_restored = terms.names != frozenset() and not (base and base.at)
                 found = await self._with_origin(key, terms.names, data) if is_restored else None
             except BaseException:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(1):
+                with (
+                    anyio.CancelScope(shield=True),
+                    anyio.move_on_after(1),
+                    contextlib.suppress(PerdureError),
+                ):
                     await self.release(key, taken.epoch)
                 raise
         else:

@@ -276,7 +276,7 @@ def restore_data(
     after, records = documents.log_after, None
     if after is not None and session.head - after <= _TAIL:
         records = tuple(session.records(session.seqs(after, None, reverse=False)))
-    return RestoreData(documents, after or 0, records, may_have_items)
+    return RestoreData(documents, after or 0, records, may_have_items).with_low(session.first)
 
 
 def list_sessions(backing: MemoryBacking, query: SessionQuery) -> Iterator[SessionInfo]:
@@ -497,7 +497,6 @@ class MemoryStore:
         if not terms.allows(holder):
             return Held(holder)
         session = self._sessions.get(key) or StoredSession()
-        was_released = session.released
         documents = documents_of(key, session, terms.names) if session.is_public else Documents()
         self._sessions[key] = session
         if not session.published:
@@ -510,7 +509,7 @@ class MemoryStore:
         may_have_items = bool(self._backing.inboxes.get(key))
         record = session.entries[-1].payload
         found = restore_data(session, documents, may_have_items=may_have_items)
-        return Taken(key, session.epoch, session.head, created, record, found, was_released)
+        return Taken(key, session.epoch, session.head, created, record, found)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await anyio.lowlevel.checkpoint()

@@ -303,6 +303,8 @@ class _Mover:
         if not theirs.head:
             return Found(ours=ours, theirs=theirs, has_content=has_content, next=following)
         base = await followed(self.target).base_of(key) or Origin()
+        if base.cut > max(ours.head, cut):  # it begins behind what the source has
+            differs = differs or base.cut
         return Found(
             ours=ours,
             theirs=theirs,
@@ -466,7 +468,7 @@ class _Mover:
     async def _note_equal(self, key: SessionKey, found: Found) -> None:
         # Moments never come again: it does not matter whether one of them has passed already.
         # What differs in documents alone is equal: what before 0.1.0 was a fork may have none.
-        if decide(found) in {Act.KEEP, Act.CONTINUE} and not found.next:
+        if decide(found) in {Act.KEEP, Act.CONTINUE} and found.has_content and not found.next:
             await self._receipts.leave("equal", key, found.ours, found.theirs)
 
     # pending items and dead letters

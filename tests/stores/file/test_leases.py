@@ -17,7 +17,13 @@ import pytest
 
 from perdure import Message, Shutdown, connect
 from perdure._lib.files import Folder
-from perdure.errors import ConfigError, LeaseHeldError, LeaseLostError, StoreUnavailableError
+from perdure.errors import (
+    ConfigError,
+    LeaseHeldError,
+    LeaseLostError,
+    SessionError,
+    StoreUnavailableError,
+)
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.store import Status, Terms, take_after
@@ -728,3 +734,23 @@ async def test_a_heartbeat_that_was_cut_short_leaves_nothing_for_good(
     os.utime(new, (0, 0))
     await store.scrub()
     assert not new.exists()
+
+
+async def test_who_was_killed_before_the_log_began_keeps_no_new_session_out(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only its lease is there: nobody ever had the session."""
+    quiet = Shutdown(signals=False)
+    killed = FileStore(root, owner="killed")
+    await killed.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(acquire, "create_segment", lambda *_: 1 / 0)
+        patch.setattr(leases, "release_unused", lambda *_: None)
+        with pytest.raises(ZeroDivisionError):
+            await take_after(killed, KEY, after=0)
+    await killed.aclose()
+    async with connect(root, shutdown=quiet) as sessions:
+        async with sessions.open(KEY.agent, new=True) as session:
+            assert session.epoch == 2
+        with pytest.raises(SessionError, match="exists"):
+            await sessions.open(KEY.agent, new=True)

@@ -41,6 +41,7 @@ from perdure.stores.file.layout import (
     inbox_name,
     released_name,
     segment_name,
+    segment_of,
     session_path,
     tail_name,
 )
@@ -61,7 +62,6 @@ class TakenSession(msgspec.Struct, frozen=True):
     record: bytes
     """The epoch record's payload."""
     found: RestoreData
-    was_released: bool
 
 
 class _OvertakenError(Exception):
@@ -142,6 +142,8 @@ class _Begun(msgspec.Struct):
     """Where it was read from."""
     records: tuple[Record, ...] | None = ()
     """What was read of it; None if it is too much."""
+    places: list[tuple[int, int]] = []
+    """All segments before this epoch's, oldest first."""
 
 
 class _Taking:
@@ -176,17 +178,13 @@ class _Taking:
             with folder.enter(LOG) if LOG in self._names else folder.make(LOG) as log:
                 begun = self._begun(log, manifests, terms.beginning)
                 self._require_newest()
-                self._remove_leftovers(manifests)
+                self._remove_leftovers(manifests, begun)
                 found = self._found(log, manifests, begun, terms.names)
         except BaseException:
             leases.release_unused(folder, epoch)
             raise
         created, record = begun.tip is None, begun.entry.payload
-        return TakenSession(self._fence, begun.end, created, record, found, self._was_released)
-
-    @property
-    def _was_released(self) -> bool:
-        return released_name(self._fence.epoch - 1) in self._names
+        return TakenSession(self._fence, begun.end, created, record, found)
 
     def _require_newest(self) -> None:
         if not self._fence.is_valid(self._folder):
@@ -209,6 +207,8 @@ class _Taking:
         )
         begun, prev, tip = _Begun(Position(0, 0, 0), Entry("", b"")), None, None
         names = log.names()
+        places = filter(None, map(segment_of, names))
+        begun.places = sorted(place for place in places if since <= place[0] < epoch)
         while prev is None and (
             found := segments.open_tip(
                 log, key, since=since, below=epoch, names=names, flags=os.O_RDWR
@@ -283,11 +283,11 @@ class _Taking:
             )
         self._names = [*self._names, QUARANTINE]
 
-    def _remove_leftovers(self, manifests: list[ManifestFile]) -> None:
+    def _remove_leftovers(self, manifests: list[ManifestFile], begun: _Begun) -> None:
         """Remove what earlier holders left, which blocks no acquire."""
         folder, names, epoch = self._folder, self._names, self._fence.epoch
         with contextlib.suppress(OSError):
-            if self._was_released:
+            if begun.tip is not None and released_name(begun.tip.epoch) in names:
                 for name in names:
                     if name.startswith(".") and name.endswith(TEMPORARY):
                         folder.remove(name)
@@ -321,7 +321,19 @@ class _Taking:
         after = have.log_after
         tail = None if after is None else self._tail(log, manifests, begun, after)
         box = inbox_name(self._lease.inbox_generation)
-        return RestoreData(have, after or 0, tail, box in listed and _has_files(folder, box))
+        found = RestoreData(have, after or 0, tail, box in listed and _has_files(folder, box))
+        base = None if have.manifest is None else have.manifest.base
+        return found if base is None else found.with_low(self._second(log, begun))
+
+    def _second(self, log: Folder, begun: _Begun) -> int:
+        """Return the last record of the oldest segment: a trim removes all of it, or nothing."""
+        tip, places = begun.tip, begun.places
+        if len(places) < 2:
+            return begun.end.seq - 1
+        if tip is not None and places[1] == (tip.epoch, tip.number):
+            return tip.start.seq
+        second = segments.read_first(log, *places[1], self._lease.key)
+        return 0 if second is None else second.start.seq
 
     def _tail(
         self, log: Folder, manifests: list[ManifestFile], begun: _Begun, after: int

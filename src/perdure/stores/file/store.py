@@ -438,15 +438,7 @@ class HeldSessions:
         if claim.abandoned:
             self.release(writer)  # so that the next caller can have it at once
         head, created = acquired.end.seq, acquired.created
-        return Taken(
-            key,
-            writer.epoch,
-            head,
-            created,
-            acquired.record,
-            acquired.found,
-            acquired.was_released,
-        )
+        return Taken(key, writer.epoch, head, created, acquired.record, acquired.found)
 
     # appending
 

@@ -88,8 +88,6 @@ class Acquired(msgspec.Struct, frozen=True):
     """Those that the terms name, if they could be read."""
     plan: reader.ObjectReadPlan | None
     """The end of the log; None if something else was written meanwhile, or it is a draft."""
-    was_released: bool = False
-    """Whether the holder before released it."""
     replaced: SessionHead | None = None
     """The draft that was taken over, until what it has is removed."""
 
@@ -169,8 +167,7 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
         if end.seq == 1:
             add_to_directory(bucket, key, end.generation)
         writer, plan = _granted_writer(bucket, key, current, end, new_holder)
-        was_released = head is not None and head.released
-        return Acquired(writer, record.payload, documents, plan, was_released)
+        return Acquired(writer, record.payload, documents, plan)
     raise StoreUnavailableError(
         f"the lease of {key} was not acquired: its log kept growing; try again", key=key
     )

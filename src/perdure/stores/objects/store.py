@@ -312,15 +312,8 @@ class ObjectStore:
             found = content.found(bucket, acquired, whole=terms.names != frozenset())
         if claim.abandoned:
             self._release(bucket, writer)  # the caller was cancelled
-        return Taken(
-            key,
-            writer.epoch,
-            writer.epoch_seq,
-            writer.created,
-            acquired.record,
-            found,
-            acquired.was_released,
-        )
+        head, created = writer.epoch_seq, writer.created
+        return Taken(key, writer.epoch, head, created, acquired.record, found)
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self._run(leases.publish, self._writer(key, epoch))

@@ -241,8 +241,7 @@ class _Epoch:
 
     def _acquired(self, state: SessionState, found: RestoreData | None) -> Acquired:
         key, created = self.wanted.key, self._created
-        was_released = self._was.released
-        taken = Taken(key, state.epoch, state.head, created, self._payload, found, was_released)
+        taken = Taken(key, state.epoch, state.head, created, self._payload, found)
         return taken, state
 
 

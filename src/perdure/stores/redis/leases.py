@@ -149,10 +149,10 @@ class Leases:
             word, *details = await self._take(key, replace(terms, after=holder.epoch))
             if word != b"ok":
                 return Held(await self._state(key, details))
-        epoch, head, created, was_released, *read = details
+        epoch, head, created, *read = details
         payload = epoch_payload(self._owner, terms.beginning.base if created else None)
         found = self._found(key, terms.names, head, read)
-        return Taken(key, epoch, head, bool(created), payload, found, bool(was_released))
+        return Taken(key, epoch, head, bool(created), payload, found)
 
     async def _take(self, key: SessionKey, terms: Terms) -> list[Any]:
         """Return the answer of ``acquire.lua``.

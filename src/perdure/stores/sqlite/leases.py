@@ -154,8 +154,7 @@ def acquire(
     begun = Record(row.head, epoch, EPOCH, payload, end=True)
     records = None if found.records is None else (*found.records, begun)
     found = replace(found, records=records)
-    was_released = holder is not None and holder.released
-    taken = Taken(key, epoch, row.head, created, payload, found, was_released)
+    taken = Taken(key, epoch, row.head, created, payload, found.with_low(row.low))
     return taken, LogTail(row)
 
 

@@ -6,7 +6,7 @@
 -- ARGV: owner, key as JSON, now, payload, seed; of a new log: the seq of its first record, payload,
 --       what it is a draft of or ''; of the terms: create, new, given, after or '';
 --       bytes of the log to read at most, '*' for all documents or '', then their names
--- Returns {'ok', epoch, head, whether a log begins, whether it was released, how many items wait,
+-- Returns {'ok', epoch, head, whether a log begins, how many items wait,
 -- manifest, {name, bytes, ...}, last seq before the log, entries since the manifest or nil if they are
 -- many}, {'held', epoch, owner, released, deleted, draft} or {'damaged', head, last entry's id}.
 
@@ -106,6 +106,6 @@ repeat
 until #part < 64 or bytes > tonumber(ARGV[13])
 if bytes > tonumber(ARGV[13]) then entries = false end
 return {
-  'ok', epoch, head, is_there and 0 or 1, released and 1 or 0, redis.call('ZCARD', KEYS[5]), s[9],
+  'ok', epoch, head, is_there and 0 or 1, redis.call('ZCARD', KEYS[5]), s[9],
   documents, base, entries,
 }
