@@ -215,14 +215,15 @@ async def acquire_lease(
         SessionNotFoundError: There is none, and none may begin.
 
     """
-    start, is_new = watch.clock(), terms.new
+    start, is_new, is_ours = watch.clock(), terms.new, False
     asking = _Asking(store, key)
     while True:
         given = terms.given if watch.clock() - start < COURTESY else 0
         looked_at = watch.counted()
         answer = await asking.answer(replace(terms, silent=watch.silent, given=given))
         if isinstance(answer, Taken):
-            if is_new and not answer.created and await _has_content(store, key):
+            is_old = is_new and not answer.created
+            if is_old and not (is_ours and await _is_empty(store, key)):
                 await store.release(key, answer.epoch)
                 raise session_exists(key)
             return answer
@@ -232,7 +233,7 @@ async def acquire_lease(
         holder = answer.holder or _NOBODY
         if terms.new and not holder.deleted:
             # Taken just now, and the answer was lost; or somebody died before its log began.
-            is_ours = asking.is_in_doubt and holder.owner == terms.me
+            is_ours = is_ours or (asking.is_in_doubt and holder.owner == terms.me)
             if is_ours or not await store.head(key):
                 terms = replace(terms, new=False)
         _require_possible(key, terms, answer.holder)
@@ -253,10 +254,10 @@ async def acquire_lease(
         await asking.pause(holder.epoch, at_most=max(wait - waited, 0.001))
 
 
-async def _has_content(store: Store, key: SessionKey) -> bool:
-    """Return whether a session has a record that is not its holders' own."""
+async def _is_empty(store: Store, key: SessionKey) -> bool:
+    """Return whether a session has no records but its holders' own."""
     log = store.read_log(key)
-    return await first_record(log, lambda record: record.kind not in HOLDER_KINDS) is not None
+    return await first_record(log, lambda record: record.kind not in HOLDER_KINDS) is None
 
 
 def _require_possible(key: SessionKey, terms: Terms, holder: LeaseState | None) -> None:
