@@ -16,6 +16,7 @@ from perdure import (
     LeaseHeldError,
     LeaseLostError,
     Message,
+    Session,
     SessionClosedError,
     SessionError,
     SessionNotFoundError,
@@ -459,3 +460,22 @@ async def test_tune_changes_running_sessions(again: Connect) -> None:
         session.append(Message.user("y"))
         await session.wait_durable()
         assert sessions.health().unsaved == {}
+
+
+async def test_a_save_with_nothing_to_do_stands_for_no_later_one(again: Connect) -> None:
+    """What is asked before a save is asked before each that brings something."""
+    asked: list[int] = []
+    async with again(autosave=Autosave.write_through()) as sessions:
+
+        async def ask(session: Session) -> None:
+            asked.append(session.version)
+
+        sessions.on("before_save", ask)
+        session = await sessions.open("a")
+        for clean in (session.save, sessions.flush):
+            await session.save()
+            await clean()
+            before = len(asked)
+            session.append(Message.user("one"))
+            await session.wait_durable()
+            assert len(asked) > before

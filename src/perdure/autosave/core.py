@@ -477,7 +477,7 @@ class Core:
     def prepared(self, t: Tracked, now: float) -> None:
         """Note that a session's contributors were asked."""
         t.preparing = False
-        t.prepared = True
+        t.prepared = t.first_at is not None  # else nothing is due that they were asked for
         # It was due before they were asked: what they appended starts no new debounce.
         self.schedule.make_due(t, now)
 

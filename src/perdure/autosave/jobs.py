@@ -272,7 +272,7 @@ class StateCapture:
         finally:
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._locks.pop(t, None)
-        t.prepared = True
+        t.prepared = t.first_at is not None  # else nothing is due that they were asked for
 
     async def _capture(self, t: Tracked) -> None:
         if t.before_capture is None or t.end is not None:

@@ -36,6 +36,7 @@ from perdure.memory.documents import (
     SessionCounts,
     SessionDocument,
     described,
+    fold_items,
     fold_session,
     fold_state,
     iso_of,
@@ -421,6 +422,10 @@ class Contents:
             "process has deleted or replaced the session; open it again"
         )
         raise StoreError(message, key=str(self.key), as_of_seq=self.as_of_seq)
+
+    async def lines(self, name: str) -> list[bytes]:
+        """Return the lines of a memory document, with what is not folded yet."""
+        return fold_items(*await self._read(name)).splitlines()
 
     async def _older(self, name: str, as_of: int) -> list[Record]:
         """Return the durable records after one that a lost document was folded from."""

@@ -20,7 +20,7 @@ from perdure.autosave.tracked import State
 from perdure.errors import SessionAlreadyActiveError, SessionClosedError, StoreUnavailableError
 from perdure.lease import named
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload
-from perdure.memory.documents import StateSet, TurnPayload, fold_items, fold_state
+from perdure.memory.documents import StateSet, TurnPayload, fold_state
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
 from perdure.memory.state import FOLDER
 from perdure.records.json import encode
@@ -447,8 +447,7 @@ async def exclusively(
 
 async def lines_of(session: Session | SessionView, name: str) -> list[bytes]:
     """Return the lines of a memory document, with what is not folded or saved yet."""
-    data, records = await session._contents._read(name)
-    return fold_items(data, records).splitlines()
+    return await session._contents.lines(name)
 
 
 def note_search(session: Session, search: MemorySearch) -> None:

@@ -7,7 +7,6 @@ lease. Doing it is a second step, and fails if the session has moved on since.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING, final
 
 from perdure.errors import InvalidArgumentError, StalePlanError
@@ -28,7 +27,6 @@ from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, repa
 from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
-from perdure.session.internals import lines_of
 from perdure.session.session import SessionView
 from perdure.store import all_records
 
@@ -146,7 +144,7 @@ class _Noting:
         self.messages: tuple[Message, ...] = tuple(view._contents.stored())
         self.appended: tuple[Message, ...] = ()
         self.replaces: bool = False
-        self.retriever: Retriever = Retriever(partial(lines_of, view))
+        self.retriever: Retriever = Retriever(view._contents.lines)
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
             WorkingContextSnapshotStore(store, view.key)
         )

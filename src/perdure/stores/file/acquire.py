@@ -160,17 +160,13 @@ class _Taking:
 
     def run(self, terms: Terms) -> TakenSession:
         """Begin the epoch, and read what the terms name; released if that fails."""
-        folder, key, epoch, since = (
-            self._folder,
-            self._lease.key,
-            self._fence.epoch,
-            self._lease.since,
-        )
+        folder, lease, epoch = self._folder, self._lease, self._fence.epoch
+        key, since = lease.key, lease.since
         try:
-            if self._lease.draft is not None and not self._lease.published:
+            if lease.draft is not None and not lease.published:
                 leases.create_mark(folder, draft_name(epoch))
             if since > 1:  # finish an interrupted deletion
-                generation, is_new = self._lease.inbox_generation, since == epoch
+                generation, is_new = lease.inbox_generation, since == epoch
                 documents.remove_owned(folder, key, below=since, evidence=is_new, inbox=generation)
                 self._names = folder.names()
             # First: what is folded was durable in the log by then.
@@ -199,12 +195,8 @@ class _Taking:
 
     def _begin_epoch(self, log: Folder, manifests: list[ManifestFile], new: Beginning) -> _Begun:
         """Append the epoch record, which seals all that was written before."""
-        lease, key, epoch, since = (
-            self._lease,
-            self._lease.key,
-            self._fence.epoch,
-            self._lease.since,
-        )
+        lease, epoch = self._lease, self._fence.epoch
+        key, since = lease.key, lease.since
         begun, prev, tip = _Begun(Position(0, 0, 0), Entry("", b"")), None, None
         names = log.names()
         places = filter(None, map(segment_of, names))
