@@ -24,7 +24,7 @@ from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
 from perdure.autosave.options import INHERIT, Autosave, AutosaveStatus, EngineOptions, Inherit
 from perdure.autosave.reports import Health, ShutdownReport, health_of, report_of
 from perdure.autosave.schedule import IdleWheel
-from perdure.autosave.tracked import State, Tracked, Waiters, Wake
+from perdure.autosave.tracked import LOOKED_AT, State, Tracked, Waiters, Wake
 from perdure.autosave.watchdog import Watchdog
 from perdure.autosave.writer import Timer, Writer
 from perdure.errors import SessionError, UnsavedChangesError
@@ -537,8 +537,9 @@ class Autosaver:
     # What keeps it running.
 
     def _serve_all(self) -> None:
-        """Do what is due, and have contributors asked whose task could not be started."""
+        """Do what is due, and what an error or a Ctrl-C has left undone."""
         self._contributors.ask(())
+        self._writer.recover("a Ctrl-C came amid the save; it is sent again", most=LOOKED_AT)
         self._serve_due()
 
     def _begin_due(self) -> None:
