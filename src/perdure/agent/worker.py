@@ -208,9 +208,10 @@ class AgentWorker:
             with scope:
                 await self._turn(posted, over)
             self._turn_scope = None
-            # An interruption does not wait for the turn's save; what stops the agent sees to it.
-            if scope.cancelled_caught and not self._draining:
-                await context.session.save()
+            if scope.cancelled_caught:  # an interruption does not wait for the turn's save
+                limit = time_to_leave(context.session) if self._draining else None
+                with anyio.move_on_after(limit):
+                    await context.session.save()
         except Exception as error:  # noqa: BLE001  # told, and the next message is answered
             log.info("a turn failed", extra={"agent": context.agent_id, "turn": over.turn_id})
             if isinstance(error, TurnReusedError) and not over.turn_id:
@@ -654,8 +655,8 @@ class AgentShutdown:
         """Keep what the agent has, and let go of its session; do nothing the second time.
 
         Args:
-            cut: Whether the first of the two ends with the manager's ``turn_grace``. What the
-                session has not saved by then is its manager's to save.
+            cut: Whether the first of the two has only the time that the manager's ``turn_grace``
+                gives. What is not saved by then is the manager's to save.
 
         """
         if self.begun:

@@ -78,8 +78,11 @@ def claim(session: Session, worker: object) -> None:
 
 
 def time_to_leave(session: Session) -> float:
-    """Return the seconds in which work that was cut may keep what it has: ``turn_grace``."""
-    return session._runtime.shutdown.turn_grace
+    """Return the seconds in which what was cut may keep what it has: half of ``turn_grace``.
+
+    A turn has one half, and its agent the other one.
+    """
+    return session._runtime.shutdown.turn_grace / 2
 
 
 def is_draining(session: Session) -> bool:
