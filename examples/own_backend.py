@@ -548,12 +548,12 @@ class OneFileStore:
         there = {one.key.tenant for one in kept.sessions if is_there(one) or one.inbox}
         return sorted(there | {tenant for tenant, blobs in kept.blobs.items() if blobs})
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         def step(kept: Kept) -> None:
             gone = kept.held(key, epoch)
             kept.sessions.remove(gone)
             left = Session(key, epoch, owner=gone.owner, released=True, deleted=True)
-            left.inbox = gone.inbox if gone.unpublished else {}
+            left.inbox = gone.inbox if gone.unpublished or keep_posts else {}
             kept.sessions.append(left)
 
         await self._change(step)

@@ -377,9 +377,10 @@ class DirectoryStore(Protocol):
         """
         ...
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Remove what the session owns, as its holder, its inbox and its dead letters included;
-        its epochs never start again. What was posted to the id of a draft stays.
+        its epochs never start again. What was posted to the id of a draft waits on, and with
+        ``keep_posts`` that of any session: none is lost, whoever posts meanwhile.
 
         Raises LeaseLostError when the epoch is not the newest.
         """

@@ -198,8 +198,8 @@ class DelegatingStore:
     async def tenants(self) -> list[str]:
         return await self.inner.tenants()
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self.inner.delete(key, epoch)
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        await self.inner.delete(key, epoch, keep_posts=keep_posts)
 
     async def scrub(self) -> None:
         await self.inner.scrub()
@@ -296,7 +296,7 @@ class ReadOnlyStore(DelegatingStore):
     async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
         raise self._refused("drop dead letters")
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         raise self._refused("delete")
 
     async def scrub(self) -> None:

@@ -639,11 +639,11 @@ class MemoryStore:
         owning = {key.tenant for key, session in self._sessions.items() if session.is_public}
         return sorted(owning | {tenant for tenant, _ in self._blobs})
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Remove all that the session owns; its epoch stays, marked as deleted."""
         await anyio.lowlevel.checkpoint()
         session = self._held_session(key, epoch)
-        if session.published:
+        if session.published and not keep_posts:
             self._backing.inboxes.pop(key, None)
         session.clear()
         session.deleted = session.released = True

@@ -617,8 +617,8 @@ class StateStore:
                 names.add(key.tenant)
         return sorted(names)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove the state; this object remembers the epoch."""
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        """Remove the state; this object remembers the epoch. There are no posts to keep."""
         async with self._slot(key).exclusive() as slot:
             session = held_session(key, epoch, slot.session)
             await slot.remove()

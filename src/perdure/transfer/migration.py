@@ -461,9 +461,10 @@ class _Mover:
                     key=str(key),
                     count=len(own),
                 )
-            if not found.ours.deleted:
+            keep_posts = not found.ours.deleted
+            if keep_posts:
                 await self._keep_own_posts(key, grant.epoch)
-            await self.target.delete(key, grant.epoch)
+            await self.target.delete(key, grant.epoch, keep_posts=keep_posts)
 
     async def _note_equal(self, key: SessionKey, found: Found) -> None:
         # Moments never come again: it does not matter whether one of them has passed already.
@@ -482,14 +483,17 @@ class _Mover:
 
     async def _keep_own_posts(self, key: SessionKey, epoch: int) -> None:
         """Have the source keep what was posted in the target, which then comes from there."""
+        waiting = await self.target.receive(key, epoch, limit=bundle_files.ALL)
         own = [
             item
-            for item in await self.target.receive(key, epoch, limit=bundle_files.ALL)
+            for item in waiting
             if item.kind != FORK and not await self._receipts.has("post", key, item.op_id)
         ]
         if own:
             await self.source.enqueue(key, own)
             self.behind.add(key)
+        if waiting:
+            await self.target.ack(key, epoch, [item.op_id for item in waiting])
 
     async def _post(self, key: SessionKey, why: list[str]) -> None:
         """Post what waits in the source to the target; the op id makes a repeat a no-op."""

@@ -300,14 +300,14 @@ def publish(writer: LogWriter) -> None:
             writer.mark_used()
 
 
-def delete(writer: LogWriter, me: FileOwner) -> None:
+def delete(writer: LogWriter, me: FileOwner, keep_posts: bool) -> None:  # noqa: FBT001  # passed on by position
     """Delete a session, as its holder."""
     with writer.lock:
         try:
             writer.require_held()
             writer.close_files()  # some systems cannot remove an open file
             folder = writer.folder()
-            if not leases.mark_deleted(folder, writer.key, writer.epoch, me):
+            if not leases.mark_deleted(folder, writer.key, writer.epoch, me, keep_posts=keep_posts):
                 raise lease_lost_error(writer.key, writer.epoch)
         finally:
             writer.close_files()
@@ -412,9 +412,9 @@ class HeldSessions:
         release(writer)
         self.drop(writer)
 
-    def delete(self, writer: LogWriter, me: FileOwner) -> None:
+    def delete(self, writer: LogWriter, me: FileOwner, keep_posts: bool) -> None:  # noqa: FBT001  # passed on by position
         """Delete a session; if that fails it stays held."""
-        delete(writer, me)
+        delete(writer, me, keep_posts)
         self.drop(writer)
 
     def acquire(
@@ -804,9 +804,9 @@ class FileStore:
     async def tenants(self) -> list[str]:
         return await self._run_in_thread("read", directory.list_tenants, self._root)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        writer = await self._idle(key, epoch)
-        await self._run_in_thread("delete", self._held_sessions.delete, writer, self._owners.me)
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        writer, me = await self._idle(key, epoch), self._owners.me
+        await self._run_in_thread("delete", self._held_sessions.delete, writer, me, keep_posts)
 
     async def scrub(self) -> None:
         """Finish interrupted deletions and heartbeats. Removed files need no further work."""

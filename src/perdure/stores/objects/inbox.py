@@ -248,11 +248,17 @@ def ack(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) ->
     bucket.remove(settled)
 
 
-def clear(bucket: Bucket, key: SessionKey) -> None:
-    """Remove all items."""
+def last_number(bucket: Bucket, key: SessionKey) -> int:
+    """Return the number of the newest post, 0 for none."""
     names = _names(bucket, key)
-    bucket.remove(names[:-1])
-    for entry in _posts(bucket, names[-1:]):
+    return layout.number_of(names[-1]) if names else 0
+
+
+def clear(bucket: Bucket, key: SessionKey, up_to: int) -> None:
+    """Remove the posts up to a number, 0 for none."""
+    names = _names(bucket, key) if up_to else []
+    bucket.remove([name for name in names[:-1] if layout.number_of(name) <= up_to])
+    for entry in _posts(bucket, [name for name in names[-1:] if layout.number_of(name) <= up_to]):
         _replace_items(bucket, key, entry, [])
 
 

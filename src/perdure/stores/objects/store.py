@@ -302,7 +302,7 @@ class ObjectStore:
             return acquired
         writer = acquired.writer
         if acquired.replaced is not None:
-            content.end_draft(bucket, acquired.replaced)
+            content.end_replaced(bucket, acquired.replaced)
         with self._lock:
             before = self._writers.get(key)
             if before is None or before.epoch < writer.epoch:
@@ -403,13 +403,13 @@ class ObjectStore:
         """
         return await self._run(content.rebuild)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         writer = self._writer(key, epoch)
         await wait_idle(writer)
-        await self._run(self._delete, writer)
+        await self._run(self._delete, writer, keep_posts)
 
-    def _delete(self, bucket: Bucket, writer: ObjectLogWriter) -> None:
-        content.delete(bucket, writer)
+    def _delete(self, bucket: Bucket, writer: ObjectLogWriter, keep_posts: bool) -> None:  # noqa: FBT001  # passed on by position
+        content.delete(bucket, writer, keep_posts=keep_posts)
         self._drop(writer)
 
     async def scrub(self) -> None:

@@ -369,8 +369,8 @@ class PostgresStore:
     async def tenants(self) -> list[str]:
         return await self._calls.run_idempotent("read", content.tenants)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self._calls.run_once("delete from", content.delete, key, epoch)
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        await self._calls.run_once("delete from", content.delete, key, epoch, keep_posts)
         self._held_sessions.pop(key, None)
 
     async def scrub(self) -> None:

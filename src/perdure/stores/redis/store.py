@@ -348,8 +348,8 @@ class RedisStore:
         await self._inbox.rebuild()
         return await self._directory.rebuild()
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self._directory.delete(key, epoch)
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        await self._directory.delete(key, epoch, keep_posts=keep_posts)
         await self._inbox.forget(key)
 
     async def scrub(self) -> None:

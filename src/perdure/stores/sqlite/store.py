@@ -410,11 +410,11 @@ class SqliteStore:
     async def tenants(self) -> list[str]:
         return await self._database.read(content.tenants)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         engine = self._database.engine
 
         def delete(con: sqlite3.Connection) -> None:
-            leases.delete(con, key, epoch, time.time())
+            leases.delete(con, key, epoch, time.time(), keep_posts=keep_posts)
             engine.tails.pop(key, None)
 
         await self._database.write("delete from", delete)

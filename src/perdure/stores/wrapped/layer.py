@@ -703,9 +703,9 @@ class TransformingStore:
         has_content = await self.sessions(limit=1) or await self._store.blob_names("")
         return tenants if has_content else [name for name in tenants if name]
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Delete everything that the session owns, its data key included."""
-        await self._store.delete(key, epoch)
+        await self._store.delete(key, epoch, keep_posts=keep_posts)
         self._wrapper.forget(key)
 
     async def scrub(self) -> None:

@@ -284,6 +284,33 @@ class InboxConformance(Suite):
         kept_key = await take(other, OTHER)
         assert await waiting(other, kept_key.epoch, OTHER) == ["kept"]
 
+    async def test_posts_outlive_a_deletion_that_keeps_them(
+        self, store: Store, other: Store
+    ) -> None:
+        """Posts are to an id: whoever moves a session leaves what comes meanwhile."""
+        grant = await take(store)
+        await other.enqueue(KEY, posted("a", "b"))
+        await store.ack(KEY, grant.epoch, ["a"])
+        await store.delete(KEY, grant.epoch, keep_posts=True)
+        for witness in (store, other):
+            assert await witness.head(KEY) == 0
+            assert await witness.sessions() == []
+            assert await witness.sessions_with_pending_items() == [KEY]
+        assert await other.enqueue(KEY, posted("b", "c")) == 1
+        await store.scrub()
+        new = await take(other)
+        assert (new.head, new.created) == (1, True)
+        assert await waiting(other, new.epoch) == ["b", "c"]
+        with pytest.raises(LeaseLostError):
+            await store.delete(KEY, grant.epoch, keep_posts=True)
+        await other.ack(KEY, new.epoch, ["b"])
+        await other.delete(KEY, new.epoch)
+        assert await store.sessions_with_pending_items() == []
+        await store.enqueue(KEY, posted("d"))
+        await store.scrub()
+        again = await take(store)
+        assert await waiting(store, again.epoch) == ["d"]
+
     # who hears of it
 
     async def test_the_holder_hears_of_a_post(self, store: Store, other: Store) -> None:
