@@ -197,7 +197,7 @@ async def set_aside(store: MemoryStore, key: SessionKey, op_id: str) -> DeadLett
     await store.enqueue(key, [item])
     held = await store.holder(key)
     grant = await take_after(store, key, after=0 if held is None else held.epoch)
-    await store.reject(key, grant.epoch, [letter])
+    await store.ack(key, grant.epoch, dead=[letter])
     await store.release(key, grant.epoch)
     return letter
 

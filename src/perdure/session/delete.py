@@ -581,14 +581,10 @@ class Renamer:
         mail = [item for item in waiting if item.kind != FORK and not item.damage]
         if mail:
             await self._store.enqueue(new, mail)
-        damaged = [item for item in waiting if item.damage]
-        if self._store.capabilities.dead_letters:
-            letters, now = await self._store.dead_letters(old.key), time.time()
-            letters += [DeadLetter(item, item.damage, 0, now) for item in damaged]
-            damaged = []
-            if letters:
-                async with self._access.held(new, HandoverTerms("raise", 0), new=True) as hold:
-                    await self._store.reject(new, hold.epoch, letters)
-        moved = [item.op_id for item in waiting if item not in damaged]
-        if moved:
-            await self._store.ack(old.key, old.epoch, moved)
+        letters, now = await self._store.dead_letters(old.key), time.time()
+        letters += [DeadLetter(item, item.damage, 0, now) for item in waiting if item.damage]
+        if letters:
+            async with self._access.held(new, HandoverTerms("raise", 0), new=True) as hold:
+                await self._store.ack(new, hold.epoch, dead=letters)
+        if waiting:
+            await self._store.ack(old.key, old.epoch, [item.op_id for item in waiting])

@@ -129,10 +129,10 @@ async def _move_all(
     report.sessions = len(keys)
     mover.behind = {
         *await source.sessions_with_pending_items(),
-        *await with_dead_letters(source),
+        *await source.sessions_with_pending_items(dead_letters=True),
     }
     others = {key for key in mover.behind if tenants is None or key.tenant in tenants}
-    mover.behind.update(await with_dead_letters(target))
+    mover.behind.update(await target.sessions_with_pending_items(dead_letters=True))
     for key in await _listed(target, tenants):
         holder = await source.holder(key)
         if holder is not None and holder.deleted:
@@ -152,13 +152,6 @@ async def _move_all(
 
     await each(keys, move, at_once=AT_ONCE)
     report.open = len(mover.open)
-
-
-async def with_dead_letters(store: Store) -> list[SessionKey]:
-    """List the sessions that have dead letters, none where the store keeps none."""
-    if not store.capabilities.dead_letters:
-        return []
-    return await store.sessions_with_pending_items(dead_letters=True)
 
 
 async def _listed(store: Store, tenants: Sequence[str] | None) -> list[SessionKey]:
@@ -517,22 +510,24 @@ class _Mover:
     async def _move_letters(self, key: SessionKey, why: list[str]) -> None:
         """Copy the dead letters that the target lacks, and drop those that the source dropped."""
         if dropped := await self._not_in_source(key, copies=True):
-            await self.target.drop_dead_letters(key, dropped)
+            await self.target.ack(key, None, dropped)
         ours = await dead_letters_of(self.source, key)
         theirs = {letter.item.op_id: letter for letter in await dead_letters_of(self.target, key)}
         readable = [letter for letter in ours if not letter.item.damage]
         new = [letter for letter in readable if theirs.get(letter.item.op_id) != letter]
-        if new and not self.target.capabilities.dead_letters:
-            why.append(
-                f"{self.target.location} keeps no dead letters, and {len(new)} of {key} stay "
-                "behind: `perdure inbox` in the source lists them; retry or drop them"
-            )
-        elif new:
-            async with self._lease(key, await moment_of(self.target, key)) as grant:
-                for letter in new:
-                    await self._receipts.leave("letter", key, letter.item.op_id, letter.at)
-                await self.target.reject(key, grant.epoch, new)
-            self.report.dead_letters += len(new)
+        if new:
+            try:
+                async with self._lease(key, await moment_of(self.target, key)) as grant:
+                    for letter in new:
+                        await self._receipts.leave("letter", key, letter.item.op_id, letter.at)
+                    await self.target.ack(key, grant.epoch, dead=new)
+            except errors.NotStorableError:
+                why.append(
+                    f"{self.target.location} keeps no dead letters, and {len(new)} of {key} stay "
+                    "behind: `perdure inbox` in the source lists them; retry or drop them"
+                )
+            else:
+                self.report.dead_letters += len(new)
         if len(readable) < len(ours):
             why.append(
                 f"{len(ours) - len(readable)} of its dead letters are damaged: `perdure inbox "

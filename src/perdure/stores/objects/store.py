@@ -78,7 +78,6 @@ CAPABILITIES = Capabilities(
     batch_max=1,
     parallelism=PARALLELISM,
     shared=True,
-    dead_letters=True,
 )
 
 
@@ -361,20 +360,21 @@ class ObjectStore:
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         return await self._read(key, lambda bucket: inbox.receive(bucket, key, epoch, limit))
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._run(inbox.ack, key, epoch, list(op_ids))
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        await self._run(inbox.ack, key, epoch, list(op_ids), list(dead))
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         return await self._run(inbox.sessions_with_pending_items, dead_letters)
 
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._run(inbox.reject, key, epoch, list(letters))
-
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         return await self._run(inbox.dead_letters, key)
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._run(inbox.drop_dead_letters, key, list(op_ids))
 
     # directory
 
