@@ -724,9 +724,9 @@ async def test_a_deletion_loses_against_a_taker(open_store, monkeypatch) -> None
     grant = await filled(store)
     original = leases.mark_deleted
 
-    def overtaken(*args: object):
+    def overtaken(*args: object, **options: bool):
         acquire.acquire(other._root, KEY, Terms(me=other.owner, after=1), other._owners)
-        return original(*args)
+        return original(*args, **options)
 
     monkeypatch.setattr(leases, "mark_deleted", overtaken)
     with pytest.raises(LeaseLostError):

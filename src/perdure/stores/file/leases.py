@@ -533,7 +533,7 @@ def remove_lower_leases(folder: Folder, epoch: int, names: Collection[str]) -> N
 
 
 def mark_deleted(
-    folder: Folder, key: SessionKey, epoch: int, me: FileOwner, *, keep_posts: bool
+    folder: Folder, key: SessionKey, epoch: int, me: FileOwner, *, keep_posts: bool = False
 ) -> bool:
     """Publish the epoch that deletes a session, then remove what it owned.
 
