@@ -163,9 +163,7 @@ def info_of(session: Session) -> store.SessionInfo:
 class OneFileStore:
     """Keep everything in one file. Each call is one step under a lock: whole, or not at all."""
 
-    capabilities = store.Capabilities(
-        durability="fsync", batch_max=64, max_record_bytes=256 * 1024, dead_letters=True
-    )
+    capabilities = store.Capabilities(durability="fsync", batch_max=64, max_record_bytes=256 * 1024)
 
     def __init__(self, path: Path, *, owner: str | None = None) -> None:
         self.owner = owner or secrets.token_hex(8)
@@ -482,10 +480,23 @@ class OneFileStore:
 
         return await self._look(step)
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[store.DeadLetter] = (),
+    ) -> None:
         def step(kept: Kept) -> None:
-            session = kept.held(key, epoch)
-            session.inbox = {op: one for op, one in session.inbox.items() if op not in op_ids}
+            session = kept.find(key) if epoch is None else kept.held(key, epoch)
+            if session is None:
+                return
+            letters = {letter.item.op_id: letter for letter in dead}
+            session.dead_letters |= letters
+            items = session.dead_letters if epoch is None else session.inbox
+            for op_id in (*op_ids, *letters):
+                items.pop(op_id, None)
 
         await self._change(step)
 
@@ -495,29 +506,10 @@ class OneFileStore:
             one.key for one in kept.sessions if (one.dead_letters if dead_letters else one.inbox)
         )
 
-    async def reject(
-        self, key: SessionKey, epoch: int, letters: Sequence[store.DeadLetter]
-    ) -> None:
-        def step(kept: Kept) -> None:
-            session = kept.held(key, epoch)
-            for letter in letters:
-                session.dead_letters[letter.item.op_id] = letter
-                session.inbox.pop(letter.item.op_id, None)
-
-        await self._change(step)
-
     async def dead_letters(self, key: SessionKey) -> list[store.DeadLetter]:
         session = await self._look(lambda kept: kept.find(key))
         letters = [] if session is None else [*session.dead_letters.values()]
         return sorted(letters, key=lambda letter: letter.at)
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        def step(kept: Kept) -> int:
-            session = kept.find(key)
-            letters = {} if session is None else session.dead_letters
-            return sum(letters.pop(op_id, None) is not None for op_id in set(op_ids))
-
-        return await self._change(step)
 
     # directory
 
@@ -548,12 +540,12 @@ class OneFileStore:
         there = {one.key.tenant for one in kept.sessions if is_there(one) or one.inbox}
         return sorted(there | {tenant for tenant, blobs in kept.blobs.items() if blobs})
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         def step(kept: Kept) -> None:
             gone = kept.held(key, epoch)
             kept.sessions.remove(gone)
             left = Session(key, epoch, owner=gone.owner, released=True, deleted=True)
-            left.inbox = gone.inbox if gone.unpublished else {}
+            left.inbox = gone.inbox if gone.unpublished or keep_posts else {}
             kept.sessions.append(left)
 
         await self._change(step)

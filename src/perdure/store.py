@@ -64,7 +64,6 @@ __all__ = [
     "Capabilities",
     "ConnectionPool",
     "DeadLetter",
-    "DeadLetterStore",
     "DirectoryStore",
     "Document",
     "DocumentStore",
@@ -312,10 +311,29 @@ class InboxStore(Protocol):
         """
         ...
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
         """Remove items whose records are durable in the log; unknown ids have no effect.
 
+        Those that could not be delivered stay, as ``dead`` letters with their attempts: durably,
+        with all of their bytes, before they leave what waits; one of the same op id is replaced.
+        If this is killed midway, an item may be waiting next to its letter. None is received.
+
+        Without an epoch it is dead letters that are removed: that needs no lease.
         Raises LeaseLostError when the epoch is not the newest.
+        """
+        ...
+
+    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
+        """Return a session's dead letters in the order of their times.
+
+        Needs no lease. One that is damaged is among them, and its item says so.
         """
         ...
 
@@ -324,30 +342,6 @@ class InboxStore(Protocol):
 
         With ``dead_letters``, those that have dead letters instead.
         """
-        ...
-
-
-class DeadLetterStore(Protocol):
-    """Items that no session could receive; only where ``capabilities.dead_letters`` is True."""
-
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Keep dead letters, durably, and remove the items of their op ids from the inbox.
-
-        One of the same op id is replaced. None is lost if this is killed midway; then an item
-        may still be waiting next to its letter.
-        Raises LeaseLostError when the epoch is not the newest.
-        """
-        ...
-
-    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return a session's dead letters in the order of their times, with all of their bytes.
-
-        Needs no lease. One that is damaged is among them, and its item says so.
-        """
-        ...
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Remove dead letters, and return how many there were of them. Needs no lease."""
         ...
 
 
@@ -377,9 +371,10 @@ class DirectoryStore(Protocol):
         """
         ...
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Remove what the session owns, as its holder, its inbox and its dead letters included;
-        its epochs never start again. What was posted to the id of a draft stays.
+        its epochs never start again. What was posted to the id of a draft waits on, and with
+        ``keep_posts`` that of any session: none is lost, whoever posts meanwhile.
 
         Raises LeaseLostError when the epoch is not the newest.
         """
@@ -392,7 +387,6 @@ class Store(
     BlobStore,
     LeaseStore,
     InboxStore,
-    DeadLetterStore,
     DirectoryStore,
     Protocol,
 ):

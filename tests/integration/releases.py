@@ -55,7 +55,7 @@ async def act(sessions, what, value):
         await store.open()
         grant = await take_after(store, key, after=0)
         item = PendingItem("post/0", "message", b"{}", 1.0)
-        await store.reject(key, grant.epoch, [DeadLetter(item, "no", 5, 2.0)])
+        await store.ack(key, grant.epoch, dead=[DeadLetter(item, "no", 5, 2.0)])
         await store.release(key, grant.epoch)
         await store.aclose()
         return "ok"

@@ -239,7 +239,7 @@ async def test_posts_and_dead_letters_stay_with_the_source(again: Connect) -> No
         store = sessions._store
         letter = DeadLetter(PendingItem("bad/0", "message", b"{}", 0.0), "refused", 1, 0.0)
         async with sessions.open("a") as session:
-            await store.reject(SessionKey("a"), session.epoch, [letter])
+            await store.ack(SessionKey("a"), session.epoch, dead=[letter])
             await session.aclose()
         await sessions.post("a", Message.user("posted"))
         await sessions.post("fork", Message.user("for the fork"))

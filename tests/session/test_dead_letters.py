@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import anyio
@@ -14,7 +14,6 @@ from perdure.records.keys import SessionKey
 from perdure.session.inbox import LONGEST_PAUSE, PAUSE, TRIES
 from perdure.session.session import Session
 from perdure.store import PendingItem
-from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.wrapped import EncryptedStore, MasterKeys
 from perdure.testing.faulty import FaultyStore
@@ -147,7 +146,7 @@ async def test_a_letter_is_retried_once_whatever_fails_in_between(
     async with connect(limits=SMALL) as two:
         await two.open("a")
         await anyio.sleep(LONG)
-    failing = FaultyStore(MemoryStore(backing=backing), fail_on="drop_dead_letters")
+    failing = FaultyStore(MemoryStore(backing=backing), fail_on="ack")
     async with connect(failing) as three:
         session = await three.open("a")
         with pytest.raises(perdure.StoreUnavailableError):
@@ -165,7 +164,7 @@ async def test_a_failure_while_setting_aside_loses_nothing(
     async with connect() as one:
         await one.post("a", Message.user(LARGE), key="large")
         await one.post("a", Message.user("behind"), key="behind")
-    store = FaultyStore(MemoryStore(backing=backing), fail_on="reject", how=how)
+    store = FaultyStore(MemoryStore(backing=backing), fail_on="ack", nth=2, how=how)
     async with connect(store, limits=SMALL) as two:
         session = await two.open("a")
         await anyio.sleep(LONG + LONGEST_PAUSE)
@@ -250,31 +249,3 @@ async def test_deleting_and_renaming(
         assert await MemoryStore(backing=backing).sessions_with_pending_items(
             dead_letters=True
         ) == [SessionKey("c")]
-
-
-class Without(DelegatingStore):
-    """A backend that was written before there were dead letters."""
-
-    @property
-    def capabilities(self) -> Any:
-        import msgspec
-
-        return msgspec.structs.replace(self.inner.capabilities, dead_letters=False)
-
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[Any]) -> None:
-        raise AttributeError("reject")
-
-
-async def test_a_store_that_keeps_none_leaves_posts_where_they_are(
-    backing: MemoryBacking, connect: Callable[..., SessionManager]
-) -> None:
-    async with connect() as one:
-        await one.post("a", Message.user(LARGE), key="large")
-        await one.post("a", Message.user("behind"), key="behind")
-    async with connect(Without(MemoryStore(backing=backing)), limits=SMALL) as two:
-        session = await two.open("a")
-        await anyio.sleep(100)
-        assert texts(session) == ["behind"]
-        assert two.health().status == "degraded"
-        assert await two.dead_letters("a") == ()
-    assert list(backing.inboxes[KEY]) == ["large/0"]

@@ -13,7 +13,7 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure import PerdureError, Shutdown, connect
+from perdure import Message, PerdureError, Shutdown, connect
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.retention import Retention
@@ -21,7 +21,7 @@ from perdure.store import Store
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
-from tests.session.lives import converse, looks
+from tests.session.lives import converse, looks, said
 
 pytestmark = pytest.mark.deep
 
@@ -50,6 +50,7 @@ async def prepared(sessions: SessionManager) -> dict[str, Any]:
     await sessions.fork("a", "fork")
     await converse(sessions, "a", "two")
     await converse(sessions, "fork", "mine")
+    await sessions.post("a", Message.user("posted"))
     return {id: await looks(await sessions.load(id)) for id in ("a", "fork")}
 
 
@@ -80,8 +81,9 @@ async def check_after(sessions: SessionManager, name: str, before: dict[str, Any
         {"new"} if name in {"fork", "copy", "rename"} else set()
     )
     if name in {"copy", "rename"}:
+        assert await looks(await sessions.load("new")) == before["a"]
         async with sessions.open("new") as session:
-            assert await looks(session) == before["a"]
+            assert said(session).count("posted") == (name == "rename")  # a copy leaves posts
     if name == "fork":
         async with sessions.open("new") as session:
             assert [message.text for message in session.context()] == ["one", "re one"]
@@ -185,7 +187,17 @@ class Dying:
         return call
 
 
-WRITES = {"acquire", "append_many", "delete", "enqueue", "put_blobs", "release", "remove_blobs"} | {
+WRITES = {
+    "ack",
+    "acquire",
+    "append_many",
+    "delete",
+    "enqueue",
+    "publish",
+    "put_blobs",
+    "release",
+} | {
+    "remove_blobs",
     "scrub",
     "trim",
     "write_documents",

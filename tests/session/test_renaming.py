@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Awaitable, Callable
+from functools import partial
+
 import anyio
 import pytest
 
@@ -19,7 +24,7 @@ from perdure.session.fork import ForkBuilder
 from perdure.session.lifecycle import ExclusiveAccess
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from tests.pausing import PausingStore, meanwhile
+from tests.pausing import PausingStore, meanwhile, reached_or_ended
 from tests.session.conftest import Connect, Place
 from tests.session.lives import converse, looks, said
 
@@ -173,6 +178,68 @@ async def test_a_rename_takes_the_session_from_another_process() -> None:
     await one.aclose()
 
 
+ACTS: dict[str, Callable[[SessionManager], Awaitable[object]]] = {
+    "rename": lambda sessions: sessions.rename("old", "new"),
+    "rename again": lambda sessions: sessions.rename("old", "new"),  # over an outdated copy
+    "fork": lambda sessions: sessions.fork("old", "new"),  # over one that was never written
+}
+
+
+@pytest.mark.parametrize("name", list(ACTS))
+async def test_posts_wait_once_wherever_an_act_is_killed_and_whenever_they_come(name: str) -> None:
+    """At each call of the store another process posts; the process goes on, or is killed there."""
+    texts = {"old": "to the old", "new": "to the new"}
+
+    async def prepared() -> MemoryBacking:
+        backing = MemoryBacking()
+        async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+            await converse(sessions, "old", "one")
+            if name == "rename again":
+                await half_way(sessions, "old", "new")
+                await converse(sessions, "old", "two")
+            else:
+                await (await sessions.open("new")).aclose()
+            for id, text in texts.items():
+                await sessions.post(id, Message.user(f"{text}, before"))
+        return backing
+
+    async def posts(backing: MemoryBacking, *, done: bool) -> list[str]:
+        for owner in backing.owners.values():
+            owner.alive = False
+        async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+            if not done:
+                with contextlib.suppress(SessionNotFoundError):  # all but the answer was done
+                    await ACTS[name](sessions)
+            found: list[str] = []
+            for id in texts:
+                async with sessions.open(id) as session:
+                    found += [text for text in said(session) if text.startswith("to ")]
+            return sorted(found)
+
+    expected = sorted(f"{text}, {when}" for text in texts.values() for when in ("before", "then"))
+    nth, has_ended, failed = 0, False, []
+    while not has_ended:
+        nth, backing = nth + 1, await prepared()
+        store = PausingStore(MemoryStore(backing=backing))
+        async with (
+            connect(store, shutdown=QUIET) as sessions,
+            connect(MemoryStore(backing=backing), shutdown=QUIET) as other,
+            anyio.create_task_group() as group,
+        ):
+            pause = store.pause(None, nth=nth)
+            has_ended = await reached_or_ended(pause, group, partial(ACTS[name], sessions))
+            for id, text in texts.items():
+                await other.post(id, Message.user(f"{text}, then"))
+            killed = copy.deepcopy(backing)
+            pause.go()
+        for what, place, done in ("killed", killed, False), ("whole", backing, True):
+            found = await posts(place, done=done)
+            if found != expected:
+                failed.append((nth, what, found))
+    assert failed == []
+    assert nth > 5
+
+
 async def test_what_is_posted_while_a_rename_deletes_the_old_name_waits_there(place: Place) -> None:
     store = PausingStore(place())
     async with connect(store, shutdown=QUIET) as sessions:
@@ -193,7 +260,7 @@ async def test_what_is_posted_while_a_rename_deletes_the_old_name_waits_there(pl
             assert said(session) == ["meanwhile"]
 
 
-async def test_a_post_that_is_on_its_way_is_renamed_with_its_session(place: Place) -> None:
+async def test_a_post_that_is_on_its_way_waits_at_one_of_the_names(place: Place) -> None:
     store = PausingStore(place())
     async with connect(store, shutdown=QUIET) as sessions:
         await converse(sessions, "old", "one")
@@ -205,8 +272,8 @@ async def test_a_post_that_is_on_its_way_is_renamed_with_its_session(place: Plac
             for _ in range(1000):  # as far as it comes
                 await anyio.sleep(0)
             posting.go()
-        async with sessions.open("new") as session:
-            assert said(session) == ["one", "re one", "posted"]
+        async with sessions.open("new") as new, sessions.open("old") as old:
+            assert said(new) + said(old) == ["one", "re one", "posted"]
 
 
 async def test_two_renames_to_one_name_leave_both_sessions(place: Place) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 import perdure
 from perdure import Message, SessionKey, Shutdown
-from perdure.errors import CorruptRecordError, StoreError
+from perdure.errors import CorruptRecordError, NotStorableError
 from perdure.store import DeadLetter, PendingItem
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
@@ -107,7 +107,7 @@ async def test_each_run_follows_what_becomes_of_them() -> None:
     second = await set_aside(source, A, "second/0")
     done = await migrate(source, target)
     assert (done.failed, done.dead_letters) == ({}, 2)
-    await source.drop_dead_letters(A, ["first/0"])
+    await source.ack(A, None, ["first/0"])
     assert (await migrate(source, target)).failed == {}
     assert await lying(target) == {A: [second]}
     async with perdure.connect(MemoryStore(backing=source._backing), shutdown=QUIET) as sessions:
@@ -131,7 +131,7 @@ async def test_they_stay_with_a_session_that_is_written_anew() -> None:
             )
             holder = await source.holder(A)
             assert holder is not None
-            await source.reject(A, holder.epoch, [letter])
+            await source.ack(A, holder.epoch, dead=[letter])
             assert (await migrate(source, target)).failed == {}
             assert await lying(target) == {A: [letter]}
     await opened(source)
@@ -145,7 +145,7 @@ async def test_those_of_the_targets_own_are_not_dropped() -> None:
     own = await set_aside(target, A, "own/0")
     await set_aside(source, A, "large/0")
     assert (await migrate(source, target)).failed == {}
-    await source.drop_dead_letters(A, ["large/0"])
+    await source.ack(A, None, ["large/0"])
     assert (await migrate(source, target)).failed == {}
     assert await lying(target) == {A: [own]}
 
@@ -170,9 +170,12 @@ async def test_a_store_that_keeps_none_says_which_stay_behind(tmp_path: Path) ->
     source, _ = await filled()
 
     class Without(MemoryStore):
-        @property
-        def capabilities(self) -> Any:
-            return type(super().capabilities)(durability="memory", batch_max=1)
+        """As a storage of whole states has no inbox."""
+
+        async def ack(self, *args: Any, dead: Any = ()) -> None:
+            if dead:
+                raise NotStorableError("it keeps no dead letters")
+            await super().ack(*args)
 
     target = Without()
     await opened(target)
@@ -181,9 +184,10 @@ async def test_a_store_that_keeps_none_says_which_stay_behind(tmp_path: Path) ->
     assert "keeps no dead letters, and 2 of a stay behind" in done.failed["a"]
     assert await target.head(A) > 0
     await write_bundle(source, A, tmp_path / "a")
-    with pytest.raises(StoreError, match="keeps none"):
+    with pytest.raises(NotStorableError, match="keeps no dead letters"):
         await read_bundle(target, tmp_path / "a", key=SessionKey("other"))
-    assert await target.holder(SessionKey("other")) is None
+    assert await target.drafts("") == []
+    assert await target.head(SessionKey("other")) == 0
 
 
 async def test_a_damaged_one_is_told_and_the_others_come(tmp_path: Path) -> None:
@@ -216,7 +220,7 @@ async def test_a_bundle_has_them_and_another_is_as_it_was(tmp_path: Path) -> Non
     await read_bundle(target, tmp_path / "with")
     assert await lying(target) == {A: letters[A]}
     assert (tmp_path / "with").read_bytes().startswith(b'{"perdure_bundle":2,')
-    await source.drop_dead_letters(A, [one.item.op_id for one in letters[A]])
+    await source.ack(A, None, [one.item.op_id for one in letters[A]])
     await write_bundle(source, A, tmp_path / "without")
     assert (tmp_path / "without").read_bytes().startswith(b'{"perdure_bundle":1,')
 
@@ -234,7 +238,7 @@ async def test_a_backup_has_them(kind: str, tmp_path: Path) -> None:
         assert (await backup(source, kept)).written == 0
         assert (await restore_backup(kept, new)).dead_letters == 4
         assert await lying(new) == letters
-        await source.drop_dead_letters(A, ["large/0"])
+        await source.ack(A, None, ["large/0"])
         assert (await backup(source, kept)).written == 1
         again = MemoryStore()
         await opened(again)

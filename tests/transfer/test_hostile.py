@@ -259,7 +259,7 @@ async def test_no_export_has_more_than_an_import_writes_at_once(
     lease = await take(store, KEY)
     await append_ok(store, lease, 2, *group("said"))
     for number in range(3):
-        await store.reject(KEY, lease.epoch, [letter(number)])
+        await store.ack(KEY, lease.epoch, dead=[letter(number)])
     monkeypatch.setattr(perdure.transfer.bundle, "MOST_ITEMS", 2)
     with pytest.raises(TooLargeError, match="more than 2 dead letters"):
         await write_bundle(store, KEY, tmp_path / "one.jsonl")

@@ -28,6 +28,7 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate
 from tests._virtual import BACKENDS, virtual
+from tests.pausing import PausingStore, meanwhile
 from tests.remote import Remote
 
 QUIET = Shutdown(signals=False)
@@ -197,7 +198,7 @@ async def set_aside(store: MemoryStore, key: SessionKey, op_id: str) -> DeadLett
     await store.enqueue(key, [item])
     held = await store.holder(key)
     grant = await take_after(store, key, after=0 if held is None else held.epoch)
-    await store.reject(key, grant.epoch, [letter])
+    await store.ack(key, grant.epoch, dead=[letter])
     await store.release(key, grant.epoch)
     return letter
 
@@ -240,3 +241,27 @@ async def test_a_copy_with_dead_letters_of_its_own_is_not_written_anew() -> None
     held = await target.holder(key)
     assert held is not None
     assert [one.op_id for one in await target.receive(key, held.epoch, limit=9)] == ["large/0"]
+
+
+async def test_what_is_posted_while_a_copy_is_written_anew_waits_there() -> None:
+    source, target = MemoryStore(), MemoryStore()
+    await opened(source, target)
+    key, pausing = SessionKey("a"), PausingStore(target)
+    await say(source, key, "one")
+    await migrate(source, pausing)
+    copy = await target.holder(key)
+    assert copy is not None
+    grant = await take_after(target, key, after=copy.epoch)  # under a number of the source's next
+    await target.release(key, grant.epoch)
+    await say(source, key, "two")
+    before, late = [
+        PendingItem(f"{text}/0", MESSAGE, b'{"role":"user","content":"%s"}' % text.encode(), 1.0)
+        for text in ("before", "late")
+    ]
+    await target.enqueue(key, [before])
+    pause = pausing.pause("delete")
+    done = await meanwhile(
+        pause, lambda: migrate(source, pausing), lambda: target.enqueue(key, [late])
+    )
+    assert (done.failed, done.copied) == ({}, 1)
+    assert sorted(await said(target, key)) == ["before", "late", "one", "two"]

@@ -772,8 +772,6 @@ async def _audit(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
 
 
 async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
-    if not store.capabilities.dead_letters:
-        return []
     letters = await store.dead_letters(key)
     if not letters:
         return []

@@ -86,8 +86,6 @@ async def _show(id: str | None, keys: tuple[str, ...], where: SessionOption) -> 
 async def _letters(
     store: Store, id: str | None, where: SessionOption
 ) -> dict[SessionKey, list[DeadLetter]]:
-    if not store.capabilities.dead_letters:
-        return {}
     if id is not None:
         key = where.key(id)
         return {key: await store.dead_letters(key)}

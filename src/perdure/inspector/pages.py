@@ -669,7 +669,7 @@ async def delivery_page(sessions: SessionManager, key: SessionKey) -> DeliveryPa
     head, store = await facts_of(sessions, view), store_below(sessions)
     epoch = 0 if head.holder is None else head.holder.epoch
     pending = await store.receive(key, epoch, limit=MOST)
-    letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
+    letters = await store.dead_letters(key)
     return DeliveryPage(
         head=head,
         waiting=[_waiting(item) for item in pending],
@@ -713,9 +713,7 @@ async def inbox_page(sessions: SessionManager, reads: LongReads) -> InboxPage:
     store: Store = store_below(sessions)
 
     async def look() -> InboxPage:
-        dead: Sequence[SessionKey] = ()
-        if store.capabilities.dead_letters:
-            dead = await store.sessions_with_pending_items(dead_letters=True)
+        dead = await store.sessions_with_pending_items(dead_letters=True)
         waiting = await store.sessions_with_pending_items()
         return InboxPage(location=store.location, waiting=waiting, dead=dead, at=time.time())
 

@@ -436,8 +436,6 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether its data must fit into memory."""
     blobs: bool = True
     """Whether it keeps blobs; if not, large values are read from the log."""
-    dead_letters: bool = False
-    """Whether it keeps dead letters; if not, posts that cannot be delivered stay in the inbox."""
 
 
 def matched(

@@ -129,6 +129,11 @@ def decode_dead_letter(key: SessionKey, op_id: str, data: bytes) -> DeadLetter:
     return DeadLetter(PendingItem(op_id, "", data, 0.0, damage), "unknown: it is damaged", 0, 0.0)
 
 
+def acked_ids(op_ids: Collection[str], dead: Sequence[DeadLetter]) -> list[str]:
+    """Return the op ids of what leaves an inbox: delivered, or set aside."""
+    return [*op_ids, *(letter.item.op_id for letter in dead)]
+
+
 def oldest_first(letters: list[DeadLetter]) -> list[DeadLetter]:
     """Return dead letters sorted by time; equal times keep their order."""
     return sorted(letters, key=lambda letter: letter.at)

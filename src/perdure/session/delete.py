@@ -538,16 +538,15 @@ class Renamer:
                 )
                 raise SessionError(message, key=str(old), new=str(new))
             async with self._access.held(new, HandoverTerms("raise", 0)) as copy:
-                await copy.withdraw()
+                await copy.delete(keep_posts=True)
             made = None
         if made is not None:
             done = Fork(new, old, made.up_to)
         else:
             point = await self._forker.newest(old, await self._store.head(old))
             done = await self._forker.made_of(old, new, point, "rename")
-        async with self._store.without_posts(old):
-            await self._forward(hold, new)
-            await hold.delete()
+        await self._forward(hold, new)
+        await hold.delete(keep_posts=True)  # what was posted since waits at the old name
         return done
 
     async def _made(self, old: SessionKey, new: SessionKey) -> Draft | None:
@@ -577,16 +576,15 @@ class Renamer:
         return await first_record(log, lambda record: record.kind not in quiet) is not None
 
     async def _forward(self, old: HeldSession, new: SessionKey) -> None:
-        """Have what was posted to the old name wait at the new one."""
+        """Have what was posted to the old name wait at the new one, once however often done."""
         waiting = await self._store.receive(old.key, old.epoch, limit=MAX_WAITING)
         mail = [item for item in waiting if item.kind != FORK and not item.damage]
         if mail:
             await self._store.enqueue(new, mail)
-        if not self._store.capabilities.dead_letters:
-            return
-        letters = await self._store.dead_letters(old.key)
-        now = time.time()
+        letters, now = await self._store.dead_letters(old.key), time.time()
         letters += [DeadLetter(item, item.damage, 0, now) for item in waiting if item.damage]
         if letters:
             async with self._access.held(new, HandoverTerms("raise", 0), new=True) as hold:
-                await self._store.reject(new, hold.epoch, letters)
+                await self._store.ack(new, hold.epoch, dead=letters)
+        if waiting:
+            await self._store.ack(old.key, old.epoch, [item.op_id for item in waiting])

@@ -127,7 +127,7 @@ class ForkBuilder:
         if is_there is None:  # it was opened, and never written
             async with access.held(child, HandoverTerms("raise", 0), new=True) as hold:
                 if await is_made(store, child, draft) is None:
-                    await hold.withdraw()
+                    await hold.delete(keep_posts=True)
         if is_there and more:
             raise exists(child)
         if not is_there:
@@ -185,7 +185,7 @@ class ForkBuilder:
                 try:
                     await hold.append(*records)
                 except StoreError:
-                    await hold.withdraw()
+                    await hold.delete(keep_posts=True)
                     raise
         return Fork(child, parent, 0)
 

@@ -141,8 +141,7 @@ class Inbox:
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         """Return a session's dead letters: by their times, those of one post together."""
-        store = self._runtime.store
-        letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
+        letters = await self._runtime.store.dead_letters(key)
         return sorted(letters, key=lambda letter: (letter.at, letter.item.key, letter.item.place))
 
     async def retry_dead_letters(self, key: SessionKey, keys: Collection[str] | None) -> int:
@@ -167,7 +166,7 @@ class Inbox:
         for _, post in groupby(letters, lambda letter: letter.item.key):
             items = [letter.item for letter in post]
             await store.enqueue(key, items)
-            await store.drop_dead_letters(key, [item.op_id for item in items])
+            await store.ack(key, None, [item.op_id for item in items])
         self._dead[key] = max(self._dead[key] - len(letters), 0)
         return len(letters)
 
@@ -179,10 +178,10 @@ class Inbox:
 
         """
         letters = await self._letters(key, keys)
-        op_ids = [letter.item.op_id for letter in letters]
-        dropped = await self._runtime.store.drop_dead_letters(key, op_ids) if op_ids else 0
-        self._dead[key] = max(self._dead[key] - dropped, 0)
-        return dropped
+        if letters:
+            await self._runtime.store.ack(key, None, [letter.item.op_id for letter in letters])
+        self._dead[key] = max(self._dead[key] - len(letters), 0)
+        return len(letters)
 
     async def _letters(self, key: SessionKey, keys: Collection[str] | None) -> list[DeadLetter]:
         letters = await self.dead_letters(key)
@@ -402,8 +401,7 @@ class Inbox:
     def _refuse(self, key: SessionKey, post: Sequence[PendingItem], reason: str) -> None:
         refused, name = self._refused.setdefault(key, {}), post[0].key
         tries, due = self._again_after(refused.get(name))
-        keeps = self._runtime.store.capabilities.dead_letters
-        items = tuple(post) if keeps and tries >= TRIES else ()
+        items = tuple(post) if tries >= TRIES else ()
         refused[name] = _Failure(tries, reason, due, len(post), items)
         extra = {"session": str(key), "post": name, "tries": tries, "reason": reason}
         log.warning("a post cannot be taken", extra=extra)
@@ -424,7 +422,7 @@ class Inbox:
                 continue
             reason, now = failure.reason[:MOST_REASON], time.time()
             letters = [DeadLetter(item, reason, failure.tries, now) for item in failure.items]
-            await self._runtime.store.reject(key, session.epoch, letters)
+            await self._runtime.store.ack(key, session.epoch, dead=letters)
             self._no_longer_refused(key, [name])
             self._dead[key] += len(letters)
             extra = {"session": str(key), "post": name, "tries": failure.tries, "reason": reason}

@@ -52,7 +52,6 @@ from perdure.records.media import filled
 from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
     CONTEXT,
-    FORK,
     HOLDER_KINDS,
     ITEM,
     MEMORY_DROP,
@@ -751,19 +750,10 @@ class HeldSession:
         await append_durably(self._store, Batch(self.key, self.epoch, self.head + 1, entries))
         self.head += len(entries)
 
-    async def delete(self) -> None:
-        """Remove the session."""
-        await self._store.delete(self.key, self.epoch)
+    async def delete(self, *, keep_posts: bool = False) -> None:
+        """Remove the session; what was posted to its id waits on, if that is kept."""
+        await self._store.delete(self.key, self.epoch, keep_posts=keep_posts)
         self.is_there = False
-
-    async def withdraw(self) -> None:
-        """Remove the session that this act has begun; what was posted to it goes on waiting."""
-        async with self._store.without_posts(self.key):
-            waiting = await self._store.receive(self.key, self.epoch, limit=MAX_WAITING)
-            await self.delete()
-        posts = [item for item in waiting if item.kind != FORK and not item.damage]
-        if posts:
-            await self._store.enqueue(self.key, posts)
 
 
 @final
@@ -808,7 +798,7 @@ class ExclusiveAccess:
         )
         async with self.still_held(key, grant.epoch, grant.head) as hold:
             if grant.created and not new:
-                await hold.withdraw()  # an empty one, which the lease has made
+                await hold.delete(keep_posts=True)  # an empty one, which the lease has made
                 raise not_found(key)
             yield hold
 

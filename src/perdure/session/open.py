@@ -242,7 +242,8 @@ class Opener:
         try:
             require_plain(key, await runtime.store.base_of(key))
             if taken.created and not wanted.create:  # its owner died before the log began
-                await HeldSession(runtime.store, key, taken.epoch, taken.head).withdraw()
+                hold = HeldSession(runtime.store, key, taken.epoch, taken.head)
+                await hold.delete(keep_posts=True)
                 raise not_found(key)  # noqa: TRY301  # released below, as after any error
             session, may_have_items = await self._restore(taken, wanted)
             _require_owner(session, wanted)

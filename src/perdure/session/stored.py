@@ -11,7 +11,6 @@ lost records that it had acknowledged. Large media of a batch are put into blobs
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import (
     AsyncGenerator,
     Callable,
@@ -42,10 +41,8 @@ from perdure.store import (
     Document,
     Documents,
     Held,
-    InboxLimit,
     LogChunk,
     Outcome,
-    PendingItem,
     RestoreData,
     Status,
     Store,
@@ -69,14 +66,6 @@ class _HeldSession(msgspec.Struct):
     """The epoch's first record."""
     is_folded: bool = False
     """Whether it has all documents that it began with, for itself."""
-
-
-class _ClosingInbox:
-    """An inbox whose session is about to go: what was posted is in it, then posts wait."""
-
-    def __init__(self) -> None:
-        self.posted = anyio.Event()
-        self.over = anyio.Event()
 
 
 def followed(store: Store) -> SessionStore:
@@ -158,8 +147,6 @@ class SessionStore(DelegatingStore):
         self._direct = shortcut(store, SupportsBeginAppend)
         self._restoring = shortcut(store, SupportsRestore)
         self._held: dict[SessionKey, _HeldSession] = {}
-        self._posting: Counter[SessionKey] = Counter()  # posts on their way
-        self._closing: dict[SessionKey, _ClosingInbox] = {}
 
     async def aclose(self) -> None:
         self._held.clear()
@@ -419,38 +406,6 @@ class SessionStore(DelegatingStore):
         await self.inner.release(key, epoch)
         self.forget(key)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self.inner.delete(key, epoch)
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        await self.inner.delete(key, epoch, keep_posts=keep_posts)
         self.forget(key)
-
-    # The inbox.
-
-    async def enqueue(
-        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
-    ) -> int:
-        while (closing := self._closing.get(key)) is not None:
-            await closing.over.wait()
-        self._posting[key] += 1
-        try:
-            return await self.inner.enqueue(key, items, limit=limit)
-        finally:
-            self._posting[key] -= 1
-            if not self._posting[key]:
-                del self._posting[key]
-                if (closing := self._closing.get(key)) is not None:
-                    closing.posted.set()
-
-    @contextlib.asynccontextmanager
-    async def without_posts(self, key: SessionKey) -> AsyncGenerator[None, None]:
-        """Have the posts of this process to a session wait, after those that are on their way.
-
-        For whoever moves what waits for a session that is then deleted.
-        """
-        closing = self._closing[key] = _ClosingInbox()
-        try:
-            if self._posting[key]:
-                await closing.posted.wait()
-            yield
-        finally:
-            del self._closing[key]
-            closing.over.set()

@@ -154,8 +154,15 @@ class DelegatingStore:
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         return await self.inner.receive(key, epoch, limit=limit)
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self.inner.ack(key, epoch, op_ids)
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        await self.inner.ack(key, epoch, op_ids, dead=dead)
 
     async def sessions(
         self,
@@ -179,27 +186,16 @@ class DelegatingStore:
         )
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        # A store that keeps no dead letters may not know the option.
-        return await (
-            self.inner.sessions_with_pending_items(dead_letters=True)
-            if dead_letters
-            else self.inner.sessions_with_pending_items()
-        )
-
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self.inner.reject(key, epoch, letters)
+        return await self.inner.sessions_with_pending_items(dead_letters=dead_letters)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         return await self.inner.dead_letters(key)
 
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self.inner.drop_dead_letters(key, op_ids)
-
     async def tenants(self) -> list[str]:
         return await self.inner.tenants()
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self.inner.delete(key, epoch)
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        await self.inner.delete(key, epoch, keep_posts=keep_posts)
 
     async def scrub(self) -> None:
         await self.inner.scrub()
@@ -287,16 +283,17 @@ class ReadOnlyStore(DelegatingStore):
     ) -> int:
         raise self._refused("post")
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        raise self._refused("take from an inbox")
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        raise self._refused("take from an inbox" if epoch is not None else "drop dead letters")
 
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        raise self._refused("set posts aside")
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        raise self._refused("drop dead letters")
-
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         raise self._refused("delete")
 
     async def scrub(self) -> None:

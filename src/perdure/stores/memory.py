@@ -16,7 +16,7 @@ import secrets
 import time
 from bisect import bisect_right
 from collections.abc import AsyncGenerator, Callable, Collection, Iterator, Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import anyio
 import anyio.lowlevel
@@ -37,7 +37,7 @@ from perdure.records.manifest import (
     require_logged,
     session_info,
 )
-from perdure.records.posts import oldest_first
+from perdure.records.posts import acked_ids, oldest_first
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     Batch,
@@ -306,9 +306,7 @@ _CHUNK = 256
 _TAIL = 1024
 """Records that are read together with documents; a longer log is read by chunks."""
 
-_CAPABILITIES = Capabilities(
-    durability="memory", batch_max=256, memory_bound=True, dead_letters=True
-)
+_CAPABILITIES = Capabilities(durability="memory", batch_max=256, memory_bound=True)
 
 
 @final
@@ -587,12 +585,23 @@ class MemoryStore:
             raise lease_lost_error(key, epoch, session)
         return list(self._backing.inboxes.get(key, {}).values())[:limit]
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
         await anyio.lowlevel.checkpoint()
-        self._held_session(key, epoch)
-        inbox = self._backing.inboxes.get(key, {})
-        for op_id in op_ids:
-            inbox.pop(op_id, None)
+        letters = self._backing.dead_letters.setdefault(key, {})
+        items: dict[str, Any] = letters
+        if epoch is not None:
+            self._held_session(key, epoch)
+            items = self._backing.inboxes.get(key, {})
+        letters.update({letter.item.op_id: letter for letter in dead})
+        for op_id in acked_ids(op_ids, dead):
+            items.pop(op_id, None)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         await anyio.lowlevel.checkpoint()
@@ -600,23 +609,9 @@ class MemoryStore:
         pending = backing.dead_letters if dead_letters else backing.inboxes
         return sorted(key for key, items in pending.items() if items)
 
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await anyio.lowlevel.checkpoint()
-        self._held_session(key, epoch)
-        inbox = self._backing.inboxes.get(key, {})
-        dead = self._backing.dead_letters.setdefault(key, {})
-        for letter in letters:
-            dead[letter.item.op_id] = letter
-            inbox.pop(letter.item.op_id, None)
-
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         await anyio.lowlevel.checkpoint()
         return oldest_first(list(self._backing.dead_letters.get(key, {}).values()))
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        await anyio.lowlevel.checkpoint()
-        dead = self._backing.dead_letters.get(key, {})
-        return sum([dead.pop(op_id, None) is not None for op_id in set(op_ids)])
 
     # directory
 
@@ -639,11 +634,11 @@ class MemoryStore:
         owning = {key.tenant for key, session in self._sessions.items() if session.is_public}
         return sorted(owning | {tenant for tenant, _ in self._blobs})
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Remove all that the session owns; its epoch stays, marked as deleted."""
         await anyio.lowlevel.checkpoint()
         session = self._held_session(key, epoch)
-        if session.published:
+        if session.published and not keep_posts:
             self._backing.inboxes.pop(key, None)
         session.clear()
         session.deleted = session.released = True

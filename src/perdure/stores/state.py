@@ -546,39 +546,37 @@ class StateStore:
             held_session(key, epoch, slot.session)
             return []
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        """Check the epoch: there is no inbox."""
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        """Check the epoch: there is no inbox.
+
+        Raises:
+            NotStorableError: There are dead letters.
+
+        """
+        if dead:
+            raise NotStorableError(
+                f"{self.location} keeps no dead letters: use another store for posts", key=str(key)
+            )
         async with self._slot(key).exclusive() as slot:
-            held_session(key, epoch, slot.session)
+            if epoch is not None:
+                held_session(key, epoch, slot.session)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """Return nothing: there is no inbox."""
         await anyio.lowlevel.checkpoint()
         return []
 
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        """Check the epoch: there is no inbox.
-
-        Raises:
-            NotStorableError: There are letters.
-
-        """
-        if letters:
-            raise NotStorableError(
-                f"{self.location} keeps no dead letters: use another store for posts", key=str(key)
-            )
-        async with self._slot(key).exclusive() as slot:
-            held_session(key, epoch, slot.session)
-
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         """Return nothing: there is no inbox."""
         await anyio.lowlevel.checkpoint()
         return []
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        """Do nothing: there is no inbox."""
-        await anyio.lowlevel.checkpoint()
-        return 0
 
     # directory
 
@@ -617,8 +615,8 @@ class StateStore:
                 names.add(key.tenant)
         return sorted(names)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        """Remove the state; this object remembers the epoch."""
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        """Remove the state; this object remembers the epoch. There are no posts to keep."""
         async with self._slot(key).exclusive() as slot:
             session = held_session(key, epoch, slot.session)
             await slot.remove()

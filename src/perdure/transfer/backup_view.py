@@ -15,7 +15,6 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import HOLDER_KINDS, Record
 from perdure.session.reach import Reach, ReachedBlob, lost_error
 from perdure.store import (
-    Capabilities,
     DeadLetter,
     Document,
     Documents,
@@ -95,11 +94,6 @@ class BackupView(SessionsView):
                 if end.point is not None:
                     view._points[key] = (end.at, end.point)
         return view
-
-    @property
-    def capabilities(self) -> Capabilities:
-        """The inner store's, with dead letters: a backup stores them in its own log."""
-        return msgspec.structs.replace(self.inner.capabilities, dead_letters=True)
 
     @property
     def keys(self) -> list[SessionKey]:

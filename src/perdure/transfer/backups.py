@@ -373,7 +373,7 @@ class _Run:
         tenants = await self.source.tenants()
         keys = [key for tenant in tenants for key in await migration.keys_of(self.source, tenant)]
         self._waiting = set(await self.source.sessions_with_pending_items())
-        self._with_letters = set(await migration.with_dead_letters(self.source))
+        self._with_letters = set(await self.source.sessions_with_pending_items(dead_letters=True))
         return keys + sorted((self._waiting | self._with_letters).difference(keys))
 
     async def _bring(self, key: SessionKey) -> bool:

@@ -121,8 +121,8 @@ def _changed(key: SessionKey) -> ChangedError:
 
 
 async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
-    """Return a session's dead letters, in the same order everywhere; none without support."""
-    letters = await store.dead_letters(key) if store.capabilities.dead_letters else []
+    """Return a session's dead letters, in the same order everywhere."""
+    letters = await store.dead_letters(key)
     return sorted(letters, key=lambda letter: (letter.at, letter.item.op_id))
 
 
@@ -329,12 +329,6 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
 
 
 async def _copied(store: Store, key: SessionKey, file: BundleFile) -> WrittenSession:
-    letters = file.letters
-    if letters and not store.capabilities.dead_letters:
-        raise StoreError(
-            f"{file.path} holds dead letters, and {store.location} keeps none: use another store",
-            path=file.path,
-        )
     holder = await store.holder(key)
     if holder is not None and not holder.deleted and await store.head(key):
         raise ConfigError(
@@ -345,8 +339,8 @@ async def _copied(store: Store, key: SessionKey, file: BundleFile) -> WrittenSes
     watch = OwnerWatch(LeaseOptions(), anyio.current_time)
 
     async def put_letters(epoch: int) -> None:
-        if letters:
-            await store.reject(key, epoch, letters)
+        if file.letters:
+            await store.ack(key, epoch, dead=file.letters)
 
     head = await followed(view).head(key)
     draft = Draft(source=key, generation=0, up_to=head, purpose="restore")

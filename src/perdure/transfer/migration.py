@@ -129,10 +129,10 @@ async def _move_all(
     report.sessions = len(keys)
     mover.behind = {
         *await source.sessions_with_pending_items(),
-        *await with_dead_letters(source),
+        *await source.sessions_with_pending_items(dead_letters=True),
     }
     others = {key for key in mover.behind if tenants is None or key.tenant in tenants}
-    mover.behind.update(await with_dead_letters(target))
+    mover.behind.update(await target.sessions_with_pending_items(dead_letters=True))
     for key in await _listed(target, tenants):
         holder = await source.holder(key)
         if holder is not None and holder.deleted:
@@ -152,13 +152,6 @@ async def _move_all(
 
     await each(keys, move, at_once=AT_ONCE)
     report.open = len(mover.open)
-
-
-async def with_dead_letters(store: Store) -> list[SessionKey]:
-    """List the sessions that have dead letters, none where the store keeps none."""
-    if not store.capabilities.dead_letters:
-        return []
-    return await store.sessions_with_pending_items(dead_letters=True)
 
 
 async def _listed(store: Store, tenants: Sequence[str] | None) -> list[SessionKey]:
@@ -461,9 +454,10 @@ class _Mover:
                     key=str(key),
                     count=len(own),
                 )
-            if not found.ours.deleted:
+            keep_posts = not found.ours.deleted
+            if keep_posts:
                 await self._keep_own_posts(key, grant.epoch)
-            await self.target.delete(key, grant.epoch)
+            await self.target.delete(key, grant.epoch, keep_posts=keep_posts)
 
     async def _note_equal(self, key: SessionKey, found: Found) -> None:
         # Moments never come again: it does not matter whether one of them has passed already.
@@ -482,14 +476,17 @@ class _Mover:
 
     async def _keep_own_posts(self, key: SessionKey, epoch: int) -> None:
         """Have the source keep what was posted in the target, which then comes from there."""
+        waiting = await self.target.receive(key, epoch, limit=bundle_files.ALL)
         own = [
             item
-            for item in await self.target.receive(key, epoch, limit=bundle_files.ALL)
+            for item in waiting
             if item.kind != FORK and not await self._receipts.has("post", key, item.op_id)
         ]
         if own:
             await self.source.enqueue(key, own)
             self.behind.add(key)
+        if waiting:
+            await self.target.ack(key, epoch, [item.op_id for item in waiting])
 
     async def _post(self, key: SessionKey, why: list[str]) -> None:
         """Post what waits in the source to the target; the op id makes a repeat a no-op."""
@@ -513,22 +510,24 @@ class _Mover:
     async def _move_letters(self, key: SessionKey, why: list[str]) -> None:
         """Copy the dead letters that the target lacks, and drop those that the source dropped."""
         if dropped := await self._not_in_source(key, copies=True):
-            await self.target.drop_dead_letters(key, dropped)
+            await self.target.ack(key, None, dropped)
         ours = await dead_letters_of(self.source, key)
         theirs = {letter.item.op_id: letter for letter in await dead_letters_of(self.target, key)}
         readable = [letter for letter in ours if not letter.item.damage]
         new = [letter for letter in readable if theirs.get(letter.item.op_id) != letter]
-        if new and not self.target.capabilities.dead_letters:
-            why.append(
-                f"{self.target.location} keeps no dead letters, and {len(new)} of {key} stay "
-                "behind: `perdure inbox` in the source lists them; retry or drop them"
-            )
-        elif new:
-            async with self._lease(key, await moment_of(self.target, key)) as grant:
-                for letter in new:
-                    await self._receipts.leave("letter", key, letter.item.op_id, letter.at)
-                await self.target.reject(key, grant.epoch, new)
-            self.report.dead_letters += len(new)
+        if new:
+            try:
+                async with self._lease(key, await moment_of(self.target, key)) as grant:
+                    for letter in new:
+                        await self._receipts.leave("letter", key, letter.item.op_id, letter.at)
+                    await self.target.ack(key, grant.epoch, dead=new)
+            except errors.NotStorableError:
+                why.append(
+                    f"{self.target.location} keeps no dead letters, and {len(new)} of {key} stay "
+                    "behind: `perdure inbox` in the source lists them; retry or drop them"
+                )
+            else:
+                self.report.dead_letters += len(new)
         if len(readable) < len(ours):
             why.append(
                 f"{len(ours) - len(readable)} of its dead letters are damaged: `perdure inbox "

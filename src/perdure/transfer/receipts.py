@@ -116,5 +116,5 @@ async def _is_current(
         case "post":
             return facts[0] in waiting[key]
         case "letter":
-            known = await store.dead_letters(key) if store.capabilities.dead_letters else []
+            known = await store.dead_letters(key)
             return any([letter.item.op_id, letter.at] == facts for letter in known)

@@ -69,7 +69,7 @@ async def test_a_damaged_post_says_so_and_hinders_none(store: FileStore, root: P
     bad, good = await store.receive(KEY, grant.epoch)
     assert (bad.payload, good.op_id, good.damage) == (torn, "b", "")
     assert first.name in bad.damage
-    await store.reject(KEY, grant.epoch, [DeadLetter(bad, bad.damage, 5, 1.0)])
+    await store.ack(KEY, grant.epoch, dead=[DeadLetter(bad, bad.damage, 5, 1.0)])
     assert await waiting(store, grant.epoch) == ["b"]
     assert (await store.dead_letters(KEY))[0].item.payload == torn
     (kept,) = (root / "agents" / "agent" / "dead-letters-1").iterdir()
@@ -77,7 +77,7 @@ async def test_a_damaged_post_says_so_and_hinders_none(store: FileStore, root: P
     (lost,) = await store.dead_letters(KEY)
     assert lost.item.payload == kept.read_bytes()
     assert "checksum" in lost.item.damage
-    assert await store.drop_dead_letters(KEY, [lost.item.op_id]) == 1
+    await store.ack(KEY, None, [lost.item.op_id])
     assert list(kept.parent.iterdir()) == []
 
 

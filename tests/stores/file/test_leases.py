@@ -26,7 +26,8 @@ from perdure.errors import (
 )
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
-from perdure.store import Status, Terms, take_after
+from perdure.records.records import MESSAGE
+from perdure.store import PendingItem, Status, Terms, take_after
 from perdure.stores.file import FileStore, acquire, documents, leases
 from perdure.stores.file.store import THREADS, HeldSessions
 from perdure.testing.conformance._kit import (
@@ -635,6 +636,29 @@ async def test_a_deletion_that_was_cut_short_is_finished_by_the_next_life(
     assert not any(b"secret" in data for data in contents(root).values())
 
 
+@pytest.mark.parametrize("ended_by", ["a scrub", "the next life"])
+async def test_a_deletion_that_was_cut_short_keeps_the_posts_that_it_was_to_keep(
+    store, open_store, monkeypatch: pytest.MonkeyPatch, ended_by: str
+) -> None:
+    item = PendingItem("posted", MESSAGE, b'{"text":"kept"}', 1000.0)
+    for key, keep_posts in (KEY, True), (SessionKey("agent", "other"), False):
+        grant = await filled(store, key)
+        await store.enqueue(key, [item])
+
+        def killed(*_: object, **__: object) -> None:
+            raise OSError(5, "killed here")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(leases, "remove_owned", killed)
+            with pytest.raises(StoreUnavailableError):
+                await store.delete(key, grant.epoch, keep_posts=keep_posts)
+        other = await open_store(f"other {keep_posts}")
+        if ended_by == "a scrub":
+            await other.scrub()
+        new = await take(other, key)
+        assert await other.receive(key, new.epoch) == ([item] if keep_posts else [])
+
+
 async def test_scrubbing_finishes_a_deletion_that_was_cut_short(
     store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -700,9 +724,9 @@ async def test_a_deletion_loses_against_a_taker(open_store, monkeypatch) -> None
     grant = await filled(store)
     original = leases.mark_deleted
 
-    def overtaken(*args: object):
+    def overtaken(*args: object, **options: bool):
         acquire.acquire(other._root, KEY, Terms(me=other.owner, after=1), other._owners)
-        return original(*args)
+        return original(*args, **options)
 
     monkeypatch.setattr(leases, "mark_deleted", overtaken)
     with pytest.raises(LeaseLostError):

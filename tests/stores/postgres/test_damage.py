@@ -147,10 +147,10 @@ async def test_a_damaged_item_of_the_inbox_is_named(
     bad = [item for item in items if item.damage]
     assert bad == [items[1], items[3]]
     assert bad[1].op_id.startswith("damaged:")
-    await store.reject(KEY, grant.epoch, [DeadLetter(one, one.damage, 5, 1.0) for one in bad])
+    await store.ack(KEY, grant.epoch, dead=[DeadLetter(one, one.damage, 5, 1.0) for one in bad])
     assert await store.receive(KEY, grant.epoch) == [items[0], items[2]]
     assert [one.item for one in await store.dead_letters(KEY)] == bad
-    assert await store.drop_dead_letters(KEY, [one.op_id for one in bad]) == 2
+    await store.ack(KEY, None, [one.op_id for one in bad])
 
 
 async def test_a_damaged_blob_is_named(store: PostgresStore, server: Postgres, schema: str) -> None:

@@ -203,7 +203,7 @@ async def test_a_damaged_item_is_named(store: RedisStore, server: Valkey, url: s
         bad, good = await store.receive(KEY, grant.epoch)
         assert (bad.op_id, bad.payload, good) == ("op", wrong, other)
         assert "damaged" in bad.damage
-    await store.reject(KEY, grant.epoch, [DeadLetter(bad, bad.damage, 5, 1.0)])
+    await store.ack(KEY, grant.epoch, dead=[DeadLetter(bad, bad.damage, 5, 1.0)])
     assert await store.receive(KEY, grant.epoch) == [other]
     assert [one.item for one in await store.dead_letters(KEY)] == [bad]
 

@@ -257,6 +257,32 @@ async def test_a_scrub_ends_what_a_killed_delete_began(open_store: OpenS3, raw: 
     assert {bytes(obstore.get(raw, name).bytes()) for name in left} == {layout.GONE}
 
 
+@pytest.mark.parametrize("keep_posts", [True, False])
+@pytest.mark.parametrize("ended_by", ["a scrub", "the next life"])
+async def test_a_killed_delete_takes_its_own_posts_and_no_others(
+    open_store: OpenS3, raw: Any, ended_by: str, keep_posts: bool
+) -> None:
+    item = PendingItem("first", MESSAGE, b'{"text":"a"}', 1000.0)
+    later = PendingItem("later", MESSAGE, b'{"text":"b"}', 1000.0)
+    store, whole = await open_store(), await open_store()
+    grant = await write(store, fold=True)
+    await store.enqueue(KEY, [item])
+    before = {one["path"]: bytes(obstore.get(raw, one["path"]).bytes()) for one in everything(raw)}
+    await store.delete(KEY, grant.epoch, keep_posts=keep_posts)
+    for name in before.keys() - {HEAD}:  # as if it had been killed behind the head
+        obstore.put(raw, name, before[name])
+    await whole.enqueue(KEY, [later])
+    if ended_by == "a scrub":
+        await whole.scrub()
+    new = await take(whole)
+    wanted = [item, later] if keep_posts else [later]
+    assert await whole.receive(KEY, new.epoch) == wanted
+
+
+def everything(raw: Any) -> list[Any]:
+    return [one for one in obstore.list(raw).collect() if not one["path"].startswith("owners/")]
+
+
 async def test_a_scrub_removes_what_killed_folds_left_of_epochs_that_are_over(
     open_store: OpenS3, raw: Any
 ) -> None:

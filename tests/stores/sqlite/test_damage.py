@@ -277,7 +277,7 @@ async def test_a_damaged_item_of_an_inbox_says_so_and_hinders_none(
     assert last == good
     assert bad
     assert all("inbox" in one.damage for one in bad)
-    await store.reject(KEYS[0], grant.epoch, [DeadLetter(one, "x", 5, 1.0) for one in bad])
+    await store.ack(KEYS[0], grant.epoch, dead=[DeadLetter(one, "x", 5, 1.0) for one in bad])
     assert await store.receive(KEYS[0], grant.epoch) == [good]
     assert [one.item for one in await store.dead_letters(KEYS[0])] == bad
     await store.aclose()

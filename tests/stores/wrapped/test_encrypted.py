@@ -573,7 +573,7 @@ async def test_dead_letters_are_sealed_too() -> None:
         DeadLetter(item, "because of hidden text", 5, 1.0),
         DeadLetter(PendingItem("op", "message", b'"hidden text, too"', 1.0), "large", 5, 2.0),
     ]
-    await store.reject(KEY, grant.epoch, letters)
+    await store.ack(KEY, grant.epoch, dead=letters)
     assert await store.dead_letters(KEY) == letters
     for kept in await inner.dead_letters(KEY):
         assert b"hidden" not in kept.item.payload

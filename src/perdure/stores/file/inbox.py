@@ -23,7 +23,13 @@ import msgspec
 from perdure._lib.files import Folder, skip_unreadable
 from perdure.errors import FormatError
 from perdure.records.keys import SessionKey
-from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
+from perdure.records.posts import (
+    UNREADABLE,
+    acked_ids,
+    decode_dead_letter,
+    encode_dead_letter,
+    oldest_first,
+)
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.file.layout import (
     dead_letters_generation,
@@ -149,12 +155,19 @@ def peek(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[PendingI
     return []
 
 
-def ack(writer: LogWriter, op_ids: Collection[str]) -> None:
-    """Remove items, as the session's holder."""
-    done = frozenset(op_ids)
+def ack(writer: LogWriter, op_ids: Collection[str], dead: Sequence[DeadLetter]) -> None:
+    """Remove items, as the session's holder; dead letters are kept first."""
+    done = frozenset(acked_ids(op_ids, dead))
     tags = frozenset(map(_tag, done))
     with writer.lock:
         writer.require_held()
+        if dead:
+            folder = writer.folder()
+            with folder.make(dead_letters_name(_generation(folder, writer.key))) as box:
+                for letter in dead:
+                    data = encode_dead_letter(writer.key, letter)
+                    box.replace(_dead_name(letter.item.op_id), data)
+            folder.sync()
         with contextlib.suppress(FileNotFoundError), _box(writer) as box:
             for name in _names(box):
                 if f"{UNREADABLE}{name}" in done or not tags.isdisjoint(_tags(box, name)):
@@ -174,20 +187,6 @@ def session_with_items(folder: Folder) -> SessionKey | None:
     return None
 
 
-def reject(writer: LogWriter, letters: Sequence[DeadLetter]) -> None:
-    """Keep dead letters, then remove their items from the inbox, as the session's holder."""
-    with writer.lock:
-        writer.require_held()
-        folder = writer.folder()
-        name = dead_letters_name(_generation(folder, writer.key))
-        with folder.make(name) as dead:
-            for letter in letters:
-                dead.replace(_dead_name(letter.item.op_id), encode_dead_letter(writer.key, letter))
-        folder.sync()
-        writer.mark_used()
-    ack(writer, [letter.item.op_id for letter in letters])
-
-
 def dead_letters(root: Folder, key: SessionKey) -> list[DeadLetter]:
     """Return a session's dead letters."""
     letters: list[DeadLetter] = []
@@ -203,20 +202,16 @@ def dead_letters(root: Folder, key: SessionKey) -> list[DeadLetter]:
     return oldest_first(letters)
 
 
-def drop_dead_letters(root: Folder, key: SessionKey, op_ids: Collection[str]) -> int:
-    """Remove dead letters; return how many."""
-    removed = 0
+def drop_dead_letters(root: Folder, key: SessionKey, op_ids: Collection[str]) -> None:
+    """Remove dead letters."""
     with (
         contextlib.suppress(FileNotFoundError),
         root.enter(*session_path(key)) as folder,
         folder.enter(dead_letters_name(_generation(folder, key))) as dead,
     ):
-        names = set(_dead_names(dead))
-        for name in names & set(map(_dead_name, op_ids)):
+        for name in {*_dead_names(dead)} & {*map(_dead_name, op_ids)}:
             dead.remove(name)
-            removed += 1
         dead.sync()
-    return removed
 
 
 def session_with_dead_letters(folder: Folder) -> SessionKey | None:

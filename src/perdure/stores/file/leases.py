@@ -532,7 +532,9 @@ def remove_lower_leases(folder: Folder, epoch: int, names: Collection[str]) -> N
             folder.remove(name)
 
 
-def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: FileOwner) -> bool:
+def mark_deleted(
+    folder: Folder, key: SessionKey, epoch: int, me: FileOwner, *, keep_posts: bool = False
+) -> bool:
     """Publish the epoch that deletes a session, then remove what it owned.
 
     False if another epoch was published before: then nothing was removed.
@@ -542,8 +544,9 @@ def mark_deleted(folder: Folder, key: SessionKey, epoch: int, me: FileOwner) -> 
         format=1, key=key, epoch=end, since=end + 1, deleted=True, **msgspec.structs.asdict(me)
     )
     previous = read_lease(folder, epoch)
-    if previous is not None and previous.is_draft:  # posts are to an id, and outlive a draft
-        inbox = previous.inbox_generation
+    # Posts are to an id, and outlive a draft.
+    if keep_posts or (previous is not None and previous.is_draft):
+        inbox = 1 if previous is None else previous.inbox_generation
         lease = msgspec.structs.replace(lease, format=FORMAT, inbox=inbox)
     if publish(folder, lease) is None:
         return False

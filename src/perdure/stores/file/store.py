@@ -300,14 +300,14 @@ def publish(writer: LogWriter) -> None:
             writer.mark_used()
 
 
-def delete(writer: LogWriter, me: FileOwner) -> None:
+def delete(writer: LogWriter, me: FileOwner, keep_posts: bool) -> None:  # noqa: FBT001  # passed on by position
     """Delete a session, as its holder."""
     with writer.lock:
         try:
             writer.require_held()
             writer.close_files()  # some systems cannot remove an open file
             folder = writer.folder()
-            if not leases.mark_deleted(folder, writer.key, writer.epoch, me):
+            if not leases.mark_deleted(folder, writer.key, writer.epoch, me, keep_posts=keep_posts):
                 raise lease_lost_error(writer.key, writer.epoch)
         finally:
             writer.close_files()
@@ -412,9 +412,9 @@ class HeldSessions:
         release(writer)
         self.drop(writer)
 
-    def delete(self, writer: LogWriter, me: FileOwner) -> None:
+    def delete(self, writer: LogWriter, me: FileOwner, keep_posts: bool) -> None:  # noqa: FBT001  # passed on by position
         """Delete a session; if that fails it stays held."""
-        delete(writer, me)
+        delete(writer, me, keep_posts)
         self.drop(writer)
 
     def acquire(
@@ -469,7 +469,6 @@ _CAPABILITIES = Capabilities(
     durability="fsync" if synced_by()[1] else "fsync of files, not of folders",
     batch_max=1,
     parallelism=THREADS,
-    dead_letters=True,
 )
 
 _AFTER_EVERY_RECORD = 2**62
@@ -763,26 +762,28 @@ class FileStore:
             return await self._run_in_thread("read", inbox.peek, self._root, key, epoch, limit)
         return await self._run_in_thread("read", inbox.receive, await self._idle(key, epoch), limit)
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        if epoch is None:
+            await self._run_in_thread(
+                "write", inbox.drop_dead_letters, self._root, key, tuple(op_ids)
+            )
+            return
         writer = await self._idle(key, epoch)
-        await self._run_in_thread("write", inbox.ack, writer, frozenset(op_ids))
+        await self._run_in_thread("write", inbox.ack, writer, tuple(op_ids), tuple(dead))
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         list_keys = partial(directory.list_waiting, dead_letters=dead_letters)
         return await self._run_in_thread("read", list_keys, self._root)
 
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._run_in_thread(
-            "write", inbox.reject, await self._idle(key, epoch), tuple(letters)
-        )
-
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         return await self._run_in_thread("read", inbox.dead_letters, self._root, key)
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._run_in_thread(
-            "write", inbox.drop_dead_letters, self._root, key, set(op_ids)
-        )
 
     # directory
 
@@ -804,9 +805,9 @@ class FileStore:
     async def tenants(self) -> list[str]:
         return await self._run_in_thread("read", directory.list_tenants, self._root)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        writer = await self._idle(key, epoch)
-        await self._run_in_thread("delete", self._held_sessions.delete, writer, self._owners.me)
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        writer, me = await self._idle(key, epoch), self._owners.me
+        await self._run_in_thread("delete", self._held_sessions.delete, writer, me, keep_posts)
 
     async def scrub(self) -> None:
         """Finish interrupted deletions and heartbeats. Removed files need no further work."""

@@ -494,11 +494,11 @@ def _head_in(bucket: Bucket, folder: str) -> SessionHead | None:
         return None
 
 
-def delete(bucket: Bucket, writer: ObjectLogWriter) -> None:
+def delete(bucket: Bucket, writer: ObjectLogWriter, *, keep_posts: bool = False) -> None:
     """Delete the objects of a session, as its holder.
 
     Its head stays, with the epoch; and so do the names of its commits, emptied, so that no late
-    append finds one free.
+    append finds one free. The head says which posts go: those that come meanwhile do not.
 
     Raises:
         LeaseLostError: Another process has the session.
@@ -507,10 +507,13 @@ def delete(bucket: Bucket, writer: ObjectLogWriter) -> None:
     key = writer.key
     with writer.log_lock, writer.head_lock:
         current = writer.stored_head or reader.read_head(bucket, key)
+        posts = 0 if keep_posts else inbox.last_number(bucket, key)
         for _ in range(_ATTEMPTS):
             if current is None or current[0].epoch != writer.epoch or current[0].is_over:
                 raise lease_lost(key, writer.epoch, newest=current[0].epoch if current else None)
-            if leases.replace_head(bucket, key, current, deleted_head(current[0])) is not None:
+            # Posts are to an id, and outlive a draft.
+            gone = deleted_head(current[0], posts=0 if current[0].hidden else posts)
+            if leases.replace_head(bucket, key, current, gone) is not None:
                 break
             current = reader.read_head(bucket, key)
         else:
@@ -518,11 +521,17 @@ def delete(bucket: Bucket, writer: ObjectLogWriter) -> None:
                 f"the head of {key} changed at each attempt: try again", key=key
             )
         writer.has_lost_lease = True
-        _remove_content(bucket, current[0])
+        _remove_content(bucket, gone)
 
 
-def end_draft(bucket: Bucket, head: SessionHead) -> None:
-    """Let nothing follow in the log of a draft that was taken over, and remove what it has."""
+def end_replaced(bucket: Bucket, head: SessionHead) -> None:
+    """Remove what a deletion that was killed has left, or a draft that was taken over has.
+
+    Nothing follows in the log of that draft.
+    """
+    if not head.hidden:
+        inbox.clear(bucket, head.key, head.posts)
+        return
     folder = layout.folder_of(head.key)
     for _ in range(_ATTEMPTS):
         loose = reader.loose_commits(bucket, head.key, head)
@@ -554,7 +563,7 @@ def drafts(bucket: Bucket, tenant: str) -> list[DraftInfo]:
     ]
 
 
-def deleted_head(head: SessionHead) -> SessionHead:
+def deleted_head(head: SessionHead, *, posts: int = 0) -> SessionHead:
     """Return the head of a deleted session."""
     return SessionHead(
         key=head.key,
@@ -565,6 +574,7 @@ def deleted_head(head: SessionHead) -> SessionHead:
         deleted=True,
         crc=head.crc,
         nonce=random_id(8),
+        posts=posts,
     )
 
 
@@ -576,8 +586,7 @@ def _remove_content(bucket: Bucket, head: SessionHead) -> None:
         lambda entry: bucket.put(entry.name, GONE),
         [entry for entry in places if entry.size != len(GONE)],
     )
-    if not head.hidden:  # posts are to an id, and outlive a draft
-        inbox.clear(bucket, key)
+    inbox.clear(bucket, key, head.posts)
     inbox.clear_dead_letters(bucket, key)
     owned = [*bucket.listed(f"{folder}/doc/"), *bucket.listed(f"{folder}/seg/")]
     bucket.remove([entry.name for entry in owned if layout.epoch_of(entry.name) <= head.epoch])

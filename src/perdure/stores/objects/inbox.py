@@ -27,6 +27,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import lease_lost
 from perdure.records.posts import (
     UNREADABLE,
+    acked_ids,
     decode_dead_letter,
     encode_dead_letter,
     key_of_dead_letter,
@@ -93,13 +94,20 @@ def _decode_post(name: str, stored: StoredObject) -> _PendingObject:
 
 
 def sessions_with_pending_items(bucket: Bucket, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
-    """List the sessions with pending items, by reading every inbox that was ever used."""
-    if dead_letters:
-        return _with_dead_letters(bucket)
-    names = [entry.name for page in bucket.pages(layout.INBOX) for entry in page]
+    """List the sessions with pending items, or dead letters, by reading each inbox ever used."""
+    prefix = layout.DEAD_LETTERS if dead_letters else layout.INBOX
+    names = [entry.name for page in bucket.pages(prefix) for entry in page]
     inboxes = [list(run) for _, run in groupby(names, key=lambda name: name.rpartition("/")[0])]
-    keys = bucket.many(lambda names: _pending_in(bucket, names), inboxes)
+    whose = _dead_in if dead_letters else _pending_in
+    keys = bucket.many(lambda names: whose(bucket, names), inboxes)
     return sorted(key for key in keys if key is not None)
+
+
+def _dead_in(bucket: Bucket, names: Sequence[str]) -> SessionKey | None:
+    """Return the session of these dead letters, None if all are damaged."""
+    stored = (bucket.get(name) for name in names)
+    keys = (None if entry is None else key_of_dead_letter(entry.data) for entry in stored)
+    return next((key for key in keys if key is not None), None)
 
 
 def _pending_in(bucket: Bucket, names: Sequence[str]) -> SessionKey | None:
@@ -112,19 +120,6 @@ def _pending_in(bucket: Bucket, names: Sequence[str]) -> SessionKey | None:
     return None
 
 
-def reject(bucket: Bucket, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-    """Store dead letters, then remove their items from the inbox."""
-    _require_lease(bucket, key, epoch)
-    folder = layout.folder_of(key)
-
-    def put(letter: DeadLetter) -> None:
-        name = layout.dead_letter_name(folder, letter.item.op_id)
-        bucket.put(name, encode_dead_letter(key, letter))
-
-    bucket.many(put, letters)
-    ack(bucket, key, epoch, [letter.item.op_id for letter in letters])
-
-
 def dead_letters(bucket: Bucket, key: SessionKey) -> list[DeadLetter]:
     """Return a session's dead letters."""
     prefix = layout.dead_letters_prefix(layout.folder_of(key))
@@ -135,29 +130,6 @@ def dead_letters(bucket: Bucket, key: SessionKey) -> list[DeadLetter]:
         if entry is not None
     ]
     return oldest_first(letters)
-
-
-def drop_dead_letters(bucket: Bucket, key: SessionKey, op_ids: Collection[str]) -> int:
-    """Remove dead letters; return how many."""
-    folder = layout.folder_of(key)
-    prefix = layout.dead_letters_prefix(folder)
-    names = {layout.dead_letter_name(folder, op_id) for op_id in op_ids}
-    names |= {f"{prefix}{op_id.removeprefix(UNREADABLE)}" for op_id in op_ids}
-    existing = [entry.name for entry in bucket.listed(prefix) if entry.name in names]
-    bucket.remove(existing)
-    return len(existing)
-
-
-def _with_dead_letters(bucket: Bucket) -> list[SessionKey]:
-    names = [entry.name for page in bucket.pages(layout.DEAD_LETTERS) for entry in page]
-    inboxes = [list(run) for _, run in groupby(names, key=lambda name: name.rpartition("/")[0])]
-
-    def whose(names: Sequence[str]) -> SessionKey | None:
-        stored = (bucket.get(name) for name in names)
-        keys = (None if entry is None else key_of_dead_letter(entry.data) for entry in stored)
-        return next((key for key in keys if key is not None), None)
-
-    return sorted(key for key in bucket.many(whose, inboxes) if key is not None)
 
 
 def enqueue(
@@ -230,14 +202,37 @@ def receive(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[Pen
     return list(islice((item for posted in posts for item in posted.items), max(limit, 0)))
 
 
-def ack(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-    """Remove items; posts after the last of them are not read."""
+def ack(
+    bucket: Bucket,
+    key: SessionKey,
+    epoch: int | None,
+    op_ids: Collection[str],
+    dead: Sequence[DeadLetter],
+) -> None:
+    """Remove items, once those that become dead letters are stored; without an epoch, letters.
+
+    Posts after the last of them are not read.
+    """
+    folder = layout.folder_of(key)
+    if epoch is None:
+        prefix = layout.dead_letters_prefix(folder)
+        wanted = {layout.dead_letter_name(folder, op_id) for op_id in op_ids}
+        wanted |= {f"{prefix}{op_id.removeprefix(UNREADABLE)}" for op_id in op_ids}
+        bucket.remove([entry.name for entry in bucket.listed(prefix) if entry.name in wanted])
+        return
     _require_lease(bucket, key, epoch)
-    pending = set(op_ids)
+
+    def put(letter: DeadLetter) -> None:
+        name = layout.dead_letter_name(folder, letter.item.op_id)
+        bucket.put(name, encode_dead_letter(key, letter))
+
+    bucket.many(put, dead)
+    done = frozenset(acked_ids(op_ids, dead))
+    pending = set(done)
     names = _names(bucket, key)
     settled: list[str] = []
     for posted in _posts(bucket, names):
-        remaining = [item for item in posted.items if item.op_id not in op_ids]
+        remaining = [item for item in posted.items if item.op_id not in done]
         if not remaining and posted.name != names[-1]:
             settled.append(posted.name)
         elif len(remaining) < len(posted.items):
@@ -248,11 +243,17 @@ def ack(bucket: Bucket, key: SessionKey, epoch: int, op_ids: Collection[str]) ->
     bucket.remove(settled)
 
 
-def clear(bucket: Bucket, key: SessionKey) -> None:
-    """Remove all items."""
+def last_number(bucket: Bucket, key: SessionKey) -> int:
+    """Return the number of the newest post, 0 for none."""
     names = _names(bucket, key)
-    bucket.remove(names[:-1])
-    for entry in _posts(bucket, names[-1:]):
+    return layout.number_of(names[-1]) if names else 0
+
+
+def clear(bucket: Bucket, key: SessionKey, up_to: int) -> None:
+    """Remove the posts up to a number, 0 for none."""
+    names = _names(bucket, key) if up_to else []
+    bucket.remove([name for name in names[:-1] if layout.number_of(name) <= up_to])
+    for entry in _posts(bucket, [name for name in names[-1:] if layout.number_of(name) <= up_to]):
         _replace_items(bucket, key, entry, [])
 
 

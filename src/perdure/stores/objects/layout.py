@@ -378,6 +378,8 @@ class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     is ``deleted``, too."""
     draft: Draft | None = None
     """What the session is a copy of."""
+    posts: int = 0
+    """The last post that a deleted session owned: later ones are to the id, and wait."""
 
     @property
     def is_over(self) -> bool:

@@ -89,7 +89,7 @@ class Acquired(msgspec.Struct, frozen=True):
     plan: reader.ObjectReadPlan | None
     """The end of the log; None if something else was written meanwhile, or it is a draft."""
     replaced: SessionHead | None = None
-    """The draft that was taken over, until what it has is removed."""
+    """The draft that was taken over, or the deleted session, until what it has is removed."""
 
 
 def lease_state(bucket: Bucket, current: tuple[SessionHead, str] | None) -> LeaseState | None:
@@ -167,7 +167,8 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
         if end.seq == 1:
             add_to_directory(bucket, key, end.generation)
         writer, plan = _granted_writer(bucket, key, current, end, new_holder)
-        return Acquired(writer, record.payload, documents, plan)
+        replaced = head if created else None
+        return Acquired(writer, record.payload, documents, plan, replaced=replaced)
     raise StoreUnavailableError(
         f"the lease of {key} was not acquired: its log kept growing; try again", key=key
     )
@@ -254,7 +255,7 @@ def _begin_hidden(
         entry = ListedObject(name, len(data), 0.0)
         plan = reader.ObjectReadPlan(head, tag, (entry,), 0, {name: data})
     writer = ObjectLogWriter(bucket, key, (head, tag), new.first, crc)
-    replaced = current[0] if current is not None and current[0].hidden else None
+    replaced = None if current is None else current[0]
     return Acquired(writer, record.payload, Documents(), plan, replaced=replaced)
 
 

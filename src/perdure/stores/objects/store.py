@@ -78,7 +78,6 @@ CAPABILITIES = Capabilities(
     batch_max=1,
     parallelism=PARALLELISM,
     shared=True,
-    dead_letters=True,
 )
 
 
@@ -302,7 +301,7 @@ class ObjectStore:
             return acquired
         writer = acquired.writer
         if acquired.replaced is not None:
-            content.end_draft(bucket, acquired.replaced)
+            content.end_replaced(bucket, acquired.replaced)
         with self._lock:
             before = self._writers.get(key)
             if before is None or before.epoch < writer.epoch:
@@ -361,20 +360,21 @@ class ObjectStore:
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         return await self._read(key, lambda bucket: inbox.receive(bucket, key, epoch, limit))
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._run(inbox.ack, key, epoch, list(op_ids))
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        await self._run(inbox.ack, key, epoch, list(op_ids), list(dead))
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         return await self._run(inbox.sessions_with_pending_items, dead_letters)
 
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._run(inbox.reject, key, epoch, list(letters))
-
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         return await self._run(inbox.dead_letters, key)
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._run(inbox.drop_dead_letters, key, list(op_ids))
 
     # directory
 
@@ -403,13 +403,13 @@ class ObjectStore:
         """
         return await self._run(content.rebuild)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         writer = self._writer(key, epoch)
         await wait_idle(writer)
-        await self._run(self._delete, writer)
+        await self._run(self._delete, writer, keep_posts)
 
-    def _delete(self, bucket: Bucket, writer: ObjectLogWriter) -> None:
-        content.delete(bucket, writer)
+    def _delete(self, bucket: Bucket, writer: ObjectLogWriter, keep_posts: bool) -> None:  # noqa: FBT001  # passed on by position
+        content.delete(bucket, writer, keep_posts=keep_posts)
         self._drop(writer)
 
     async def scrub(self) -> None:

@@ -392,11 +392,17 @@ def tenants(connection: Connection, sql: Statements) -> list[str]:
     return [row[0] for row in connection.execute(sql["tenants"])]
 
 
-def delete(connection: Connection, sql: Statements, key: SessionKey, epoch: int) -> None:
+def delete(
+    connection: Connection,
+    sql: Statements,
+    key: SessionKey,
+    epoch: int,
+    keep_posts: bool,  # noqa: FBT001  # passed on by position
+) -> None:
     """Remove all that a session owns; its row stays, with its epoch."""
     with connection.transaction():
         row_id = require_held(connection, sql, key, epoch)
-        connection.execute(sql["delete"], {"id": row_id})
+        connection.execute(sql["delete"], {"id": row_id, "keep": keep_posts})
 
 
 def trim(connection: Connection, sql: Statements, key: SessionKey, epoch: int, below: int) -> int:

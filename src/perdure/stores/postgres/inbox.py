@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -12,7 +12,13 @@ from perdure.records import json
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import too_large
-from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
+from perdure.records.posts import (
+    UNREADABLE,
+    acked_ids,
+    decode_dead_letter,
+    encode_dead_letter,
+    oldest_first,
+)
 from perdure.records.records import open_sealed, seal
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.postgres.connections import Connection, bigint
@@ -94,27 +100,23 @@ def _with_op_id(damaged: PendingItem, page: Sequence[PendingItem]) -> PendingIte
 
 
 def ack(
-    connection: Connection, sql: Statements, key: SessionKey, epoch: int, op_ids: Collection[str]
-) -> None:
-    """Remove items."""
-    with connection.transaction():
-        row_id = require_held(connection, sql, key, epoch)
-        connection.execute(sql["settle"], (row_id, [_row_hash(op_id) for op_id in op_ids]))
-
-
-def reject(
     connection: Connection,
     sql: Statements,
     key: SessionKey,
-    epoch: int,
-    letters: Sequence[DeadLetter],
+    epoch: int | None,
+    op_ids: Sequence[str],
+    dead: Sequence[DeadLetter],
 ) -> None:
-    """Move items to the dead letters."""
-    newest = {_row_hash(letter.item.op_id): encode_dead_letter(key, letter) for letter in letters}
+    """Remove items, some of which become dead letters; without an epoch, dead letters."""
+    ops = [_row_hash(op_id) for op_id in acked_ids(op_ids, dead)]
+    if epoch is None:
+        connection.execute(sql["drop_dead_letters"], (key.tenant, key.agent, key.session, ops))
+        return
+    letters = {_row_hash(letter.item.op_id): encode_dead_letter(key, letter) for letter in dead}
     with connection.transaction():
         row_id = require_held(connection, sql, key, epoch)
-        values = {"id": row_id, "ops": list(newest), "letters": list(newest.values())}
-        connection.execute(sql["reject"], values)
+        values = {"id": row_id, "ops": ops, "dead": [*letters], "letters": [*letters.values()]}
+        connection.execute(sql["settle"], values)
 
 
 def dead_letters(connection: Connection, sql: Statements, key: SessionKey) -> list[DeadLetter]:
@@ -124,16 +126,6 @@ def dead_letters(connection: Connection, sql: Statements, key: SessionKey) -> li
     return oldest_first(
         [decode_dead_letter(key, f"{UNREADABLE}{op.hex()}", letter) for op, letter in rows]
     )
-
-
-def drop_dead_letters(
-    connection: Connection, sql: Statements, key: SessionKey, op_ids: Collection[str]
-) -> int:
-    """Remove dead letters, and return how many there were."""
-    ops = [_row_hash(op_id) for op_id in op_ids]
-    values = (key.tenant, key.agent, key.session, ops)
-    row = connection.execute(sql["drop_dead_letters"], values).fetchone()
-    return int(row[0]) if row else 0
 
 
 def sessions_with_pending_items(

@@ -58,7 +58,6 @@ _CAPABILITIES = Capabilities(
     batch_max=128,
     parallelism=PARALLELISM,
     shared=True,
-    dead_letters=True,
 )
 
 
@@ -330,24 +329,25 @@ class PostgresStore:
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         return await self._calls.run_idempotent("read", inbox.receive, key, epoch, limit)
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._calls.run_idempotent("write to", inbox.ack, key, epoch, list(op_ids))
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        await self._calls.run_idempotent(
+            "write to", inbox.ack, key, epoch, tuple(op_ids), tuple(dead)
+        )
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         return await self._calls.run_idempotent(
             "read", inbox.sessions_with_pending_items, dead_letters
         )
 
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._calls.run_idempotent("write to", inbox.reject, key, epoch, tuple(letters))
-
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         return await self._calls.run_idempotent("read", inbox.dead_letters, key)
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._calls.run_idempotent(
-            "write to", inbox.drop_dead_letters, key, list(op_ids)
-        )
 
     # directory
 
@@ -369,8 +369,8 @@ class PostgresStore:
     async def tenants(self) -> list[str]:
         return await self._calls.run_idempotent("read", content.tenants)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self._calls.run_once("delete from", content.delete, key, epoch)
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        await self._calls.run_once("delete from", content.delete, key, epoch, keep_posts)
         self._held_sessions.pop(key, None)
 
     async def scrub(self) -> None:

@@ -203,7 +203,6 @@ _NAMES: Final = (
     "publish",
     "put",
     "read",
-    "reject",
     "release",
     "remove",
     "renew",

@@ -322,11 +322,11 @@ class Directory:
                 nonempty.add(tenant)
         return sorted(nonempty)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool) -> None:
         session_keys = self._names.session_keys(key)
         keys = session_keys[:7]
         segments = await self._cold.names_of(key)
-        (reply,) = await self._link.write([_DELETE(keys, epoch)])
+        (reply,) = await self._link.write([_DELETE(keys, epoch, int(keep_posts))])
         if reply != 0:
             raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
         await self._cold.remove(key, segments)

@@ -48,12 +48,7 @@ class RedisInbox:
         keys = (session_keys.session, session_keys.items, session_keys.order)
         bounds = (-1, -1) if limit is None else (limit.items, limit.bytes)
         tenant = RedisCall(b"ZADD", self._names.tenants, 0, key.tenant)
-        # Before and after, each time with another score: see `forget`.
-        now = time.time_ns() // 1000
-        before, after = (
-            RedisCall(b"ZADD", self._names.posted, score, encode_key(key))
-            for score in (now, now + 1)
-        )
+        before, after = self._listing(key)
         replies = await self._link.write([tenant, before, _POST(keys, *bounds, *parts), after])
         new, holder, waiting, size, added = replies[2]
         if limit is not None and waiting >= 0:
@@ -66,6 +61,12 @@ class RedisInbox:
             await self._leases.notify_of_items(key, holder.decode())
         return int(new)
 
+    def _listing(self, key: SessionKey) -> list[RedisCall]:
+        """Return what goes before and after items, each with a score of its own: see `forget`."""
+        now = time.time_ns() // 1000
+        known, member = self._names.posted, encode_key(key)
+        return [RedisCall(b"ZADD", known, score, member) for score in (now, now + 1)]
+
     async def receive(self, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
         if limit <= 0:
             return []
@@ -76,34 +77,34 @@ class RedisInbox:
         pairs = zip(reply[1::2], reply[2::2], strict=True)
         return [_decode_item(session_keys.seed, name, data) for name, data in pairs]
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str],
+        dead: Sequence[DeadLetter],
+    ) -> None:
         session_keys = self._names.session_keys(key)
-        keys = (session_keys.session, session_keys.items, session_keys.order)
-        (reply,) = await self._link.write([_SETTLE(keys, epoch, *map(_hash_field, op_ids))])
-        if reply == 0:
-            await self.forget(key)
-        elif isinstance(reply, list):
-            _require_lease(key, epoch, reply)
-
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        if not letters:
+        if epoch is None:
+            if op_ids:
+                call = RedisCall(b"HDEL", session_keys.dead, *map(_hash_field, op_ids))
+                await self._link.write([call])
+                await self.forget(key)
             return
-        session_keys = self._names.session_keys(key)
         keys = (session_keys.session, session_keys.items, session_keys.order, session_keys.dead)
-        parts = [
-            part
-            for letter in letters
-            for part in (_hash_field(letter.item.op_id), encode_dead_letter(key, letter))
-        ]
-        now = time.time_ns() // 1000
-        before, after = (  # as in `enqueue`: the target of a migration may never have had a post
-            RedisCall(b"ZADD", self._names.posted, score, encode_key(key))
-            for score in (now, now + 1)
-        )
-        replies = await self._link.write([before, _REJECT(keys, epoch, *parts), after])
-        if isinstance(replies[1], list):
+        parts = [part for op_id in op_ids for part in (_hash_field(op_id), b"")]
+        for letter in dead:
+            parts += _hash_field(letter.item.op_id), encode_dead_letter(key, letter)
+        settle = _SETTLE(keys, epoch, *parts)
+        if dead:  # the target of a migration may never have had a post
+            before, after = self._listing(key)
+            _, reply, _ = await self._link.write([before, settle, after])
+        else:
+            (reply,) = await self._link.write([settle])
+        if reply == 0 or isinstance(reply, list):
             await self.forget(key)
-            _require_lease(key, epoch, replies[1])
+        if isinstance(reply, list):
+            _require_lease(key, epoch, reply)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         (reply,) = await self._link.send(
@@ -113,14 +114,6 @@ class RedisInbox:
             reply.items() if isinstance(reply, dict) else zip(reply[::2], reply[1::2], strict=True)
         )
         return oldest_first([decode_dead_letter(key, _op_id(name), data) for name, data in letters])
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        if not op_ids:
-            return 0
-        call = RedisCall(b"HDEL", self._names.session_keys(key).dead, *map(_hash_field, op_ids))
-        (removed,) = await self._link.write([call])
-        await self.forget(key)
-        return int(removed)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool) -> list[SessionKey]:
         (known,) = await self._link.send([RedisCall(b"ZRANGE", self._names.posted, 0, -1)])
@@ -215,7 +208,6 @@ def _hash_field(op_id: str) -> bytes:
 
 
 _POST = script("post")
-_REJECT = script("reject")
 _TAKE = script("take")
 _SETTLE = script("settle")
 _UNLIST = script("unlist")

@@ -60,7 +60,6 @@ _CAPABILITIES = Capabilities(
     parallelism=4,
     shared=True,
     memory_bound=True,
-    dead_letters=True,
 )
 
 
@@ -304,20 +303,21 @@ class RedisStore:
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         return await self._inbox.receive(key, epoch, limit)
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._inbox.ack(key, epoch, op_ids)
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        await self._inbox.ack(key, epoch, op_ids, dead)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         return await self._inbox.sessions_with_pending_items(dead_letters=dead_letters)
 
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._inbox.reject(key, epoch, letters)
-
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         return await self._inbox.dead_letters(key)
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._inbox.drop_dead_letters(key, op_ids)
 
     # directory
 
@@ -348,8 +348,8 @@ class RedisStore:
         await self._inbox.rebuild()
         return await self._directory.rebuild()
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
-        await self._directory.delete(key, epoch)
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        await self._directory.delete(key, epoch, keep_posts=keep_posts)
         await self._inbox.forget(key)
 
     async def scrub(self) -> None:

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from perdure.records.keys import SessionKey
-from perdure.records.posts import UNREADABLE, decode_dead_letter, encode_dead_letter, oldest_first
+from perdure.records.posts import (
+    UNREADABLE,
+    acked_ids,
+    decode_dead_letter,
+    encode_dead_letter,
+    oldest_first,
+)
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.sqlite.log import (
     SessionRow,
@@ -86,36 +92,30 @@ def _decoded(row: SessionRow, values: tuple[Any, ...]) -> PendingItem:
     return msgspec.structs.replace(item, posted_at=0.0, damage=damage)
 
 
-def ack(con: sqlite3.Connection, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-    """Remove items.
+def ack(
+    con: sqlite3.Connection,
+    key: SessionKey,
+    epoch: int | None,
+    op_ids: Collection[str],
+    dead: Sequence[DeadLetter],
+) -> None:
+    """Remove items, some of which become dead letters; without an epoch, dead letters.
 
     Raises:
         LeaseLostError: The epoch is not the newest.
 
     """
-    _settle(con, held_row(con, key, epoch), op_ids)
-
-
-def _settle(con: sqlite3.Connection, row: SessionRow, op_ids: Collection[str]) -> None:
-    con.executemany(Q["settle"], [(row.id, op_id) for op_id in op_ids])
-    numbers = [op_id.removeprefix(UNREADABLE) for op_id in op_ids if op_id.startswith(UNREADABLE)]
+    if epoch is None:
+        if (found := find(con, key)) is not None:
+            con.executemany(Q["drop_dead_letter"], [(found.id, op_id) for op_id in op_ids])
+        return
+    row, done = held_row(con, key, epoch), acked_ids(op_ids, dead)
+    letters = [(row.id, letter.item.op_id, encode_dead_letter(key, letter)) for letter in dead]
+    con.executemany(Q["put_dead_letter"], letters)
+    con.executemany(Q["settle"], [(row.id, op_id) for op_id in done])
+    numbers = [op_id.removeprefix(UNREADABLE) for op_id in done if op_id.startswith(UNREADABLE)]
     rows = [(row.id, int(number)) for number in numbers if number.isdecimal()]
     con.executemany(Q["settle_row"], rows)
-
-
-def reject(
-    con: sqlite3.Connection, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]
-) -> None:
-    """Move items to the dead letters.
-
-    Raises:
-        LeaseLostError: The epoch is not the newest.
-
-    """
-    row = held_row(con, key, epoch)
-    values = [(row.id, letter.item.op_id, encode_dead_letter(key, letter)) for letter in letters]
-    con.executemany(Q["put_dead_letter"], values)
-    _settle(con, row, [letter.item.op_id for letter in letters])
 
 
 def dead_letters(con: sqlite3.Connection, key: SessionKey) -> list[DeadLetter]:
@@ -129,15 +129,6 @@ def dead_letters(con: sqlite3.Connection, key: SessionKey) -> list[DeadLetter]:
             for op_id, data in con.execute(Q["dead_letters"], {"id": row.id})
         ]
     )
-
-
-def drop_dead_letters(con: sqlite3.Connection, key: SessionKey, op_ids: Collection[str]) -> int:
-    """Remove dead letters; return how many."""
-    row = find(con, key)
-    if row is None or not op_ids:
-        return 0
-    values = [(row.id, op_id) for op_id in op_ids]
-    return max(con.executemany(Q["drop_dead_letter"], values).rowcount, 0)
 
 
 def sessions_with_pending_items(con: sqlite3.Connection, *, dead_letters: bool) -> list[SessionKey]:

@@ -204,7 +204,9 @@ def request_handover(con: sqlite3.Connection, owner: str, key: SessionKey) -> No
         con.execute(Q["send_letter"], {"owner": owner, "id": row.id, "mail": 0})
 
 
-def delete(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> None:
+def delete(
+    con: sqlite3.Connection, key: SessionKey, epoch: int, at: float, *, keep_posts: bool
+) -> None:
     """Delete a session, as its holder; its epoch stays.
 
     Raises:
@@ -212,7 +214,7 @@ def delete(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> N
 
     """
     row = held_row(con, key, epoch)
-    if not row.state & DRAFT:  # posts are to an id, and outlive a draft
+    if not row.state & DRAFT and not keep_posts:  # posts are to an id, and outlive a draft
         con.execute(Q["delete_inbox"], {"id": row.id})
     _remove_content(con, row)
     save(con, replace(row, state=DELETED, head=0, low=1, crc=0), at)

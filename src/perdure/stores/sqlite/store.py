@@ -66,7 +66,6 @@ _CAPABILITIES = Capabilities(
     batch_max=96,
     parallelism=1,
     queue_depth=1,
-    dead_letters=True,
 )
 
 
@@ -373,22 +372,23 @@ class SqliteStore:
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         return await self._database.read(inbox.receive, key, epoch, limit)
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._database.write("write", inbox.ack, key, epoch, tuple(op_ids))
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        await self._database.write("write", inbox.ack, key, epoch, tuple(op_ids), tuple(dead))
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         return await self._database.read(
             inbox.sessions_with_pending_items, dead_letters=dead_letters
         )
 
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        await self._database.write("write", inbox.reject, key, epoch, tuple(letters))
-
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         return await self._database.read(inbox.dead_letters, key)
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._database.write("write", inbox.drop_dead_letters, key, set(op_ids))
 
     # directory
 
@@ -410,11 +410,11 @@ class SqliteStore:
     async def tenants(self) -> list[str]:
         return await self._database.read(content.tenants)
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         engine = self._database.engine
 
         def delete(con: sqlite3.Connection) -> None:
-            leases.delete(con, key, epoch, time.time())
+            leases.delete(con, key, epoch, time.time(), keep_posts=keep_posts)
             engine.tails.pop(key, None)
 
         await self._database.write("delete from", delete)

@@ -634,21 +634,21 @@ class TransformingStore:
         transform = await self._tenant(key.tenant)
         return [restore_item(transform, key, item) for item in items]
 
-    async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
-        await self._store.ack(key, epoch, op_ids)
+    async def ack(
+        self,
+        key: SessionKey,
+        epoch: int | None,
+        op_ids: Collection[str] = (),
+        *,
+        dead: Sequence[DeadLetter] = (),
+    ) -> None:
+        if dead:
+            transform = await self._tenant(key.tenant)
+            dead = [transform_letter(transform, key, letter) for letter in dead]
+        await self._store.ack(key, epoch, op_ids, dead=dead)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        # A store that keeps no dead letters may not know the option.
-        return await (
-            self._store.sessions_with_pending_items(dead_letters=True)
-            if dead_letters
-            else self._store.sessions_with_pending_items()
-        )
-
-    async def reject(self, key: SessionKey, epoch: int, letters: Sequence[DeadLetter]) -> None:
-        transform = await self._tenant(key.tenant)
-        transformed = [transform_letter(transform, key, letter) for letter in letters]
-        await self._store.reject(key, epoch, transformed)
+        return await self._store.sessions_with_pending_items(dead_letters=dead_letters)
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         letters = await self._store.dead_letters(key)
@@ -657,9 +657,6 @@ class TransformingStore:
         transform = await self._tenant(key.tenant)
         by_key = not self._wrapper.accepts_plain
         return [restore_letter(transform, key, letter, by_key=by_key) for letter in letters]
-
-    async def drop_dead_letters(self, key: SessionKey, op_ids: Collection[str]) -> int:
-        return await self._store.drop_dead_letters(key, op_ids)
 
     # directory
 
@@ -703,9 +700,9 @@ class TransformingStore:
         has_content = await self.sessions(limit=1) or await self._store.blob_names("")
         return tenants if has_content else [name for name in tenants if name]
 
-    async def delete(self, key: SessionKey, epoch: int) -> None:
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Delete everything that the session owns, its data key included."""
-        await self._store.delete(key, epoch)
+        await self._store.delete(key, epoch, keep_posts=keep_posts)
         self._wrapper.forget(key)
 
     async def scrub(self) -> None:

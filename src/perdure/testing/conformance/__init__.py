@@ -16,8 +16,7 @@ Each part is a class of its own, for a backend that is not finished: `LogConform
 `ReaderConformance`, `DocumentConformance`, `LeaseConformance`, `BlobConformance`,
 `DirectoryConformance`, `InboxConformance`, `DeadLetterConformance`,
 `TrimConformance`, `BeginningConformance`, `DraftConformance`, `DraftInboxConformance`,
-`CancellationConformance`. `DeadLetterConformance` is for stores whose
-``capabilities.dead_letters`` is True, and `StoreConformance` asks for that.
+`CancellationConformance`.
 
 What a backend keeps through a killed process or a cut of power is not tested here:
 that takes processes, and knowledge of where the backend writes.

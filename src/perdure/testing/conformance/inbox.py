@@ -284,6 +284,33 @@ class InboxConformance(Suite):
         kept_key = await take(other, OTHER)
         assert await waiting(other, kept_key.epoch, OTHER) == ["kept"]
 
+    async def test_posts_outlive_a_deletion_that_keeps_them(
+        self, store: Store, other: Store
+    ) -> None:
+        """Posts are to an id: whoever moves a session leaves what comes meanwhile."""
+        grant = await take(store)
+        await other.enqueue(KEY, posted("a", "b"))
+        await store.ack(KEY, grant.epoch, ["a"])
+        await store.delete(KEY, grant.epoch, keep_posts=True)
+        for witness in (store, other):
+            assert await witness.head(KEY) == 0
+            assert await witness.sessions() == []
+            assert await witness.sessions_with_pending_items() == [KEY]
+        assert await other.enqueue(KEY, posted("b", "c")) == 1
+        await store.scrub()
+        new = await take(other)
+        assert (new.head, new.created) == (1, True)
+        assert await waiting(other, new.epoch) == ["b", "c"]
+        with pytest.raises(LeaseLostError):
+            await store.delete(KEY, grant.epoch, keep_posts=True)
+        await other.ack(KEY, new.epoch, ["b"])
+        await other.delete(KEY, new.epoch)
+        assert await store.sessions_with_pending_items() == []
+        await store.enqueue(KEY, posted("d"))
+        await store.scrub()
+        again = await take(store)
+        assert await waiting(store, again.epoch) == ["d"]
+
     # who hears of it
 
     async def test_the_holder_hears_of_a_post(self, store: Store, other: Store) -> None:
@@ -365,10 +392,6 @@ async def dead(store: Store, key: SessionKey = KEY) -> list[str]:
 class DeadLetterConformance(Suite):
     """What is set aside leaves the inbox, and stays until it is dropped."""
 
-    async def test_the_store_says_that_it_keeps_dead_letters(self, store: Store) -> None:
-        """One that does not leaves this part of the suite out."""
-        assert store.capabilities.dead_letters is True
-
     async def test_a_rejected_item_leaves_the_inbox_and_is_kept_whole(
         self, store: Store, other: Store
     ) -> None:
@@ -376,56 +399,69 @@ class DeadLetterConformance(Suite):
         await other.enqueue(KEY, [*posted("a"), odd, *posted("b")])
         grant = await take(store)
         assert await store.dead_letters(KEY) == []
-        await store.reject(KEY, grant.epoch, [letter(odd)])
+        await store.ack(KEY, grant.epoch, dead=[letter(odd)])
         assert await waiting(store, grant.epoch) == ["a", "b"]
         assert await other.dead_letters(KEY) == [letter(odd)]
         assert await other.dead_letters(OTHER) == []
-        await store.reject(KEY, grant.epoch, [])
+        await store.ack(KEY, grant.epoch, dead=[])
         assert await store.dead_letters(KEY) == [letter(odd)]
 
     async def test_bytes_of_any_kind_are_kept_exactly(self, store: Store) -> None:
         """An unreadable item is no JSON, and may have no op id of its own."""
         grant = await take(store)
         raw = PendingItem(f"{UNREADABLE}00ff", "", bytes(range(256)), 0.0, "it is torn")
-        await store.reject(KEY, grant.epoch, [letter(raw)])
+        await store.ack(KEY, grant.epoch, dead=[letter(raw)])
         assert await store.dead_letters(KEY) == [letter(raw)]
-        assert await store.drop_dead_letters(KEY, [raw.op_id]) == 1
+        await store.ack(KEY, None, [raw.op_id])
         assert await store.dead_letters(KEY) == []
 
     async def test_they_come_in_the_order_of_their_times(self, store: Store) -> None:
         grant = await take(store)
         a, b, c = posted("a", "b", "c")
-        await store.reject(KEY, grant.epoch, [letter(c, 3.0), letter(a, 1.0)])
-        await store.reject(KEY, grant.epoch, [letter(b, 2.0)])
+        await store.ack(KEY, grant.epoch, dead=[letter(c, 3.0), letter(a, 1.0)])
+        await store.ack(KEY, grant.epoch, dead=[letter(b, 2.0)])
         assert await dead(store) == ["a", "b", "c"]
 
     async def test_one_of_the_same_op_id_is_replaced(self, store: Store) -> None:
         grant = await take(store)
         (item,) = posted("a")
-        await store.reject(KEY, grant.epoch, [letter(item, 1.0)])
+        await store.ack(KEY, grant.epoch, dead=[letter(item, 1.0)])
         again = DeadLetter(item, "another reason", 6, 2.0)
-        await store.reject(KEY, grant.epoch, [again])
+        await store.ack(KEY, grant.epoch, dead=[again])
         assert await store.dead_letters(KEY) == [again]
 
     async def test_its_op_id_may_be_posted_again(self, store: Store) -> None:
         grant = await take(store)
         await store.enqueue(KEY, posted("a"))
-        await store.reject(KEY, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")])
-        assert await store.enqueue(KEY, posted("a")) == 1
+        await store.ack(KEY, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")])
+        for gone in ("received", "dropped"):
+            assert await store.enqueue(KEY, posted("a")) == 1
+            assert await waiting(store, grant.epoch) == ["a"]
+            assert await dead(store) == ["a"]
+            await store.ack(KEY, grant.epoch if gone == "received" else None, ["a"])
         assert await waiting(store, grant.epoch) == ["a"]
-        assert await dead(store) == ["a"]
+        assert await dead(store) == []
+
+    async def test_some_are_received_while_others_are_set_aside(self, store: Store) -> None:
+        grant = await take(store)
+        items = posted("a", "b", "c", "d")
+        await store.enqueue(KEY, items[:3])
+        await store.enqueue(KEY, items[3:])
+        await store.ack(KEY, grant.epoch, ["a", "never was"], dead=[letter(items[1])])
+        assert await waiting(store, grant.epoch) == ["c", "d"]
+        assert await dead(store) == ["b"]
 
     async def test_dropped_ones_are_gone_and_the_others_stay(
         self, store: Store, other: Store
     ) -> None:
         grant = await take(store)
-        await store.reject(
-            KEY, grant.epoch, [letter(dead_letter) for dead_letter in posted("a", "b", "c")]
+        await store.ack(
+            KEY, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a", "b", "c")]
         )
-        assert await other.drop_dead_letters(KEY, ["b", "never was"]) == 1
-        assert await other.drop_dead_letters(KEY, ["b"]) == 0
-        assert await other.drop_dead_letters(KEY, []) == 0
-        assert await other.drop_dead_letters(OTHER, ["a"]) == 0
+        await other.ack(KEY, None, ["b", "never was"])
+        await other.ack(KEY, None, ["b"])
+        await other.ack(KEY, None, [])
+        await other.ack(OTHER, None, ["a"])
         assert sorted(await dead(store)) == ["a", "c"]
 
     async def test_only_the_newest_holder_rejects(self, store: Store, other: Store) -> None:
@@ -433,7 +469,9 @@ class DeadLetterConformance(Suite):
         await store.enqueue(KEY, posted("a"))
         new = await take(other)
         with pytest.raises(LeaseLostError):
-            await store.reject(KEY, old.epoch, [letter(dead_letter) for dead_letter in posted("a")])
+            await store.ack(
+                KEY, old.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")]
+            )
         assert await waiting(other, new.epoch) == ["a"]
         assert await dead(other) == []
 
@@ -441,7 +479,7 @@ class DeadLetterConformance(Suite):
         self, store: Store, open_store: OpenStore
     ) -> None:
         grant = await take(store)
-        await store.reject(KEY, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")])
+        await store.ack(KEY, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")])
         await store.release(KEY, grant.epoch)
         await store.aclose()
         other = await open_store("other")
@@ -453,8 +491,8 @@ class DeadLetterConformance(Suite):
         for key in (KEY, OTHER):
             grant = await take(store, key)
             await store.enqueue(key, posted("a", "waits"))
-            await store.reject(
-                key, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")]
+            await store.ack(
+                key, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")]
             )
         assert await other.sessions_with_pending_items(dead_letters=True) == sorted([KEY, OTHER])
         assert await other.sessions_with_pending_items() == sorted([KEY, OTHER])
@@ -462,14 +500,14 @@ class DeadLetterConformance(Suite):
         await store.ack(KEY, grant.epoch, ["waits"])
         assert await other.sessions_with_pending_items(dead_letters=True) == sorted([KEY, OTHER])
         assert await other.sessions_with_pending_items() == [OTHER]
-        await other.drop_dead_letters(KEY, ["a"])
+        await other.ack(KEY, None, ["a"])
         assert await other.sessions_with_pending_items(dead_letters=True) == [OTHER]
 
     async def test_they_end_with_their_session(self, store: Store, other: Store) -> None:
         for key in (KEY, OTHER):
             grant = await take(store, key)
-            await store.reject(
-                key, grant.epoch, [letter(dead_letter) for dead_letter in posted("a")]
+            await store.ack(
+                key, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")]
             )
         grant = await take(store)
         await store.delete(KEY, grant.epoch)
@@ -477,5 +515,5 @@ class DeadLetterConformance(Suite):
         assert await other.sessions_with_pending_items(dead_letters=True) == [OTHER]
         again = await take(other)  # its next life has none
         assert await other.dead_letters(KEY) == []
-        await other.reject(KEY, again.epoch, [letter(dead_letter) for dead_letter in posted("b")])
+        await other.ack(KEY, again.epoch, dead=[letter(dead_letter) for dead_letter in posted("b")])
         assert await dead(other) == ["b"]

@@ -31,7 +31,8 @@ WITH log AS (
     DELETE FROM {schema}.manifests WHERE session = %(id)s
 ), inbox AS (
     DELETE FROM {schema}.inbox AS i USING {schema}.sessions AS s
-    WHERE i.session = %(id)s AND s.id = i.session AND NOT s.deleted  -- or is a draft: it stays
+    WHERE i.session = %(id)s AND s.id = i.session
+        AND NOT s.deleted AND NOT %(keep)s  -- deleted: it is a draft, which posts outlive
 ), dead_letters AS (
     DELETE FROM {schema}.dead_letters WHERE session = %(id)s
 ), requests AS (

@@ -41,15 +41,12 @@ FROM w JOIN {schema}.sessions AS s ON s.id = w.session
 JOIN {schema}.tenants AS t ON t.id = s.tenant
 
 -- name: settle
-DELETE FROM {schema}.inbox WHERE session = %s AND op = ANY(%b::bytea[])
-
--- name: reject
 WITH gone AS (
     DELETE FROM {schema}.inbox WHERE session = %(id)s AND op = ANY(%(ops)b::bytea[])
 )
 INSERT INTO {schema}.dead_letters (session, op, letter)
 SELECT %(id)s, l.op, l.letter
-FROM unnest(%(ops)b::bytea[], %(letters)b::bytea[]) WITH ORDINALITY AS l (op, letter, n)
+FROM unnest(%(dead)b::bytea[], %(letters)b::bytea[]) WITH ORDINALITY AS l (op, letter, n)
 ORDER BY l.n
 ON CONFLICT (session, op) DO UPDATE SET letter = EXCLUDED.letter
 
@@ -60,13 +57,9 @@ JOIN {schema}.tenants AS t ON t.id = s.tenant
 WHERE t.name = %s AND s.agent = %s AND s.session = %s ORDER BY l.id
 
 -- name: drop_dead_letters
-WITH gone AS (
-    DELETE FROM {schema}.dead_letters AS l USING {schema}.sessions AS s, {schema}.tenants AS t
-    WHERE s.id = l.session AND t.id = s.tenant
-        AND t.name = %s AND s.agent = %s AND s.session = %s AND l.op = ANY(%b::bytea[])
-    RETURNING 1
-)
-SELECT count(*) FROM gone
+DELETE FROM {schema}.dead_letters AS l USING {schema}.sessions AS s, {schema}.tenants AS t
+WHERE s.id = l.session AND t.id = s.tenant
+    AND t.name = %s AND s.agent = %s AND s.session = %s AND l.op = ANY(%b::bytea[])
 
 -- name: with_dead_letters
 SELECT t.name, s.agent, s.session FROM {schema}.sessions AS s
