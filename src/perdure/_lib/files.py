@@ -476,10 +476,15 @@ async def read_part(opener: Callable[[str, int], int], start: int, stop: int) ->
     that a reader abandoned between two parts leaks nothing. A part is read to its end even
     when it is cancelled: an abandoned read would race the close.
     """
+
+    def open_there(name: str, flags: int) -> int:
+        fd = opener(name, flags)
+        os.lseek(fd, start, os.SEEK_SET)  # in the thread that opens it: each call is a hop
+        return fd
+
     pieces: list[bytes] = []
     with anyio.CancelScope(shield=True):
-        async with _opened(opener) as file:
-            await file.seek(start)
+        async with _opened(open_there) as file:
             while start < stop:
                 piece = await file.read(min(CHUNK, stop - start))
                 if not piece:
@@ -495,12 +500,12 @@ async def _opened(opener: Callable[[str, int], int]) -> AsyncIterator[Any]:
     if on_trio():
         import trio
 
-        async with await trio.open_file("part", "rb", opener=opener) as file:
+        async with await trio.open_file("part", "rb", 0, opener=opener) as file:
             yield file
     else:
         import aiofiles
 
-        async with aiofiles.open("part", "rb", opener=opener) as file:
+        async with aiofiles.open("part", "rb", 0, opener=opener) as file:
             yield file
 
 
