@@ -11,6 +11,8 @@ import msgspec
 
 from perdure.errors import (
     AcknowledgedRecordsLostError,
+    ConfigError,
+    FormatError,
     LeaseHeldError,
     LeaseLostError,
     NotStorableError,
@@ -145,6 +147,28 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """The history before this log, if there is any."""
     position: msgspec.Raw = msgspec.Raw(b"null")
     """Where the log continues after ``as_of_seq``; the store's own, opaque to others."""
+
+
+class _Format(msgspec.Struct):
+    format: int = 1
+
+
+def decode_manifest(body: bytes | None, what: str, **facts: Any) -> Manifest | None:
+    """Return a manifest of its JSON, None if that is damaged or missing: then it counts as lost.
+
+    Raises:
+        UnsupportedVersionError: It has a newer format, and may have another shape.
+
+    """
+    if body is None:
+        return None
+    try:
+        number = decode(body, _Format).format
+        if number <= FORMAT:
+            return decode(body, Manifest)
+    except (FormatError, ConfigError):  # ConfigError: ids that are not valid
+        return None
+    raise newer_format(what, number, **facts)
 
 
 class Status(enum.Enum):

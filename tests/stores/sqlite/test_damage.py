@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import perdure
-from perdure.errors import CorruptRecordError, PerdureError
+from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
@@ -292,3 +292,20 @@ async def test_a_damaged_manifest_is_as_none(tmp_path: Path) -> None:
     assert (await store.read_documents(KEYS[0])).manifest is None
     assert await read(store, KEYS[0]) == logs[KEYS[0]]
     await store.aclose()
+
+
+async def test_a_manifest_of_a_newer_release_is_refused_and_left(tmp_path: Path) -> None:
+    """It may have any shape: counted as lost, it would be replaced by the next fold."""
+    path = tmp_path / "kept" / "x.db"
+    await filled(path)
+    newer = frames.seal(b'{"format":99,"parts":[]}')
+    change(path, f"UPDATE manifest SET data = x'{newer.hex()}'")
+    store = SqliteStore(path)
+    await store.open()
+    with pytest.raises(UnsupportedVersionError):
+        await store.read_documents(KEYS[0])
+    with pytest.raises(UnsupportedVersionError):
+        await take(store, KEYS[0])
+    await store.aclose()
+    with contextlib.closing(sqlite3.connect(path)) as con:
+        assert con.execute("SELECT DISTINCT data FROM manifest").fetchall() == [(newer,)]

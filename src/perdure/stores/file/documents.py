@@ -23,7 +23,8 @@ from perdure._lib.logs import LogOnce
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, FoldedDocument, Manifest, newer_format
+from perdure.records.manifest import FoldedDocument, Manifest, decode_manifest
+from perdure.records.records import open_sealed
 from perdure.store import BlobSweep, Document, Documents
 from perdure.stores.file.layout import (
     LOG,
@@ -56,10 +57,6 @@ class ManifestFile(msgspec.Struct, frozen=True):
     manifest: Manifest
     is_pending: bool
     """Whether the fold that it announces had not finished."""
-
-
-class _Format(msgspec.Struct):
-    format: int
 
 
 def read_manifests(
@@ -110,10 +107,7 @@ def require_folded(
 
 def _manifest_of(folder: Folder, name: str, data: bytes, key: SessionKey) -> Manifest | None:
     path = f"{folder.path}/{name}"
-    number = unsealed(data, _Format)
-    if number is not None and number.format > FORMAT:
-        raise newer_format(path, number.format, path=path)
-    manifest = unsealed(data, Manifest)
+    manifest = decode_manifest(open_sealed(data), path, path=path)
     if manifest is None:
         if _warned.first((path, data)):
             message = "the manifest of session %s is damaged: %s; it is rebuilt from the log"

@@ -37,7 +37,7 @@ import msgspec
 from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records import json, records as frames
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT as MANIFEST_FORMAT, Draft, Manifest, newer_format
+from perdure.records.manifest import Draft, Manifest, decode_manifest, newer_format
 from perdure.records.records import Entry, Position, Record, open_sealed, seal
 
 _MAX_BYTES = 100
@@ -428,10 +428,7 @@ def manifest_of(name: str, head: SessionHead) -> Manifest | None:
     body = bytes(head.manifest)
     if body == b"null":
         return None
-    number = _decoded(body, _Format)
-    if number is not None and number.format > MANIFEST_FORMAT:
-        raise newer_format(f"the manifest in {name}", number.format, object=name)
-    manifest = _decoded(body, Manifest)
+    manifest = decode_manifest(body, f"the manifest in {name}", object=name)
     if manifest is None:
         raise damage_error(name, "its manifest is not what this release writes")
     return manifest

@@ -16,18 +16,15 @@ import msgspec
 from perdure.errors import (
     AcknowledgedRecordsLostError,
     CorruptRecordError,
-    FormatError,
     UnsupportedVersionError,
 )
-from perdure.records import json
 from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import (
-    FORMAT,
     Manifest,
     SessionQuery,
+    decode_manifest,
     matched,
-    newer_format,
     require_logged,
 )
 from perdure.records.records import open_sealed, seal
@@ -46,10 +43,6 @@ from perdure.stores.postgres.log import (
 from perdure.stores.postgres.schema import Statements
 
 _log = logging.getLogger("perdure")
-
-
-class _Format(msgspec.Struct):
-    format: int
 
 
 class DocumentsQuery(NamedTuple):
@@ -129,22 +122,10 @@ def opened(
 
 
 def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:
-    body = open_sealed(sealed)
-    if body is None:
+    manifest = decode_manifest(open_sealed(sealed), f"the manifest of {key}", key=str(key))
+    if manifest is None:
         _log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
         return None
-    try:
-        number = json.decode(body, _Format).format
-        manifest = json.decode(body, Manifest) if number <= FORMAT else None
-    except FormatError as error:
-        _log.warning(
-            "the manifest of session %s is damaged",
-            key,
-            extra={"session": str(key), "why": str(error)},
-        )
-        return None
-    if manifest is None:
-        raise newer_format(f"the manifest of {key}", number, key=str(key))
     if manifest.key != key:
         raise CorruptRecordError(
             f"the manifest of {key} belongs to {manifest.key}: restore the table manifests",

@@ -9,20 +9,18 @@ from typing import Any, final
 
 import msgspec
 
-from perdure.records import records
 from perdure.records.chunks import require_named, verified
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
-    FORMAT,
     Manifest,
     SessionQuery,
+    decode_manifest,
     lease_lost,
     matched,
-    newer_format,
     require_logged,
 )
-from perdure.records.records import open_sealed
+from perdure.records.records import open_sealed, seal
 from perdure.store import BlobSweep, Documents, DraftInfo, SessionInfo
 from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
 from perdure.stores.redis.layout import (
@@ -47,10 +45,6 @@ class ListedFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     title: str | None = None
     tags: tuple[str, ...] = ()
     turns: int = 0
-
-
-class _Format(msgspec.Struct):
-    format: int
 
 
 @final
@@ -86,7 +80,7 @@ class RedisDocuments:
             (keys.session, keys.documents),
             manifest.epoch,
             manifest.as_of_seq,
-            records.seal(msgspec.json.encode(manifest)),
+            seal(msgspec.json.encode(manifest)),
             msgspec.json.encode(shown),
             b"%.3f" % time.time(),
             len(documents),
@@ -116,17 +110,9 @@ def documents_of(
 
 def _manifest_of(key: SessionKey, encoded: bytes) -> Manifest | None:
     """Return a manifest; None for a damaged one, which counts as lost."""
-    data = records.open_sealed(encoded)
-    try:
-        number = None if data is None else decoder_of(_Format).decode(data)
-        if data is None or number is None:
-            log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
-            return None
-        if number.format > FORMAT:
-            raise newer_format(f"the manifest of {key}", number.format, key=str(key))
-        manifest = decoder_of(Manifest).decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        log.warning("the manifest of session %s cannot be read", key, extra={"session": str(key)})
+    manifest = decode_manifest(open_sealed(encoded), f"the manifest of {key}", key=str(key))
+    if manifest is None:
+        log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
         return None
     if manifest.key != key:
         raise damage_error(key, "the manifest", f"it is the one of {manifest.key}")

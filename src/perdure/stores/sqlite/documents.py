@@ -17,11 +17,10 @@ from perdure.records.chunks import require_named, verified
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
-    FORMAT,
     Manifest,
     SessionQuery,
+    decode_manifest,
     matched,
-    newer_format,
     require_logged,
     session_info,
 )
@@ -63,12 +62,11 @@ def _documents(
         return Documents()
     if data is None:  # nothing was folded yet, or it is lost
         return _unlisted_documents(con, row.id, names)
-    manifest = manifest_in(data)
+    body = open_sealed(data) if isinstance(data, bytes) else None
+    manifest = decode_manifest(body, f"the manifest of {key}", key=str(key))
     if manifest is None or manifest.key != key:
         _warn_damaged(con, key, data)
         return _unlisted_documents(con, row.id, names)
-    if manifest.format > FORMAT:
-        raise newer_format(f"the manifest of {key}", manifest.format, key=str(key))
     requested = [name for name in manifest.documents if names is None or name in names]
     return matched(manifest, _stored_documents(con, row.id, requested), names)
 
