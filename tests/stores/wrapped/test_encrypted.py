@@ -457,7 +457,7 @@ async def test_nothing_comes_into_the_place_of_a_key() -> None:
     documents = {"keys/x.json": b"{}"}
     with pytest.raises(NotStorableError, match="keys/x"):
         await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
-    again = EncryptedStore(store._store, OLD)
+    again = EncryptedStore(store.inner, OLD)
     assert tuple(entries(await read(again))) == group("a")
 
 

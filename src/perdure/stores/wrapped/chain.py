@@ -19,7 +19,7 @@ import struct
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import NamedTuple, final
+from typing import NamedTuple, Protocol, final
 
 import msgspec
 
@@ -188,7 +188,7 @@ class ChainWriter:
             entries.append(Entry(kind, record.payload, end))
         self.note_link(link)
         self._encrypted_to = max(self._encrypted_to, link.seq)
-        return Batch(batch.key, batch.epoch, batch.first, tuple(entries))
+        return msgspec.structs.replace(batch, records=tuple(entries))
 
     def _fold_known_at(self, seq: int) -> int:
         return next(folded for since, folded in reversed(self._folds) if since <= seq or not since)
@@ -229,6 +229,14 @@ class _Part(NamedTuple):
     """The newest fold that a record names."""
 
 
+class FactsReader(Protocol):
+    """Give what a session's manifest proves."""
+
+    async def __call__(self, *, fresh: bool = False) -> Facts:
+        """Return it, read anew if it is to be fresh."""
+        ...
+
+
 @final
 class ChainReader:
     """Verify the chain while a log is read.
@@ -237,7 +245,7 @@ class ChainReader:
         store: The inner store.
         key: The session of the log.
         chain: The session's chain.
-        facts: Returns what the manifest proves; reads it from the store if passed True.
+        facts: Returns what the manifest proves; reads it from the store if it is to be fresh.
         trimmed: Returns the record before which all were removed by a trim.
         request: The requested records.
 
@@ -248,14 +256,14 @@ class ChainReader:
         store: Store,
         key: SessionKey,
         chain: RecordChain,
-        facts: Callable[[bool], Awaitable[Facts]],
+        facts: FactsReader,
         trimmed: Callable[[], Awaitable[int]],
         request: ReadRequest,
     ) -> None:
         self._store = store
         self._key = key
         self._chain = chain
-        self._read_facts = facts
+        self._facts = facts
         self._trimmed = trimmed
         self._request = request
         self._count = 0
@@ -455,9 +463,6 @@ class ChainReader:
                         link = self._chain.next_link(self._chain.decrypt(record).before, record)
                         await self._join(link, [*reversed(epochs), *pending])
                     return
-
-    async def _facts(self, *, fresh: bool = False) -> Facts:
-        return await self._read_facts(fresh)
 
     async def _part(
         self, records: Sequence[Record], before: Record | None, link: ChainLink | None

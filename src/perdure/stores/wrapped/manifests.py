@@ -126,43 +126,37 @@ def has_hidden(title: str | None) -> bool:
     return title is not None and title.startswith(_MARK)
 
 
-def inner_manifest(
+def inner_documents(
     manifest: Manifest,
-    transformed: Mapping[str, bytes],
-    before: Manifest | None,
-    own: Mapping[str, FoldedDocument],
+    encoded: Mapping[str, bytes],
+    wrong: Collection[str],
+    known: Mapping[str, FoldedDocument],
     transform: Transform,
-    proof: ManifestProof | None = None,
-) -> Manifest:
-    """Return the inner manifest of an outer one.
+) -> dict[str, FoldedDocument]:
+    """Return the documents that an inner manifest lists.
 
     Args:
         manifest: The outer manifest.
-        transformed: The documents that are written now.
-        before: The inner manifest until now, which lists the other documents.
-        own: The wrapper's own documents.
-        transform: The tenant's.
-        proof: The manifest's proof, if the session has a hash chain.
+        encoded: The documents that are written now.
+        wrong: Those of them that are listed with a hash that no bytes have.
+        known: What the inner manifest lists until now.
+        transform: The session's.
 
     """
-    known = before.documents if before else {}
     documents: dict[str, FoldedDocument] = {}
     for name, folded in manifest.documents.items():
-        data = transformed.get(name)
-        old = known.get(name)
+        stored, data = transform.stored_name(name), encoded.get(name)
         if data is not None:
             entry = FoldedDocument.of(folded.as_of_seq, data)
+            if name in wrong:
+                entry = msgspec.structs.replace(entry, sha256=_LOST)
         else:
+            if stored not in known and name in known:
+                stored = name  # it was written before names were hidden
+            old = known.get(stored)
             entry = FoldedDocument(folded.as_of_seq, old.sha256 if old else _LOST, folded.size)
-        documents[name] = entry
-    for name, folded in own.items():
-        documents[name] = msgspec.structs.replace(folded, as_of_seq=manifest.as_of_seq)
-    about = manifest.about
-    return with_hidden(
-        msgspec.structs.replace(manifest, documents=documents),
-        HiddenManifest(about, manifest.documents, proof),
-        transform,
-    )
+        documents[stored] = entry
+    return documents
 
 
 def with_hidden(manifest: Manifest, hidden: HiddenManifest, transform: Transform) -> Manifest:
