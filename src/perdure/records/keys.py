@@ -76,6 +76,7 @@ class SessionTenant(str):
     key: SessionKey
 
     def __new__(cls, key: SessionKey) -> Self:
+        """Return the tenant of a session."""
         tenant = super().__new__(cls, key.tenant)
         tenant.key = key
         return tenant

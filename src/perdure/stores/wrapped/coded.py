@@ -28,6 +28,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.memory.documents import SESSION
+from perdure.records.chunks import is_hash
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, SessionTenant
 from perdure.records.manifest import FoldedDocument, Manifest, lease_lost, too_large
@@ -609,7 +610,7 @@ class CodedStore(DelegatingStore, ABC):
         transform = await self._blob_transform(tenant, create=False)
         names: set[str] = set()
         for inner in await self.inner.blob_names(str(tenant)):
-            if not inner.startswith("x"):
+            if is_hash(inner):
                 names |= {inner} if self.accepts_plain else set()
             elif transform is not None and (name := transform.outer_name(inner)) is not None:
                 names.add(name)
@@ -626,9 +627,9 @@ class CodedStore(DelegatingStore, ABC):
     async def _inner_names(self, tenant: str, names: Collection[str]) -> list[str]:
         """Return what blobs of these names, as `blob_names` lists them, may be stored under."""
         transform = await self._blob_transform(tenant, create=False)
-        stored = [name for name in names if name.startswith("x") or self.accepts_plain]
+        stored = [name for name in names if not is_hash(name) or self.accepts_plain]
         if transform is not None:
-            stored += [transform.inner_name(name) for name in names if not name.startswith("x")]
+            stored += [transform.inner_name(name) for name in names if is_hash(name)]
         return stored
 
     # Leases.
