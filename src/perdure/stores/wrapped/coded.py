@@ -546,10 +546,16 @@ class CodedStore(DelegatingStore, ABC):
         # A document that is not the one the engine listed is stored with a hash that no bytes
         # have, so that reading reports it as damaged.
         wrong = mismatched(manifest, plain)
-        stored = inner_documents(manifest, encoded, wrong, listed, transform) | own
+        names = {name: transform.stored_name(name) for name in manifest.documents}
+        written = {names[name]: data for name, data in encoded.items()}
+        # Names were not hidden before: those documents are stored anew.
+        shown = [n for n in names if n != names[n] and n in listed and n not in plain]
+        old = (await self.inner.read_documents(key, shown)).found if shown else {}
+        written |= {names[name]: document.data for name, document in old.items()}
+        listed = {**listed, **{names[name]: listed[name] for name in old}}
+        stored = inner_documents(manifest, names, encoded, wrong, listed) | own
         hidden = HiddenManifest(manifest.about, manifest.documents, proof)
         inner = with_hidden(msgspec.structs.replace(manifest, documents=stored), hidden, tenant)
-        written = {transform.stored_name(name): data for name, data in encoded.items()}
         await self.inner.write_documents(key, written | new_own, inner)
         if proof is not None:
             self._note_fold(manifest, proof)

@@ -128,34 +128,32 @@ def has_hidden(title: str | None) -> bool:
 
 def inner_documents(
     manifest: Manifest,
+    names: Mapping[str, str],
     encoded: Mapping[str, bytes],
     wrong: Collection[str],
     known: Mapping[str, FoldedDocument],
-    transform: Transform,
 ) -> dict[str, FoldedDocument]:
     """Return the documents that an inner manifest lists.
 
     Args:
         manifest: The outer manifest.
-        encoded: The documents that are written now.
+        names: Under which names its documents are stored.
+        encoded: Those that are written now.
         wrong: Those of them that are listed with a hash that no bytes have.
-        known: What the inner manifest lists until now.
-        transform: The session's.
+        known: What the inner manifest lists of the others.
 
     """
     documents: dict[str, FoldedDocument] = {}
     for name, folded in manifest.documents.items():
-        stored, data = transform.stored_name(name), encoded.get(name)
-        if data is not None:
-            entry = FoldedDocument.of(folded.as_of_seq, data)
-            if name in wrong:
-                entry = msgspec.structs.replace(entry, sha256=_LOST)
-        else:
-            if stored not in known and name in known:
-                stored = name  # it was written before names were hidden
+        stored, data = names[name], encoded.get(name)
+        if data is None:
             old = known.get(stored)
-            entry = FoldedDocument(folded.as_of_seq, old.sha256 if old else _LOST, folded.size)
-        documents[stored] = entry
+            sha256 = old.sha256 if old else _LOST
+            documents[stored] = FoldedDocument(folded.as_of_seq, sha256, folded.size)
+        else:
+            entry = FoldedDocument.of(folded.as_of_seq, data)
+            lost = msgspec.structs.replace(entry, sha256=_LOST)
+            documents[stored] = lost if name in wrong else entry
     return documents
 
 
