@@ -1,0 +1,197 @@
+"""The base of encrypted and compressed stores: what goes through it, and by which way."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+import pytest
+
+from perdure import Message, Shutdown, connect
+from perdure.cli.check import audit, collect, garbage
+from perdure.records.chunks import name_of
+from perdure.records.keys import SessionKey
+from perdure.session.stored import followed
+from perdure.store import (
+    Batch,
+    Documents,
+    Outcome,
+    RestoreData,
+    Status,
+    Store,
+    SupportsConnections,
+    SupportsFolders,
+    SupportsLocalPath,
+    SupportsRebuild,
+    capability,
+    take_after,
+)
+from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryStore
+from perdure.stores.redis import RedisStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.wrapped import CompressedStore, EncryptedStore
+from perdure.stores.wrapped.coded import CodedStore
+from perdure.testing.conformance._kit import KEY, append_ok, entries, group, read, take
+from perdure.testing.faulty import FaultyStore
+
+MASTER = "5a" * 32
+QUIET = Shutdown(signals=False)
+NEVER = 1_000_000
+
+WITHOUT_CONTENT = {
+    *("ack", "aclose", "drafts", "drop_dead_letters", "head", "heartbeat", "owner", "publish"),
+    *("release", "request_handover", "scrub", "sessions_with_pending_items", "tenants", "trim"),
+    "wait_for_notification",
+}
+"""Calls of the port that carry nothing that people or programs wrote, but for ids."""
+
+
+def test_every_call_of_the_port_is_encoded_or_carries_no_content() -> None:
+    """A call that is added to the port has to be put among either."""
+    port = {name for name, _ in inspect.getmembers(Store) if not name.startswith("_")}
+    encoded = {name for name in port if name in vars(CodedStore)}
+    assert encoded.isdisjoint(WITHOUT_CONTENT)
+    assert encoded | WITHOUT_CONTENT == port
+
+
+@pytest.mark.parametrize("around", [CompressedStore, lambda inner: EncryptedStore(inner, MASTER)])
+def test_what_a_backend_has_besides_the_port_is_not_offered_if_content_passes_through_it(
+    around: Callable[[Store], CodedStore], tmp_path: Path
+) -> None:
+    files, server = FileStore(tmp_path / "kept"), RedisStore("redis://127.0.0.1:1")
+    assert capability(files, SupportsFolders) is not None
+    assert capability(around(files), SupportsFolders) is None
+    assert capability(around(server), SupportsRebuild) is None
+    local, pooled = capability(around(files), SupportsLocalPath), around(server)
+    assert local is not None
+    assert local.local_path == files.local_path
+    assert capability(pooled, SupportsConnections) is not None
+
+
+class Watched(SqliteStore):
+    """Counts the calls that append, and that read documents."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.calls: Counter[str] = Counter()
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        self.calls["append_many"] += 1
+        return await super().append_many(batches)
+
+    def begin_append(
+        self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
+    ) -> bool:
+        self.calls["begin_append"] += 1
+        return super().begin_append(batches, done)
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        self.calls["read_documents"] += 1
+        return await super().read_documents(key, names)
+
+    async def read_for_restore(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> RestoreData:
+        self.calls["read_for_restore"] += 1
+        return await super().read_for_restore(key, names)
+
+
+AROUND: dict[str, Callable[[Store], CodedStore]] = {
+    "encrypted": lambda inner: EncryptedStore(inner, MASTER),
+    "compressed": CompressedStore,
+}
+
+
+@pytest.mark.parametrize("around", AROUND)
+async def test_a_save_needs_no_task_from_the_first_one_on(around: str, tmp_path: Path) -> None:
+    inner = Watched(tmp_path / "kept" / "store.db")
+    for _ in range(2):  # a new session, and one that is opened again
+        async with connect(AROUND[around](inner), shutdown=QUIET, autosave=None) as sessions:
+            session = await sessions.open("ada")
+            inner.calls.clear()
+            for text in ("one", "two"):
+                session.append(Message.user(text))
+                await session.save()
+            assert inner.calls == {"begin_append": 2}
+
+
+@pytest.mark.parametrize("around", AROUND)
+async def test_a_load_reads_documents_and_log_in_one_call(around: str, tmp_path: Path) -> None:
+    inner = Watched(tmp_path / "kept" / "store.db")
+    async with connect(AROUND[around](inner), shutdown=QUIET) as sessions:
+        async with sessions.open("ada") as session:
+            session.append(Message.user("hello"))
+    async with connect(AROUND[around](inner), shutdown=QUIET) as sessions:
+        # The keys of the session and the tenant: which it is, and with it.
+        for keys in (4, 0) if around == "encrypted" else (0, 0):
+            inner.calls.clear()
+            view = await sessions.load("ada")
+            assert view is not None
+            assert [message.text for message in view.context()] == ["hello"]
+            inner.calls["read_documents"] -= keys
+            assert +inner.calls == {"read_for_restore": 1}
+
+
+async def test_what_begin_append_cannot_do_at_once_is_left_to_append_many(tmp_path: Path) -> None:
+    inner = Watched(tmp_path / "kept" / "store.db")
+    store, outcomes = EncryptedStore(inner, MASTER), list[Outcome]()
+    await store.open()
+    grant = await take(store)
+    other = EncryptedStore(inner, MASTER)  # has neither the key nor a link
+    batch = Batch(KEY, grant.epoch, 2, group("a"))
+    assert not other.begin_append([batch], outcomes.extend)
+    large = Batch(KEY, grant.epoch, 2, group("a" * 1_000_000))
+    refused = Batch(KEY, grant.epoch, 2, (group("a")[0], *group("b" * 20_000_000)))
+    for wrong in (large, refused):
+        assert not store.begin_append([wrong], outcomes.extend)
+    assert (inner.calls["begin_append"], outcomes) == (0, [])
+    (outcome,) = await other.append_many([batch])
+    assert outcome.status is Status.OK
+    await store.aclose()
+
+
+async def test_equal_batches_are_equal_by_either_way(tmp_path: Path) -> None:
+    """Sent again after a lost answer, it is what the log has already."""
+    inner = MemoryStore()
+    store = EncryptedStore(inner, MASTER)
+    await store.open()
+    grant = await take(store)
+    await append_ok(store, grant, 2, *group("a"))
+    encoded = list[Sequence[Batch]]()
+
+    class Direct(FaultyStore):
+        def begin_append(
+            self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
+        ) -> bool:
+            encoded.append(batches)
+            return True
+
+    again = EncryptedStore(Direct(inner, nth=NEVER), MASTER)
+    assert await read(again) == await read(store)
+    batch = Batch(KEY, grant.epoch, 3, group("b"))
+    await store.append_many([batch])
+    await again.append_many([batch])
+    assert again.begin_append([Batch(KEY, grant.epoch, 4, group("c"))], lambda _: None)
+    await append_ok(store, grant, 4, *group("c"))
+    (stored,) = (await read(inner))[-1:]
+    assert encoded[0][0].records[0].payload == stored.payload
+    assert tuple(entries(await read(store)))[-1:] == group("c")
+
+
+async def test_a_wrapper_that_passes_on_the_port_alone_loses_no_blob() -> None:
+    """It does not tell which blobs are a session's: then none of them is garbage."""
+    store, key = FaultyStore(EncryptedStore(MemoryStore(), MASTER), nth=NEVER), SessionKey("ada")
+    await store.open()
+    await take_after(store, key, after=0)
+    await store.put_blobs(key.blobs, {name_of(b"b"): b"b"})
+    for _ in range(2):
+        audits = [await audit(followed(store), key)]
+        found, reached = await garbage(store, "", set(await store.blob_names("")), audits)
+        assert found.unreachable == 0
+        await collect(store, found, reached, 0)
+    assert await store.get_blob(key.blobs, name_of(b"b")) == b"b"
