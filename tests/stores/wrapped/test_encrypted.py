@@ -36,6 +36,7 @@ from perdure.records.manifest import About, Manifest
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import DeadLetter, PendingItem, Status, Store, take_after
 from perdure.stores.file import FileStore
+from perdure.stores.file.layout import encode_name
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore, MasterKeys, keys as keyring
@@ -77,6 +78,7 @@ async def opened(inner: Inner, *keys: str) -> EncryptedStore:
 def nothing_readable(folder: Path) -> None:
     files: dict[Path, bytes] = {}
     for one in folder.rglob("*"):
+        assert encode_name(CANARY) not in str(one)
         with suppress(FileNotFoundError, IsADirectoryError):  # what is taken just now is gone
             files[one] = one.read_bytes()
     assert sum(map(len, files.values())) > 1000
@@ -84,6 +86,7 @@ def nothing_readable(folder: Path) -> None:
         assert CANARY.encode() not in data, one
         assert base64.b64encode(CANARY.encode() * 3)[4:20] not in data, one
         assert name_of(CANARY.encode()).encode() not in data, one
+        assert encode_name(CANARY).encode() not in data, one
 
 
 async def test_nothing_that_people_wrote_is_in_any_file(inner: Inner, tmp_path: Path) -> None:
@@ -94,7 +97,7 @@ async def test_nothing_that_people_wrote_is_in_any_file(inner: Inner, tmp_path: 
         async with sessions.open("agent", **options) as session, session.turn():
             session.append(Message.user(f"{CANARY} said " * 50))
             session.describe(title=f"{CANARY} title")
-            session.state.set("notes", {"text": f"{CANARY} state"})
+            session.state.set(f"{CANARY}/notes", {"text": f"{CANARY} state"})
         await sessions.post("agent", Message.user(f"{CANARY} posted"))
         await store.put_blobs("", {name_of(CANARY.encode()): CANARY.encode()})
         nothing_readable(tmp_path)  # in write-ahead logs, too
@@ -106,7 +109,7 @@ async def test_nothing_that_people_wrote_is_in_any_file(inner: Inner, tmp_path: 
         assert await store.sessions(owner="somebody else") == []
         async with sessions.open("agent") as session:
             assert CANARY in str(session.context())
-            assert await session.state.get("notes") == {"text": f"{CANARY} state"}
+            assert await session.state.get(f"{CANARY}/notes") == {"text": f"{CANARY} state"}
 
 
 async def test_a_wrong_key_is_an_error_and_never_an_empty_session(inner: Inner) -> None:

@@ -383,8 +383,8 @@ class DataKey:
 
     def stored_name(self, name: str) -> str:
         """Return a document's name with all behind its folder encrypted, but for the ending."""
-        folder, slash, rest = name.partition("/")
-        if not slash or name.startswith(KEYS):
+        folder, _, rest = name.partition("/")
+        if not rest or name.startswith(KEYS):
             return name
         data = rest.encode("utf-8", "surrogatepass")
         token = base64.b32encode(self._names.encrypt(data, [folder.encode()])).decode().lower()
