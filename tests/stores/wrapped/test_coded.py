@@ -142,45 +142,46 @@ async def test_what_begin_append_cannot_do_at_once_is_left_to_append_many(tmp_pa
     store, outcomes = EncryptedStore(inner, MASTER), list[Outcome]()
     await store.open()
     grant = await take(store)
-    other = EncryptedStore(inner, MASTER)  # has neither the key nor a link
-    batch = Batch(KEY, grant.epoch, 2, group("a"))
-    assert not other.begin_append([batch], outcomes.extend)
-    large = Batch(KEY, grant.epoch, 2, group("a" * 1_000_000))
-    refused = Batch(KEY, grant.epoch, 2, (group("a")[0], *group("b" * 20_000_000)))
+    await store.release(KEY, grant.epoch)
+    batch = Batch(KEY, grant.epoch, 2, group("late"))
+    assert not store.begin_append([batch], outcomes.extend)
+    (outcome,) = await store.append_many([batch])
+    assert outcome.status is Status.CONFLICT
+    grant = await take_after(store, KEY, after=1)  # its log was not read: no link is known
+    batch = Batch(KEY, grant.epoch, 3, group("a"))
+    assert not store.begin_append([batch], outcomes.extend)
+    (outcome,) = await store.append_many([batch])
+    assert outcome.status is Status.OK
+    large = Batch(KEY, grant.epoch, 4, group("a" * 1_000_000))
+    refused = Batch(KEY, grant.epoch, 4, (group("a")[0], *group("b" * 20_000_000)))
     for wrong in (large, refused):
         assert not store.begin_append([wrong], outcomes.extend)
     assert (inner.calls["begin_append"], outcomes) == (0, [])
-    (outcome,) = await other.append_many([batch])
-    assert outcome.status is Status.OK
+    assert store.begin_append([Batch(KEY, grant.epoch, 4, group("b"))], outcomes.extend)
     await store.aclose()
 
 
-async def test_equal_batches_are_equal_by_either_way(tmp_path: Path) -> None:
+async def test_a_batch_is_the_same_by_either_way() -> None:
     """Sent again after a lost answer, it is what the log has already."""
-    inner = MemoryStore()
-    store = EncryptedStore(inner, MASTER)
-    await store.open()
-    grant = await take(store)
-    await append_ok(store, grant, 2, *group("a"))
     encoded = list[Sequence[Batch]]()
 
-    class Direct(FaultyStore):
+    class Lost(FaultyStore):
         def begin_append(
             self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
         ) -> bool:
             encoded.append(batches)
             return True
 
-    again = EncryptedStore(Direct(inner, nth=NEVER), MASTER)
-    assert await read(again) == await read(store)
-    batch = Batch(KEY, grant.epoch, 3, group("b"))
-    await store.append_many([batch])
-    await again.append_many([batch])
-    assert again.begin_append([Batch(KEY, grant.epoch, 4, group("c"))], lambda _: None)
-    await append_ok(store, grant, 4, *group("c"))
-    (stored,) = (await read(inner))[-1:]
-    assert encoded[0][0].records[0].payload == stored.payload
-    assert tuple(entries(await read(store)))[-1:] == group("c")
+    inner = MemoryStore()
+    store = EncryptedStore(Lost(inner, nth=NEVER), MASTER)
+    await store.open()
+    grant = await take(store)
+    for seq, text in enumerate("abc", 2):
+        assert store.begin_append([Batch(KEY, grant.epoch, seq, group(text))], lambda _: None)
+        await append_ok(store, grant, seq, *group(text))
+    stored = [record.payload for record in (await read(inner))[1:]]
+    assert [batch.records[0].payload for (batch,) in encoded] == stored
+    assert tuple(entries(await read(store))) == group("a") + group("b") + group("c")
 
 
 async def test_a_wrapper_that_passes_on_the_port_alone_loses_no_blob() -> None:

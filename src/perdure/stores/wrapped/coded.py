@@ -189,12 +189,13 @@ class CodedStore(DelegatingStore, ABC):
     def _note_fold(self, manifest: Manifest, proof: ManifestProof) -> None:
         """Remember a fold that is durable."""
 
-    async def _unproven_reason(self, inner: Documents, key: SessionKey) -> str | None:
-        """Return why documents without a proof may not be used; None if they may."""
-        return None
-
-    def _note_proof(self, manifest: Manifest, hidden: HiddenManifest) -> None:
-        """Remember what a manifest proves."""
+    async def _hidden_part(
+        self, key: SessionKey, manifest: Manifest | None
+    ) -> tuple[HiddenManifest | None, str]:
+        """Return a manifest's hidden part, and why it must not be used, empty if it may."""
+        if manifest is None or not has_hidden(manifest.about.title):
+            return None, ""
+        return read_hidden(manifest, await self._of_tenant(key.tenant)), ""
 
     def _is_own(self, name: str) -> bool:
         """Return whether a document of this name is not the engine's."""
@@ -451,14 +452,9 @@ class CodedStore(DelegatingStore, ABC):
     async def _decoded(self, key: SessionKey, inner: Documents) -> Documents:
         """Return documents as the engine wrote them."""
         manifest, cut = inner.manifest, inner.cut
-        hidden = await self._hidden_part(key, inner)
-        proof, reason = None if hidden is None else hidden.proof, None
-        if manifest and hidden and proof is not None and not proof.lost:
-            self._note_proof(manifest, hidden)
-        else:
-            reason = await self._unproven_reason(inner, key)
+        hidden, reason = await self._hidden_part(key, manifest)
         listed = {} if manifest is None else manifest.documents
-        if reason is None and manifest is not None and (hidden is None or hidden.is_begun):
+        if not reason and manifest is not None and (hidden is None or hidden.is_begun):
             # It was never folded through this store.
             is_plain = self.accepts_plain and not any(map(self._is_own, listed))
             return inner if is_plain else Documents(cut=cut)
@@ -467,7 +463,7 @@ class CodedStore(DelegatingStore, ABC):
         readable = {plain[n]: document for n, document in inner.found.items() if n in plain}
         damaged = dict.fromkeys(plain[name] for name in inner.damaged if name in plain)
         remains = {plain[name]: data for name, data in inner.remains.items() if name in plain}
-        tail = _tail(key, hidden, reason or "")
+        tail = _tail(key, hidden, reason)
         if reason:  # the manifest was lost or forged: all documents are damaged
             remains |= {name: document.data for name, document in readable.items()}
             names = dict.fromkeys([plain[name] for name in listed if name in plain]) | damaged
@@ -495,18 +491,6 @@ class CodedStore(DelegatingStore, ABC):
             unproven_tail=tail or inner.unproven_tail,
             cut=cut,
         )
-
-    async def _hidden_part(self, key: SessionKey, inner: Documents) -> HiddenManifest | None:
-        manifest = inner.manifest
-        if manifest is None or not has_hidden(manifest.about.title):
-            return None
-        tenant = await self._shared_transform(key.tenant, create=False)
-        try:
-            return read_hidden(manifest, tenant)
-        except CorruptRecordError:
-            if await self._unproven_reason(inner, key):
-                return None  # the caller reports the reason
-            raise
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest

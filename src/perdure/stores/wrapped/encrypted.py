@@ -11,7 +11,7 @@ import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple, cast, final
 
@@ -22,7 +22,7 @@ from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, SessionTenant, keyring_of
 from perdure.records.manifest import About, Manifest, lease_lost
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Documents, Store, Taken, take_after
+from perdure.store import Batch, Store, Taken, take_after
 from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
@@ -33,6 +33,7 @@ from perdure.stores.wrapped.chain import (
     ReadRequest,
     RecordChain,
     chain_error,
+    link_at,
 )
 from perdure.stores.wrapped.coded import CodedStore, Encoder, max_restored_bytes
 from perdure.stores.wrapped.compressed import compression_for
@@ -46,12 +47,12 @@ from perdure.stores.wrapped.keys import (
     derived,
 )
 from perdure.stores.wrapped.manifests import (
+    MISSING,
     HiddenManifest,
     ManifestProof,
     facts_of,
-    has_hidden,
     proof_of,
-    read_hidden,
+    proven_part,
     unproven_tail,
     with_hidden,
 )
@@ -183,7 +184,7 @@ class EncryptedStore(CodedStore):
             return False
         async with self._brief_lease(key, "close it first") as lease:
             entry, tenant = await self._find(key), await self._tenant_key(key.tenant)
-            hidden = self._hidden(entry, tenant)
+            hidden = None if entry is None else entry.proven_part(tenant)[0]
             proof = None if hidden is None else hidden.proof
             if entry is None or proof is None or proof.lost or not proof.unproven_end:
                 return False
@@ -230,7 +231,6 @@ class EncryptedStore(CodedStore):
         await keyring.require_encrypted(self.inner)
 
     async def _require_readable(self, key: SessionKey) -> SessionKeyEntry | None:
-        self._forget(key)  # it may have been deleted and created again
         return await self._find(key)
 
     async def _transform(self, key: SessionKey, data: bytes = b"") -> DataKey | None:
@@ -319,14 +319,14 @@ class EncryptedStore(CodedStore):
         self._forget(key)
         entry = await self._entry_of(taken, cast("SessionKeyEntry | None", known))
         tenant = await self._tenant_key(key.tenant)
-        facts = Facts() if entry is None else self._facts_in(entry, tenant)
+        facts = Facts() if entry is None else entry.proven_part(tenant)[1]
         if facts.epoch and not facts.is_lost and taken.head <= facts.as_of_seq:
             reason = f"its manifest is as of record {facts.as_of_seq}"
             raise chain_error(taken.head - 1, reason)
         is_changed = entry is None or not entry.is_current or not entry.chained
         if entry is None or is_changed:
             entry = await self._wrap_again(taken, entry, tenant)
-            facts = self._facts_in(entry, tenant)
+            facts = entry.proven_part(tenant)[1]
         if facts.is_lost:
             end = facts.unproven_end or taken.head - 1
             facts = msgspec.structs.replace(facts, unproven_end=end)
@@ -356,6 +356,12 @@ class EncryptedStore(CodedStore):
             await keyring.require_new(self.inner, taken.key)
         return entry
 
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        await self.inner.release(key, epoch)
+        writer = self._writers.get(key)
+        if writer is not None and writer.epoch == epoch:
+            del self._writers[key]
+
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self.inner.publish(key, epoch)
         if (writer := self._writers.get(key)) is not None:
@@ -374,13 +380,13 @@ class EncryptedStore(CodedStore):
         else:
             data_key, chained, below = entry.key, entry.chained or lease.head, entry.below
             if before is None and await self._lacks_manifest(lease.key):
-                lost = _MISSING
+                lost = MISSING
         hidden = HiddenManifest(About(), {}, is_begun=True)
-        if before is not None:
-            try:
-                hidden = self._hidden(entry, tenant) or hidden
-            except CorruptRecordError as error:
-                lost, before = str(error), None
+        if entry is not None and before is not None:
+            known, _, reason = entry.proven_part(tenant)
+            if known is None and reason:
+                lost, before = reason, None
+            hidden = known or hidden
         base = before or keyring.empty_manifest(lease)
         manifest = msgspec.structs.replace(base, epoch=lease.epoch)
         proof = proof_of(manifest, lost=lost, unproven_end=lease.head - 1 if lost else 0)
@@ -394,36 +400,6 @@ class EncryptedStore(CodedStore):
         return SessionKeyEntry(data_key, True, chained, below, inner, document[0])
 
     # What manifests prove.
-
-    def _hidden(
-        self, entry: SessionKeyEntry | None, tenant: DataKey | None
-    ) -> HiddenManifest | None:
-        """Return the hidden part of a session's manifest; None before the first fold and proof.
-
-        Raises:
-            CorruptRecordError: The manifest was not written with the keys.
-
-        """
-        manifest = None if entry is None else entry.manifest
-        if entry is None or manifest is None:
-            return None
-        if not has_hidden(manifest.about.title):
-            if entry.chained:
-                raise _not_written_with_key(manifest)
-            return None
-        hidden = read_hidden(manifest, tenant)
-        if entry.chained and hidden.proof is None:
-            raise _not_written_with_key(manifest)
-        return hidden
-
-    def _facts_in(self, entry: SessionKeyEntry, tenant: DataKey | None) -> Facts:
-        try:
-            hidden = self._hidden(entry, tenant)
-        except CorruptRecordError:
-            return Facts(is_lost=True)
-        if entry.manifest is None:
-            return Facts(is_lost=True)
-        return Facts() if hidden is None or hidden.proof is None else facts_of(hidden.proof)
 
     def _cache_facts(self, key: SessionKey, facts: Facts) -> None:
         cached = self._facts.pop(key, None)
@@ -439,51 +415,41 @@ class EncryptedStore(CodedStore):
         if facts is None or fresh:
             entry = await self._find(key)
             tenant = await self._shared_transform(key.tenant, create=False)
-            facts = Facts() if entry is None else self._facts_in(entry, tenant)
+            facts = Facts() if entry is None else entry.proven_part(tenant)[1]
             self._cache_facts(key, facts)
         return facts
 
-    async def _unproven_reason(self, inner: Documents, key: SessionKey) -> str | None:
-        manifest = inner.manifest
+    async def _hidden_part(
+        self, key: SessionKey, manifest: Manifest | None
+    ) -> tuple[HiddenManifest | None, str]:
         cipher = self._sessions.get(key)
         if cipher is not None and manifest is not None and cipher.name not in manifest.documents:
-            self._forget(key)  # the key was wrapped again, or the session has a new generation
+            self._sessions.pop(key)  # the key was wrapped again, or it has a new generation
         if manifest is None and not await self._lacks_manifest(key):
-            return None
-        entry = await self._find(key)
-        if entry is None:
-            return None
+            return None, ""
         tenant = await self._shared_transform(key.tenant, create=False)
-        self._cache_facts(key, self._facts_in(entry, tenant))
-        if entry.manifest is None:
-            return _MISSING if entry.chained else None
-        try:
-            hidden = self._hidden(entry, tenant)
-        except CorruptRecordError as error:
-            if not entry.chained:
-                raise
-            return str(error)
-        return None if hidden is None or hidden.proof is None else hidden.proof.lost or None
+        hidden, facts, reason = proven_part(manifest, tenant, is_chained=True)
+        if hidden is None:
+            entry = await self._find(key)
+            if manifest is None and entry is not None and entry.manifest is not None:
+                return None, ""  # it was written in between
+            if entry is None or not entry.chained:
+                hidden, facts, reason = proven_part(manifest, tenant, is_chained=False)
+                if reason:
+                    raise CorruptRecordError(reason, key=str(key))
+        self._cache_facts(key, facts)
+        return hidden, reason
 
     async def _lacks_manifest(self, key: SessionKey) -> bool:
         """Return whether a session must have a manifest: it is written before the first record."""
         return await self.inner.head(key) > 0 and await keyring.holds_records(self.inner, key)
-
-    def _note_proof(self, manifest: Manifest, hidden: HiddenManifest) -> None:
-        cipher = self._sessions.get(manifest.key)
-        if cipher is not None and cipher.name not in manifest.documents:
-            # The key was wrapped again, or the session has a new generation.
-            self._sessions.pop(manifest.key)
-        if hidden.proof is not None:
-            self._cache_facts(manifest.key, facts_of(hidden.proof))
 
     async def _prove(self, manifest: Manifest) -> ManifestProof | None:
         key = manifest.key
         cipher = await self._cipher(key)
         if cipher is None or cipher.chain is None:
             return None
-        writer = await self._writer(key, manifest.epoch, cipher.chain)
-        link = None
+        writer, link = self._writer(key, manifest.epoch, cipher), None
         if manifest.as_of_seq >= cipher.chain.begins - 1:
             link = await self._link_after(key, writer, manifest.as_of_seq)
         facts = await self._proven(key)
@@ -510,9 +476,9 @@ class EncryptedStore(CodedStore):
     ) -> None:
         key = manifest.key
         tenant = await self._tenant_key(key.tenant)
-        hidden = self._hidden(entry, tenant)
-        assert hidden is not None  # a session with a chain has one, or `_hidden` raises
-        assert hidden.proof is not None  # likewise
+        hidden, _, reason = entry.proven_part(tenant)
+        if hidden is None or hidden.proof is None:
+            raise CorruptRecordError(reason, key=str(key))
         document = keyring.wrap_key(key, entry.key, self._masters, entry.chained, below)
         under = self._under(epoch, entry, hidden, hidden.proof, tenant)
         await keyring.write(self.inner, document, under)
@@ -545,30 +511,16 @@ class EncryptedStore(CodedStore):
 
     def _encoder(self, batch: Batch) -> Encoder | None:
         cipher, writer = self._sessions.get(batch.key), self._writers.get(batch.key)
-        is_known = (
-            cipher is not None
-            and cipher.chain is not None
-            and writer is not None
-            and writer.epoch == batch.epoch
-            and writer.chain.secret == cipher.chain.secret
-            and writer.link(batch.first - 1) is not None
-        )
-        return writer.encrypt if writer is not None and is_known else None
+        if cipher is None or writer is None or not writer.is_of(batch.epoch, cipher.chain):
+            return None
+        return writer.encrypt if writer.link(batch.first - 1) is not None else None
 
     async def _prepared_encoder(self, batch: Batch) -> Encoder | None:
-        key = batch.key
+        key, before = batch.key, batch.first - 1
         cipher = await self._cipher(key)
         if cipher is None:
             return None
-        if cipher.chain is None:
-            raise LeaseLostError(
-                f"epoch {batch.epoch} of {key} may not write: its lease was not acquired through "
-                "this store",
-                key=str(key),
-                epoch=batch.epoch,
-            )
-        writer = await self._writer(key, batch.epoch, cipher.chain)
-        before = batch.first - 1
+        writer = self._writer(key, batch.epoch, cipher)
         if writer.link(before) is None and writer.pending_end != before:
             try:
                 writer.note_link(await self._link_after(key, writer, before))
@@ -581,65 +533,32 @@ class EncryptedStore(CodedStore):
         writer.pending_end = before + len(batch.records)
         return writer.encrypt
 
+    def _writer(self, key: SessionKey, epoch: int, cipher: _SessionCipher) -> ChainWriter:
+        """Return the writer of a session that was taken through this store.
+
+        Raises:
+            LeaseLostError: It was not taken, not under this epoch, or has been released.
+
+        """
+        writer = self._writers.get(key)
+        if writer is None or not writer.is_of(epoch, cipher.chain):
+            raise lease_lost(key, epoch)
+        return writer
+
     def _note_refused(self, batch: Batch) -> None:
         writer = self._writers.get(batch.key)
         if writer is not None and writer.epoch == batch.epoch:
             writer.forget_links(batch.first)
 
-    async def _writer(self, key: SessionKey, epoch: int, chain: RecordChain) -> ChainWriter:
-        writer = self._writers.get(key)
-        if writer is not None and writer.epoch == epoch and writer.chain.secret == chain.secret:
-            return writer
-        facts = await self._proven(key)
-        writer = ChainWriter(chain, epoch, await self.inner.head(key), facts.as_of_seq)
-        after = max(facts.as_of_seq, chain.begins - 1)
-        async with aclosing(self.inner.read_log(key, after=after)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind != EPOCH:
-                        # A batch sent again has to name the same fold, to give the same bytes.
-                        writer.note_fold(chain.decrypt(record).folded, record.seq)
-        writer.note_fold(facts.as_of_seq)
-        self._writers[key] = writer
-        return writer
-
     async def _link_after(self, key: SessionKey, writer: ChainWriter, seq: int) -> ChainLink:
-        """Return the link after a record, from the last encrypted record up to it."""
-        chain = writer.chain
-        facts = await self._proven(key)
-        folded = None if facts.is_lost else facts.link
-        for known in (writer.link(seq), chain.start, folded):
-            if known is not None and known.seq == seq:
-                return known
-        epochs: list[Record] = []
-        async with aclosing(self.inner.read_log(key, before=seq + 1, reverse=True)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind == EPOCH:
-                        epochs.append(record)
-                    known = _known_link(chain, record, folded)
-                    if known is not None:
-                        link = chain.link_after_epochs(known, epochs[::-1])
-                        if link.seq == seq:
-                            return link
-        raise chain_error(seq, "no record is known that it follows")
-
-
-def _known_link(chain: RecordChain, record: Record, folded: ChainLink | None) -> ChainLink | None:
-    """Return the link after an encrypted record, or the known one before an epoch record."""
-    if record.kind != EPOCH:
-        return chain.next_link(chain.decrypt(record).before, record)
-    known = (chain.start, folded)
-    return next((link for link in known if link is not None and link.seq == record.seq - 1), None)
-
-
-_MISSING = "the manifest is missing or damaged, and the session had one"
-
-
-def _not_written_with_key(manifest: Manifest) -> CorruptRecordError:
-    return CorruptRecordError(
-        f"the manifest of {manifest.key} was not written with the key", key=str(manifest.key)
-    )
+        """Return the link after a record, from the nearest one that is known."""
+        link = writer.link(seq)
+        if link is None:
+            proven = (await self._proven(key)).link
+            link, _ = await link_at(self.inner, key, writer.chain, seq, proven)
+        if link is None:
+            raise chain_error(seq, "no record is known that it follows")
+        return link
 
 
 def _has_encrypted(data_key: DataKey, data: bytes) -> bool:

@@ -39,8 +39,10 @@ from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import KEYS, FoldedDocument, Manifest
 from perdure.records.records import EPOCH
 from perdure.store import Store, Taken, first_record, is_begun, take_after
+from perdure.stores.wrapped.chain import Facts
 from perdure.stores.wrapped.compressed import Compression
-from perdure.stores.wrapped.transform import Place, describe_place, from_text, to_text
+from perdure.stores.wrapped.manifests import HiddenManifest, proven_part
+from perdure.stores.wrapped.transform import Place, Transform, describe_place, from_text, to_text
 
 KEY_VARIABLE = "PERDURE_KEY"
 KEY_FILE_VARIABLE = "PERDURE_KEY_FILE"
@@ -431,6 +433,10 @@ class SessionKeyEntry(UnwrappedKey, frozen=True):
     manifest: Manifest | None
     name: str
     """The document that holds it."""
+
+    def proven_part(self, tenant: Transform | None) -> tuple[HiddenManifest | None, Facts, str]:
+        """Return the manifest's hidden part, what it proves, and why it must not be used."""
+        return proven_part(self.manifest, tenant, is_chained=bool(self.chained))
 
 
 def is_key(name: str) -> bool:

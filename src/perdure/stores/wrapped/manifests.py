@@ -23,6 +23,7 @@ from perdure.stores.wrapped.transform import Place, Transform
 
 _MARK = "perdure-sealed:"
 _LOST = "0" * 64
+MISSING = "the manifest is missing or damaged, and the session had one"
 
 
 class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -199,6 +200,31 @@ def read_hidden(inner: Manifest, transform: Transform | None) -> HiddenManifest:
     if hidden.proof is not None:
         require_proven(inner, hidden.proof)
     return hidden
+
+
+def proven_part(
+    manifest: Manifest | None, tenant: Transform | None, *, is_chained: bool
+) -> tuple[HiddenManifest | None, Facts, str]:
+    """Return an inner manifest's hidden part, what it proves, and why it must not be used.
+
+    Args:
+        manifest: The inner manifest; None if it is missing.
+        tenant: The transform of the hidden part.
+        is_chained: Whether the session's manifests have a proof.
+
+    """
+    if manifest is None:
+        return None, Facts(is_lost=True), MISSING if is_chained else ""
+    try:
+        hidden = read_hidden(manifest, tenant) if has_hidden(manifest.about.title) else None
+    except CorruptRecordError as error:
+        return None, Facts(is_lost=True), str(error)
+    if hidden is not None and hidden.proof is not None:
+        return hidden, facts_of(hidden.proof), hidden.proof.lost
+    if is_chained:
+        reason = f"the manifest of {manifest.key} was not written with the key"
+        return None, Facts(is_lost=True), reason
+    return hidden, Facts(), ""
 
 
 def _decode_hidden(
