@@ -58,7 +58,7 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
         return f"{tenant}{self.agent}{session}"
 
     @property
-    def blobs(self) -> SessionTenant:
+    def blobs(self) -> str:
         """The tenant, for calls of a store that are about this session's blobs."""
         return SessionTenant(self)
 

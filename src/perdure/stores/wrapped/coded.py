@@ -116,13 +116,13 @@ class CodedStore(DelegatingStore, ABC):
 
     """
 
-    kind: str
+    _kind: str
     """What this does to a store, as text for its location."""
-    hidden_agent: str | None = None
+    _hidden_agent: str | None = None
     """An agent id that is used for the store's own sessions."""
-    accepts_plain: bool = False
+    _accepts_plain: bool = False
     """Whether what was stored without this is read unchanged."""
-    overhead: int = 0
+    _overhead: int = 0
     """By how many bytes a small blob grows."""
 
     def __init__(self, store: Store, max_payload: int) -> None:
@@ -218,7 +218,7 @@ class CodedStore(DelegatingStore, ABC):
     @property
     def location(self) -> str:
         """The inner store's location, and what this does."""
-        return f"{self.inner.location} ({self.kind})"
+        return f"{self.inner.location} ({self._kind})"
 
     async def open(self) -> None:
         """Open the inner store, and check that it is compatible.
@@ -456,7 +456,7 @@ class CodedStore(DelegatingStore, ABC):
         listed = {} if manifest is None else manifest.documents
         if not reason and manifest is not None and (hidden is None or hidden.is_begun):
             # It was never folded through this store.
-            is_plain = self.accepts_plain and not any(map(self._is_own, listed))
+            is_plain = self._accepts_plain and not any(map(self._is_own, listed))
             return inner if is_plain else Documents(cut=cut)
         stored = (*(listed if reason else ()), *inner.damaged, *inner.found, *inner.remains)
         plain = await self._plain_names(key, dict.fromkeys(stored))
@@ -570,7 +570,7 @@ class CodedStore(DelegatingStore, ABC):
                 if data is not None:
                     restore = partial(restore_blob, transform, name, data)
                     return await in_thread_if_large(len(data), restore)
-        return await self.inner.get_blob(str(tenant), name) if self.accepts_plain else None
+        return await self.inner.get_blob(str(tenant), name) if self._accepts_plain else None
 
     async def sweep(
         self,
@@ -584,7 +584,7 @@ class CodedStore(DelegatingStore, ABC):
         inner = await self._inner_names(tenant, reachable)
         looked_at = None if among is None else await self._inner_names(tenant, among)
         swept = await self.inner.sweep(str(tenant), inner, older_than, among=looked_at)
-        freed = max(swept.bytes - swept.removed * self.overhead, 0)
+        freed = max(swept.bytes - swept.removed * self._overhead, 0)
         return msgspec.structs.replace(swept, bytes=freed)
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
@@ -593,7 +593,7 @@ class CodedStore(DelegatingStore, ABC):
         if transform is not None:
             inner = {transform.inner_name(name): name for name in names}
             missing = {inner[name] for name in await self.inner.renew(str(tenant), list(inner))}
-        return await self.inner.renew(str(tenant), missing) if self.accepts_plain else missing
+        return await self.inner.renew(str(tenant), missing) if self._accepts_plain else missing
 
     async def blob_names(self, tenant: str) -> list[str]:
         """List a session's blobs; or a tenant's, and those of its sessions as they are stored."""
@@ -601,7 +601,7 @@ class CodedStore(DelegatingStore, ABC):
         names: set[str] = set()
         for inner in await self.inner.blob_names(str(tenant)):
             if is_hash(inner):
-                names |= {inner} if self.accepts_plain else set()
+                names |= {inner} if self._accepts_plain else set()
             elif transform is not None and (name := transform.outer_name(inner)) is not None:
                 names.add(name)
             elif not isinstance(tenant, SessionTenant):
@@ -612,12 +612,12 @@ class CodedStore(DelegatingStore, ABC):
         inner = await self._inner_names(tenant, names)
         existing = set(inner).intersection(await self.inner.blob_names(str(tenant)))
         freed = await self.inner.remove_blobs(str(tenant), inner)
-        return max(freed - len(existing) * self.overhead, 0)
+        return max(freed - len(existing) * self._overhead, 0)
 
     async def _inner_names(self, tenant: str, names: Collection[str]) -> list[str]:
         """Return what blobs of these names, as `blob_names` lists them, may be stored under."""
         transform = await self._blob_transform(tenant, create=False)
-        stored = [name for name in names if not is_hash(name) or self.accepts_plain]
+        stored = [name for name in names if not is_hash(name) or self._accepts_plain]
         if transform is not None:
             stored += [transform.inner_name(name) for name in names if is_hash(name)]
         return stored
@@ -626,11 +626,11 @@ class CodedStore(DelegatingStore, ABC):
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         """Return the lease's state; None for the store's own sessions."""
-        return None if key.agent == self.hidden_agent else await self.inner.holder(key)
+        return None if key.agent == self._hidden_agent else await self.inner.holder(key)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         """Take a session that this store can read and write, and what the terms name of it."""
-        if key.agent == self.hidden_agent:
+        if key.agent == self._hidden_agent:
             raise ConfigError(
                 f"the agent id {key.agent!r} is this store's own: choose another",
                 option="agent id",
@@ -687,7 +687,7 @@ class CodedStore(DelegatingStore, ABC):
         letters = await self.inner.dead_letters(key)
         if not letters:
             return []
-        transform, by_key = await self._of_tenant(key.tenant), not self.accepts_plain
+        transform, by_key = await self._of_tenant(key.tenant), not self._accepts_plain
         return [restore_letter(transform, key, letter, by_key=by_key) for letter in letters]
 
     # The directory.
@@ -715,7 +715,7 @@ class CodedStore(DelegatingStore, ABC):
                 after=after,
                 limit=limit - len(sessions),
             )
-            visible = [info for info in page if info.key.agent != self.hidden_agent]
+            visible = [info for info in page if info.key.agent != self._hidden_agent]
             sessions += [restore_info(info, transform) for info in visible]
             if not page:
                 break

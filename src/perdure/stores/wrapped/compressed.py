@@ -177,9 +177,9 @@ class CompressedStore(CodedStore):
         >>> store = CompressedStore(MemoryStore())
     """
 
-    kind = "compressed"
-    accepts_plain = True
-    overhead = 1
+    _kind = "compressed"
+    _accepts_plain = True
+    _overhead = 1
 
     def __init__(self, store: Store) -> None:
         self._compression = Compression(record_limit=max_restored_bytes(store))

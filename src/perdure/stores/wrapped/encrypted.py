@@ -107,9 +107,9 @@ class EncryptedStore(CodedStore):
         >>> store = EncryptedStore(MemoryStore(), MasterKeys(MasterKeys.new()))
     """
 
-    kind = "encrypted"
-    hidden_agent: str | None = KEYRING
-    overhead = GROWTH
+    _kind = "encrypted"
+    _hidden_agent: str | None = KEYRING
+    _overhead = GROWTH
 
     def __init__(
         self, store: Store, keys: MasterKeys | bytes | str, *, compression: str | None = None
