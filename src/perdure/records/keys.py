@@ -81,6 +81,9 @@ class SessionTenant(str):
         tenant.key = key
         return tenant
 
+    def __getnewargs__(self) -> tuple[SessionKey]:  # type: ignore[override]  # for copies of it
+        return (self.key,)
+
 
 # Built here, and not by two threads at their first decode: see `perdure.records.json`.
 msgspec.json.Decoder(SessionKey)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from perdure import Message, Shutdown, connect
@@ -34,7 +35,15 @@ from perdure.stores.redis import RedisStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore
 from perdure.stores.wrapped.coded import CodedStore
-from perdure.testing.conformance._kit import KEY, append_ok, entries, group, read, take
+from perdure.testing.conformance._kit import (
+    KEY,
+    append_ok,
+    entries,
+    group,
+    manifest_of,
+    read,
+    take,
+)
 from perdure.testing.faulty import FaultyStore
 
 MASTER = "5a" * 32
@@ -182,6 +191,25 @@ async def test_a_batch_is_the_same_by_either_way() -> None:
     stored = [record.payload for record in (await read(inner))[1:]]
     assert [batch.records[0].payload for (batch,) in encoded] == stored
     assert tuple(entries(await read(store))) == group("a") + group("b") + group("c")
+
+
+class Tailed(MemoryStore):
+    """A store that says of each log that its end may be missing."""
+
+    async def read_documents(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> Documents:
+        have = await super().read_documents(key, names)
+        return msgspec.structs.replace(have, unproven_tail="its end may be missing")
+
+
+@pytest.mark.parametrize("around", AROUND)
+async def test_what_the_inner_store_says_of_a_logs_end_is_said_too(around: str) -> None:
+    store, documents = AROUND[around](Tailed()), {"session.json": b"{}"}
+    await store.open()
+    grant = await take(store)
+    await store.write_documents(KEY, documents, manifest_of(grant, grant.head, documents))
+    assert (await store.read_documents(KEY)).unproven_tail == "its end may be missing"
 
 
 async def test_a_wrapper_that_passes_on_the_port_alone_loses_no_blob() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
 from perdure import Message, Shutdown, connect
@@ -29,6 +30,7 @@ from perdure.errors import (
     PerdureError,
     StoreUnavailableError,
     TooLargeError,
+    UnsupportedVersionError,
 )
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
@@ -236,6 +238,23 @@ def test_a_wrapped_key_opens_only_for_its_own_session(other: tuple[str, str, str
     assert masters.unwrap(data, keyring.associated_data(key), "it").key == b"k" * 32
     with pytest.raises(CorruptRecordError):
         masters.unwrap(data, keyring.associated_data(SessionKey(*other)), "it")
+
+
+def test_a_wrapped_key_that_is_damaged_or_of_a_newer_release_is_told() -> None:
+    masters, key = MasterKeys(OLD), SessionKey("ada")
+    _, data = keyring.wrap_key(key, b"k" * 32, masters, chained=1)
+    place = keyring.associated_data(key)
+    wrapped = msgspec.json.decode(data)
+    assert wrapped["format"] == keyring.FORMAT
+    for field, value in (("key", "%"), ("key", "AAAA"), ("key", 1), ("chained", 2), ("below", 1)):
+        damaged = msgspec.json.encode({**wrapped, field: value})
+        with pytest.raises(CorruptRecordError, match="wrapped key of ada is damaged"):
+            masters.unwrap(damaged, place, "ada")
+    with pytest.raises(CorruptRecordError):
+        masters.unwrap(data[:-1], place, "ada")
+    newer = msgspec.json.encode({**wrapped, "format": keyring.FORMAT + 1})
+    with pytest.raises(UnsupportedVersionError, match="use a newer perdure"):
+        masters.unwrap(newer, place, "ada")
 
 
 async def test_a_flipped_bit_in_a_payload_is_named(inner: Inner) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+import copy
+import pickle
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -180,3 +182,16 @@ async def test_another_process_reads_them_without_a_lease() -> None:
     await reader.open()
     assert await reader.get_blob(key.blobs, name_of(b"b")) == b"b"
     assert await reader.get_blob("", name_of(b"b")) is None
+
+
+def test_the_tenant_of_a_session_s_blobs_is_a_string_like_any_other() -> None:
+    whose = SessionKey("ada", tenant="acme").blobs
+    assert (whose, {whose: 1}["acme"]) == ("acme", 1)
+    for copied in (copy.deepcopy(whose), pickle.loads(pickle.dumps(whose))):
+        assert (copied, copied.key) == ("acme", SessionKey("ada", tenant="acme"))
+
+
+async def test_no_listing_of_a_store_knows_the_session_that_a_blob_was_put_for() -> None:
+    store = MemoryStore()
+    await store.put_blobs(SessionKey("ada", tenant="acme").blobs, {name_of(b"b"): b"b"})
+    assert [type(tenant) for tenant in await store.tenants()] == [str]

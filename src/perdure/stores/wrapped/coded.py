@@ -562,14 +562,13 @@ class CodedStore(DelegatingStore, ABC):
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         """Return a blob, restored and verified against its name; None if there is none."""
-        own = await self._blob_transform(tenant, create=False)
-        shared = await self._shared_transform(str(tenant), create=False)
-        for transform in (own, None if own is shared else shared):
-            if transform is not None:
-                data = await self.inner.get_blob(str(tenant), transform.inner_name(name))
-                if data is not None:
-                    restore = partial(restore_blob, transform, name, data)
-                    return await in_thread_if_large(len(data), restore)
+        transform = await self._blob_transform(tenant, create=False)
+        if transform is not None:
+            data = await self.inner.get_blob(str(tenant), transform.inner_name(name))
+            if data is not None:
+                return await in_thread_if_large(
+                    len(data), partial(restore_blob, transform, name, data)
+                )
         return await self.inner.get_blob(str(tenant), name) if self._accepts_plain else None
 
     async def sweep(

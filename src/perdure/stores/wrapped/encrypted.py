@@ -249,6 +249,12 @@ class EncryptedStore(CodedStore):
             return transform
         return await self._shared_transform(tenant, create=create)
 
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        blob = await super().get_blob(tenant, name)
+        if blob is None and isinstance(tenant, SessionTenant):  # as earlier releases put it
+            blob = await super().get_blob(str(tenant), name)
+        return blob
+
     async def listed_blobs(self, key: SessionKey, names: Collection[str]) -> dict[str, str]:
         """Return names of a session's blobs, by those under which a tenant's listing has them."""
         transform = await self._transform(key)
