@@ -134,14 +134,21 @@ async def test_a_load_reads_documents_and_log_in_one_call(around: str, tmp_path:
     inner = Watched(tmp_path / "kept" / "store.db")
     async with connect(AROUND[around](inner), shutdown=QUIET) as sessions:
         async with sessions.open("ada") as session:
-            session.append(Message.user("hello"))
-    async with connect(AROUND[around](inner), shutdown=QUIET) as sessions:
+            session.append(Message.user("folded"))
+    writing = AROUND[around](SqliteStore(tmp_path / "kept" / "store.db"))
+    async with (
+        connect(writing, shutdown=QUIET, autosave=None) as writers,
+        connect(AROUND[around](inner), shutdown=QUIET) as sessions,
+    ):
+        session = await writers.open("ada")
+        session.append(Message.user("behind the fold"))
+        await session.save()
         # The keys of the session and the tenant: which it is, and with it.
         for keys in (4, 0) if around == "encrypted" else (0, 0):
             inner.calls.clear()
             view = await sessions.load("ada")
             assert view is not None
-            assert [message.text for message in view.context()] == ["hello"]
+            assert [message.text for message in view.context()] == ["folded", "behind the fold"]
             inner.calls["read_documents"] -= keys
             assert +inner.calls == {"read_for_restore": 1}
 

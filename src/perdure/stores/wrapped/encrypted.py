@@ -7,11 +7,12 @@ an empty session. A whole store that was replaced by an older copy is not notice
 
 from __future__ import annotations
 
+import base64
 import logging
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple, cast, final
 
@@ -56,7 +57,6 @@ from perdure.stores.wrapped.manifests import (
     unproven_tail,
     with_hidden,
 )
-from perdure.stores.wrapped.transform import from_text
 
 _log = logging.getLogger(__name__)
 
@@ -568,7 +568,7 @@ class EncryptedStore(CodedStore):
 
 
 def _has_encrypted(data_key: DataKey, data: bytes) -> bool:
-    if not data:
-        return True
-    raw = from_text(data, "a record") if data[:1] == b'"' else data
-    return data_key.has_encrypted(raw)
+    if data[:1] == b'"':  # a payload: its first 9 bytes name the key
+        with suppress(ValueError):
+            data = base64.b64decode(data[1:13])
+    return not data or data_key.has_encrypted(data)
