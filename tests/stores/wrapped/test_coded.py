@@ -17,7 +17,9 @@ from perdure.records.keys import SessionKey
 from perdure.session.stored import followed
 from perdure.store import (
     Batch,
+    Beginning,
     Documents,
+    Manifest,
     Outcome,
     RestoreData,
     Status,
@@ -64,6 +66,20 @@ def test_every_call_of_the_port_is_encoded_or_carries_no_content() -> None:
     encoded = {name for name in port if name in vars(CodedStore)}
     assert encoded.isdisjoint(WITHOUT_CONTENT)
     assert encoded | WITHOUT_CONTENT == port
+
+
+def test_every_field_of_what_is_written_is_encoded_or_carries_no_content() -> None:
+    """As of the calls: what a struct of the port gets has to be encoded, or be put here."""
+    fields = {struct.__name__: struct.__struct_fields__ for struct in (Batch, Beginning, Manifest)}
+    assert fields == {
+        "Batch": ("key", "epoch", "first", "records"),  # the last is encoded
+        "Beginning": ("first", "base", "draft"),
+        "Manifest": (
+            *("format", "key", "epoch", "as_of_seq", "counters"),
+            *("documents", "about"),  # encoded
+            *("base", "position"),
+        ),
+    }
 
 
 @pytest.mark.parametrize("around", [CompressedStore, lambda inner: EncryptedStore(inner, MASTER)])

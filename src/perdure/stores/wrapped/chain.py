@@ -48,18 +48,36 @@ class ChainLink(NamedTuple):
     """How many epoch records the log ends with."""
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What a session's manifest proves about its log."""
+class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The fields that a manifest must have, and the state of its log when it was written."""
 
-    as_of_seq: int = 0
-    epoch: int = 0
-    link: ChainLink | None = None
-    """The link after ``as_of_seq``."""
-    is_lost: bool = False
-    """Whether the manifest was damaged (which is reported): it proves nothing until the next
-    fold."""
+    epoch: int
+    as_of_seq: int
+    rest: str
+    """A hash of the manifest's format, counters and base."""
+    digest: str = ""
+    """The link hash after ``as_of_seq``, in hex; empty if nothing was folded."""
+    run: int = 0
+    lost: str = ""
+    """What was wrong with the previous manifest, or with this one, so that there is no fold; empty
+    if nothing."""
     unproven_end: int = 0
-    """The last record when a manifest was found to be lost or forged; 0 for never."""
+    """The last record when a manifest was found to be lost or forged: records after it may have
+    been cut off. Later folds keep it until the log is accepted."""
+
+    @property
+    def link(self) -> ChainLink | None:
+        """The link after ``as_of_seq``."""
+        digest = bytes.fromhex(self.digest)
+        return ChainLink(self.as_of_seq, digest, self.run) if digest else None
+
+    @property
+    def doubtful_from(self) -> int:
+        """The record behind which others may have been cut off; 0 without a sign of it."""
+        return self.unproven_end or (self.as_of_seq if self.lost else 0)
+
+
+NOTHING_PROVEN = ManifestProof(0, 0, "")
 
 
 class LinkedRecord(NamedTuple):
@@ -197,7 +215,7 @@ class ChainWriter:
             entries.append(Entry(kind, record.payload, end))
         self.note_link(link)
         self._encrypted_to = max(self._encrypted_to, link.seq)
-        return msgspec.structs.replace(batch, records=tuple(entries))
+        return Batch(batch.key, batch.epoch, batch.first, tuple(entries))
 
     def _fold_known_at(self, seq: int) -> int:
         return next(folded for since, folded in reversed(self._folds) if since <= seq or not since)
@@ -258,10 +276,10 @@ async def link_at(
     return None, len(epochs)
 
 
-class FactsReader(Protocol):
+class ProofReader(Protocol):
     """Give what a session's manifest proves."""
 
-    async def __call__(self, *, fresh: bool = False) -> Facts:
+    async def __call__(self, *, fresh: bool = False) -> ManifestProof:
         """Return it, read anew if it is to be fresh."""
         ...
 
@@ -293,7 +311,7 @@ class ChainReader:
         store: The inner store.
         key: The session of the log.
         chain: The session's chain.
-        facts: Returns what the manifest proves; reads it from the store if it is to be fresh.
+        proof: Returns what the manifest proves; reads it from the store if it is to be fresh.
         trimmed: Returns the record before which all were removed by a trim.
         request: The requested records.
 
@@ -304,14 +322,14 @@ class ChainReader:
         store: Store,
         key: SessionKey,
         chain: RecordChain,
-        facts: FactsReader,
+        proof: ProofReader,
         trimmed: Callable[[], Awaitable[int]],
         request: ReadRequest,
     ) -> None:
         self._store = store
         self._key = key
         self._chain = chain
-        self._facts = facts
+        self._proof = proof
         self._trimmed = trimmed
         self._request = request
         self._count = 0
@@ -351,15 +369,15 @@ class ChainReader:
         if first.seq > after + 1:
             await self._require_trimmed(first.seq)
         self.link, self._unlinked = await self._start(first)
-        facts = await self._facts()
-        if self.link is None or self.link != facts.link or first.epoch <= facts.epoch + 1:
+        proof = await self._proof()
+        if self.link is None or self.link != proof.link or first.epoch <= proof.epoch + 1:
             return
         # A new holder was killed, or records were removed: that which the fold was as of has no
         # later epoch than the fold.
-        seq = facts.as_of_seq
+        seq = proof.as_of_seq
         async with aclosing(self._store.read_log(self._key, after=seq - 1, before=seq + 1)) as log:
             async for chunk in log:
-                if any(record.epoch > facts.epoch for record in chunk.records):
+                if any(record.epoch > proof.epoch for record in chunk.records):
                     raise chain_error(seq, "the records that the manifest was made of are gone")
 
     async def _verify_backward(
@@ -400,7 +418,7 @@ class ChainReader:
 
     async def _start(self, first: Record) -> tuple[ChainLink | None, int]:
         """Return the link before a record, where it is not in it."""
-        proven = (await self._facts()).link
+        proven = (await self._proof()).link
         is_fixed = first.seq - 1 in {self._chain.begins - 1, -1 if proven is None else proven.seq}
         if first.seq < self._chain.begins or not (is_fixed or first.kind == EPOCH):
             return None, 0
@@ -409,7 +427,7 @@ class ChainReader:
     async def _look_ahead(self, seq: int, part: _Part) -> None:
         """Check the epoch records up to one against the next encrypted record."""
         more: list[Record] = []
-        proven = (await self._facts()).link
+        proven = (await self._proof()).link
         async with aclosing(self._store.read_log(self._key, after=seq)) as log:
             async for chunk in log:
                 for record in chunk.records:
@@ -440,16 +458,16 @@ class ChainReader:
 
     async def _require_tail(self) -> None:
         """Check that a log is at least as long as the manifest says."""
-        facts = await self._facts()
-        if self._edge is not None and self._edge.seq >= facts.as_of_seq:
+        proof = await self._proof()
+        if self._edge is not None and self._edge.seq >= proof.as_of_seq:
             return
-        if await self._store.head(self._key) >= facts.as_of_seq:
+        if await self._store.head(self._key) >= proof.as_of_seq:
             return
         # Read the manifest before the head, which only grows.
-        facts = await self._facts(fresh=True)
+        proof = await self._proof(fresh=True)
         head = await self._store.head(self._key)
-        if not facts.is_lost and head < facts.as_of_seq:
-            raise chain_error(head, f"the manifest was made of records up to {facts.as_of_seq}")
+        if not proof.lost and head < proof.as_of_seq:
+            raise chain_error(head, f"the manifest was made of records up to {proof.as_of_seq}")
 
     async def _require_trimmed(self, first: int) -> None:
         begins = self._chain.begins
@@ -466,10 +484,10 @@ class ChainReader:
         unlinked: int,
     ) -> _Part:
         size = sum(len(record.payload) for record in records)
-        proven = (await self._facts()).link
+        proven = (await self._proof()).link
         walk = partial(self._walk, records, before, link, unlinked, proven)
         part = await in_thread_if_large(size, walk)
-        if part.folded > (await self._facts()).as_of_seq:
+        if part.folded > (await self._proof()).as_of_seq:
             await self._require_fold(part.folded)
         return part
 
@@ -518,15 +536,15 @@ class ChainReader:
             raise chain_error(expected.seq, "an epoch record is in the place of another record")
 
     async def _require_fold(self, folded: int) -> None:
-        facts = await self._facts(fresh=True)  # another process may have folded since
-        if facts.is_lost or folded <= facts.as_of_seq:
+        proof = await self._proof(fresh=True)  # another process may have folded since
+        if proof.lost or folded <= proof.as_of_seq:
             return
         raise CorruptRecordError(
-            f"the manifest of {self._key} is as of record {facts.as_of_seq}, but a later record "
+            f"the manifest of {self._key} is as of record {proof.as_of_seq}, but a later record "
             f"names a fold as of {folded}: the manifest was replaced by an older one; "
             "restore the session from one copy, its log and its documents together",
             key=str(self._key),
-            as_of_seq=facts.as_of_seq,
+            as_of_seq=proof.as_of_seq,
         )
 
 

@@ -58,10 +58,9 @@ from perdure.store import (
     shortcut,
 )
 from perdure.stores.delegate import DelegatingStore
-from perdure.stores.wrapped.chain import ChainReader, ReadRequest
+from perdure.stores.wrapped.chain import ChainReader, ManifestProof, ReadRequest
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
-    ManifestProof,
     has_hidden,
     inner_documents,
     mismatched,

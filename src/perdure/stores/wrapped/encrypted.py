@@ -27,10 +27,11 @@ from perdure.store import Batch, Store, Taken, take_after
 from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
+    NOTHING_PROVEN,
     ChainLink,
     ChainReader,
     ChainWriter,
-    Facts,
+    ManifestProof,
     ReadRequest,
     RecordChain,
     chain_error,
@@ -50,8 +51,6 @@ from perdure.stores.wrapped.keys import (
 from perdure.stores.wrapped.manifests import (
     MISSING,
     HiddenManifest,
-    ManifestProof,
-    facts_of,
     proof_of,
     proven_part,
     unproven_tail,
@@ -121,7 +120,7 @@ class EncryptedStore(CodedStore):
         self._compression = compression_for(compression, record_limit=max_restored_bytes(store))
         self._sessions: OrderedDict[SessionKey, _SessionCipher] = OrderedDict()
         self._tenants: dict[str, DataKey] = {}
-        self._facts: dict[SessionKey, Facts] = {}
+        self._proofs: dict[SessionKey, ManifestProof] = {}
         self._writers: dict[SessionKey, ChainWriter] = {}
 
     async def tenants(self) -> list[str]:
@@ -180,7 +179,7 @@ class EncryptedStore(CodedStore):
             LeaseHeldError: The session has a holder.
 
         """
-        if not (await self._proven(key, fresh=True)).unproven_end:
+        if not (await self._proof(key, fresh=True)).doubtful_from:
             return False
         async with self._brief_lease(key, "close it first") as lease:
             entry, tenant = await self._find(key), await self._tenant_key(key.tenant)
@@ -205,7 +204,7 @@ class EncryptedStore(CodedStore):
         assert entry.manifest is not None  # its hidden part was read
         assert hidden is not None
         proof = msgspec.structs.replace(proof, epoch=epoch)
-        self._cache_facts(entry.manifest.key, facts_of(proof))
+        self._cache_proof(entry.manifest.key, proof)
         manifest = msgspec.structs.replace(entry.manifest, epoch=epoch)
         return with_hidden(manifest, msgspec.structs.replace(hidden, proof=proof), tenant)
 
@@ -315,7 +314,7 @@ class EncryptedStore(CodedStore):
 
     def _forget(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)
-        self._facts.pop(key, None)
+        self._proofs.pop(key, None)
         self._writers.pop(key, None)
 
     # Taking a session.
@@ -325,22 +324,22 @@ class EncryptedStore(CodedStore):
         self._forget(key)
         entry = await self._entry_of(taken, cast("SessionKeyEntry | None", known))
         tenant = await self._tenant_key(key.tenant)
-        facts = Facts() if entry is None else entry.proven_part(tenant)[1]
-        if facts.epoch and not facts.is_lost and taken.head <= facts.as_of_seq:
-            reason = f"its manifest is as of record {facts.as_of_seq}"
+        proof = NOTHING_PROVEN if entry is None else entry.proven_part(tenant)[1]
+        if proof.epoch and not proof.lost and taken.head <= proof.as_of_seq:
+            reason = f"its manifest is as of record {proof.as_of_seq}"
             raise chain_error(taken.head - 1, reason)
         is_changed = entry is None or not entry.is_current or not entry.chained
         if entry is None or is_changed:
             entry = await self._wrap_again(taken, entry, tenant)
-            facts = entry.proven_part(tenant)[1]
-        if facts.is_lost:
-            end = facts.unproven_end or taken.head - 1
-            facts = msgspec.structs.replace(facts, unproven_end=end)
+            proof = entry.proven_part(tenant)[1]
+        if proof.lost:
+            end = proof.doubtful_from or taken.head - 1
+            proof = msgspec.structs.replace(proof, unproven_end=end)
             _log.warning("%s", unproven_tail(key, end), extra={"session": str(key)})
         cipher = self._cache_cipher(key, entry)
-        self._cache_facts(key, facts)
+        self._cache_proof(key, proof)
         assert cipher.chain is not None  # _wrap_again begins a chain
-        writer = ChainWriter(cipher.chain, taken.epoch, taken.head, facts.as_of_seq)
+        writer = ChainWriter(cipher.chain, taken.epoch, taken.head, proof.as_of_seq)
         self._writers[key] = writer
         if taken.created and taken.record and cipher.chain.start.seq == taken.head - 1:
             record = Record(taken.head, taken.epoch, EPOCH, taken.record, end=True)
@@ -389,9 +388,9 @@ class EncryptedStore(CodedStore):
                 lost = MISSING
         hidden = HiddenManifest(About(), {}, is_begun=True)
         if entry is not None and before is not None:
-            known, _, reason = entry.proven_part(tenant)
-            if known is None and reason:
-                lost, before = reason, None
+            known, found = entry.proven_part(tenant)
+            if known is None and found.lost:
+                lost, before = found.lost, None
             hidden = known or hidden
         base = before or keyring.empty_manifest(lease)
         manifest = msgspec.structs.replace(base, epoch=lease.epoch)
@@ -407,23 +406,23 @@ class EncryptedStore(CodedStore):
 
     # What manifests prove.
 
-    def _cache_facts(self, key: SessionKey, facts: Facts) -> None:
-        cached = self._facts.pop(key, None)
-        if cached is not None and facts.is_lost and not facts.unproven_end:
-            facts = msgspec.structs.replace(facts, unproven_end=cached.unproven_end)
-        self._facts[key] = facts
-        while len(self._facts) > _MAX_CACHED_SESSIONS:
-            self._facts.pop(next(iter(self._facts)))
+    def _cache_proof(self, key: SessionKey, proof: ManifestProof) -> None:
+        cached = self._proofs.pop(key, None)
+        if cached is not None and proof.lost and not proof.unproven_end:
+            proof = msgspec.structs.replace(proof, unproven_end=cached.doubtful_from)
+        self._proofs[key] = proof
+        while len(self._proofs) > _MAX_CACHED_SESSIONS:
+            self._proofs.pop(next(iter(self._proofs)))
 
-    async def _proven(self, key: SessionKey, *, fresh: bool = False) -> Facts:
+    async def _proof(self, key: SessionKey, *, fresh: bool = False) -> ManifestProof:
         """Return what a session's manifest proves; read it anew if asked to."""
-        facts = self._facts.get(key)
-        if facts is None or fresh:
+        proof = self._proofs.get(key)
+        if proof is None or fresh:
             entry = await self._find(key)
             tenant = await self._shared_transform(key.tenant, create=False)
-            facts = Facts() if entry is None else entry.proven_part(tenant)[1]
-            self._cache_facts(key, facts)
-        return facts
+            proof = NOTHING_PROVEN if entry is None else entry.proven_part(tenant)[1]
+            self._cache_proof(key, proof)
+        return proof
 
     async def _hidden_part(
         self, key: SessionKey, manifest: Manifest | None
@@ -434,17 +433,17 @@ class EncryptedStore(CodedStore):
         if manifest is None and not await self._lacks_manifest(key):
             return None, ""
         tenant = await self._shared_transform(key.tenant, create=False)
-        hidden, facts, reason = proven_part(manifest, tenant, is_chained=True)
+        hidden, proof = proven_part(manifest, tenant, is_chained=True)
         if hidden is None:
             entry = await self._find(key)
             if manifest is None and entry is not None and entry.manifest is not None:
                 return None, ""  # it was written in between
             if entry is None or not entry.chained:
-                hidden, facts, reason = proven_part(manifest, tenant, is_chained=False)
-                if reason:
-                    raise CorruptRecordError(reason, key=str(key))
-        self._cache_facts(key, facts)
-        return hidden, reason
+                hidden, proof = proven_part(manifest, tenant, is_chained=False)
+                if proof.lost:
+                    raise CorruptRecordError(proof.lost, key=str(key))
+        self._cache_proof(key, proof)
+        return hidden, proof.lost
 
     async def _lacks_manifest(self, key: SessionKey) -> bool:
         """Return whether a session must have a manifest: it is written before the first record."""
@@ -458,12 +457,12 @@ class EncryptedStore(CodedStore):
         writer, link = self._writer(key, manifest.epoch, cipher), None
         if manifest.as_of_seq >= cipher.chain.begins - 1:
             link = await self._link_after(key, writer, manifest.as_of_seq)
-        facts = await self._proven(key)
-        end = facts.unproven_end or (manifest.as_of_seq if facts.is_lost else 0)
+        before = await self._proof(key)
+        end = before.doubtful_from or (manifest.as_of_seq if before.lost else 0)
         return proof_of(manifest, link, unproven_end=end)
 
     def _note_fold(self, manifest: Manifest, proof: ManifestProof) -> None:
-        self._cache_facts(manifest.key, facts_of(proof))
+        self._cache_proof(manifest.key, proof)
         writer = self._writers.get(manifest.key)
         if writer is not None and writer.epoch == manifest.epoch:
             writer.note_fold(manifest.as_of_seq)
@@ -482,11 +481,11 @@ class EncryptedStore(CodedStore):
     ) -> None:
         key = manifest.key
         tenant = await self._tenant_key(key.tenant)
-        hidden, _, reason = entry.proven_part(tenant)
-        if hidden is None or hidden.proof is None:
-            raise CorruptRecordError(reason, key=str(key))
+        hidden, proof = entry.proven_part(tenant)
+        if hidden is None:
+            raise CorruptRecordError(proof.lost, key=str(key))
         document = keyring.wrap_key(key, entry.key, self._masters, entry.chained, below)
-        under = self._under(epoch, entry, hidden, hidden.proof, tenant)
+        under = self._under(epoch, entry, hidden, proof, tenant)
         await keyring.write(self.inner, document, under)
         if (cipher := self._sessions.get(key)) is not None:
             self._sessions[key] = cipher._replace(name=document[0], below=below)
@@ -507,8 +506,8 @@ class EncryptedStore(CodedStore):
             entry = await self._find(key)
             return 0 if entry is None else entry.below
 
-        facts = partial(self._proven, key)
-        return ChainReader(self.inner, key, cipher.chain, facts, trimmed, request)
+        proof = partial(self._proof, key)
+        return ChainReader(self.inner, key, cipher.chain, proof, trimmed, request)
 
     def _note_end(self, key: SessionKey, reader: ChainReader) -> None:
         writer = self._writers.get(key)
@@ -560,7 +559,7 @@ class EncryptedStore(CodedStore):
         """Return the link after a record, from the nearest one that is known."""
         link = writer.link(seq)
         if link is None:
-            proven = (await self._proven(key)).link
+            proven = (await self._proof(key)).link
             link, _ = await link_at(self.inner, key, writer.chain, seq, proven)
         if link is None:
             raise chain_error(seq, "no record is known that it follows")

@@ -39,7 +39,7 @@ from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import KEYS, FoldedDocument, Manifest
 from perdure.records.records import EPOCH
 from perdure.store import Store, Taken, first_record, is_begun, take_after
-from perdure.stores.wrapped.chain import Facts
+from perdure.stores.wrapped.chain import ManifestProof
 from perdure.stores.wrapped.compressed import Compression
 from perdure.stores.wrapped.manifests import HiddenManifest, proven_part
 from perdure.stores.wrapped.transform import Place, Transform, describe_place, from_text, to_text
@@ -434,8 +434,8 @@ class SessionKeyEntry(UnwrappedKey, frozen=True):
     name: str
     """The document that holds it."""
 
-    def proven_part(self, tenant: Transform | None) -> tuple[HiddenManifest | None, Facts, str]:
-        """Return the manifest's hidden part, what it proves, and why it must not be used."""
+    def proven_part(self, tenant: Transform | None) -> tuple[HiddenManifest | None, ManifestProof]:
+        """Return the manifest's hidden part, and what it proves."""
         return proven_part(self.manifest, tenant, is_chained=bool(self.chained))
 
 

@@ -18,29 +18,12 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, FoldedDocument, Manifest
 from perdure.store import Document, SessionInfo
-from perdure.stores.wrapped.chain import ChainLink, Facts
+from perdure.stores.wrapped.chain import NOTHING_PROVEN, ChainLink, ManifestProof
 from perdure.stores.wrapped.transform import Place, Transform
 
 _MARK = "perdure-sealed:"
 _LOST = "0" * 64
 MISSING = "the manifest is missing or damaged, and the session had one"
-
-
-class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The fields that a manifest must have, and the state of its log when it was written."""
-
-    epoch: int
-    as_of_seq: int
-    rest: str
-    """A hash of the manifest's format, counters and base."""
-    digest: str = ""
-    """The link hash after ``as_of_seq``, in hex; empty if nothing was folded."""
-    run: int = 0
-    lost: str = ""
-    """What was wrong with the previous manifest, so that there is no fold; empty if nothing."""
-    unproven_end: int = 0
-    """The last record when a manifest was found to be lost or forged: records after it may have
-    been cut off. Later folds keep it until the log is accepted."""
 
 
 class HiddenManifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -86,14 +69,6 @@ def require_proven(manifest: Manifest, proof: ManifestProof) -> None:
         raise CorruptRecordError(
             f"the manifest of {manifest.key} was changed without the key", key=str(manifest.key)
         )
-
-
-def facts_of(proof: ManifestProof) -> Facts:
-    """Return what a manifest proves about its log."""
-    digest = bytes.fromhex(proof.digest)
-    link = ChainLink(proof.as_of_seq, digest, proof.run) if digest else None
-    end = proof.unproven_end or (proof.as_of_seq if proof.lost else 0)
-    return Facts(proof.as_of_seq, proof.epoch, link, bool(proof.lost), end)
 
 
 def unproven_tail(key: SessionKey, end: int = 0, reason: str = "") -> str:
@@ -204,8 +179,8 @@ def read_hidden(inner: Manifest, transform: Transform | None) -> HiddenManifest:
 
 def proven_part(
     manifest: Manifest | None, tenant: Transform | None, *, is_chained: bool
-) -> tuple[HiddenManifest | None, Facts, str]:
-    """Return an inner manifest's hidden part, what it proves, and why it must not be used.
+) -> tuple[HiddenManifest | None, ManifestProof]:
+    """Return an inner manifest's hidden part, and what it proves; ``lost`` if it is not to be used.
 
     Args:
         manifest: The inner manifest; None if it is missing.
@@ -214,17 +189,20 @@ def proven_part(
 
     """
     if manifest is None:
-        return None, Facts(is_lost=True), MISSING if is_chained else ""
+        return None, _lost(MISSING if is_chained else "")
     try:
         hidden = read_hidden(manifest, tenant) if has_hidden(manifest.about.title) else None
     except CorruptRecordError as error:
-        return None, Facts(is_lost=True), str(error)
+        return None, _lost(str(error))
     if hidden is not None and hidden.proof is not None:
-        return hidden, facts_of(hidden.proof), hidden.proof.lost
+        return hidden, hidden.proof
     if is_chained:
-        reason = f"the manifest of {manifest.key} was not written with the key"
-        return None, Facts(is_lost=True), reason
-    return hidden, Facts(), ""
+        return None, _lost(f"the manifest of {manifest.key} was not written with the key")
+    return hidden, NOTHING_PROVEN
+
+
+def _lost(reason: str) -> ManifestProof:
+    return msgspec.structs.replace(NOTHING_PROVEN, lost=reason)
 
 
 def _decode_hidden(

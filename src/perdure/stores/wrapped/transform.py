@@ -118,7 +118,7 @@ def transform_batch(transform: Transform, batch: Batch) -> Batch:
         )
         for seq, (kind, payload, end) in enumerate(batch.records, batch.first)
     )
-    return msgspec.structs.replace(batch, records=entries)
+    return Batch(batch.key, batch.epoch, batch.first, entries)
 
 
 def restore_records(transform: Transform, records: Sequence[Record]) -> tuple[Record, ...]:
