@@ -302,7 +302,7 @@ async def test_opening_finds_an_edit_behind_the_last_fold(
 
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize(
-    "after", [5, *(pytest.param(seq, marks=pytest.mark.deep) for seq in (6, 7, 8))]
+    "after", [4, 5, *(pytest.param(seq, marks=pytest.mark.deep) for seq in (6, 7, 8))]
 )
 async def test_no_slice_of_an_edited_log_hides_the_edit(
     edit: str, after: int, tmp_path: Path
