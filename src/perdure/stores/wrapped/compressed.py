@@ -195,7 +195,7 @@ class CompressedStore(CodedStore):
         return _CompressionTransform(self._compression, ("tenant", tenant))
 
 
-class _CompressionTransform:
+class _CompressionTransform(Transform):
     """Compresses; names stay as they are.
 
     Args:
@@ -232,17 +232,8 @@ class _CompressionTransform:
     def _describe(self, place: Place) -> str:
         return describe_place((*self._owner, *place))
 
-    def token(self, text: str) -> str:
-        return text
-
     def inner_name(self, name: str) -> str:
         return "x" + name
 
     def outer_name(self, inner: str) -> str | None:
         return inner[1:]
-
-    def stored_name(self, name: str) -> str:
-        return name
-
-    def plain_name(self, stored: str) -> str:
-        return stored

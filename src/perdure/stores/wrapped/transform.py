@@ -50,10 +50,6 @@ class Transform(Protocol):
         """Return the original payload."""
         ...
 
-    def token(self, text: str) -> str:
-        """Return the form of a text that listings filter by."""
-        ...
-
     def inner_name(self, name: str) -> str:
         """Return a blob's name in the inner store."""
         ...
@@ -62,13 +58,17 @@ class Transform(Protocol):
         """Return a blob's name from its inner name; None if this transform did not name it."""
         ...
 
+    def token(self, text: str) -> str:
+        """Return the form of a text that listings filter by."""
+        return text
+
     def stored_name(self, name: str) -> str:
         """Return the name that a document is stored under."""
-        ...
+        return name
 
     def plain_name(self, stored: str) -> str:
         """Return a document's name from the one that it is stored under, hidden or not."""
-        ...
+        return stored
 
 
 def to_text(data: bytes) -> bytes:
