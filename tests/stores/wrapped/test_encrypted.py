@@ -299,6 +299,9 @@ async def test_a_new_master_key_wraps_anew(inner: Inner) -> None:
     assert (await both.rewrap()).done == 0
     await both.aclose()
     new = await opened(inner, NEW)
+    tenant = await keyring.find(new.inner, keyring.keyring_of(""), MasterKeys(NEW))
+    assert tenant is not None
+    assert (tenant.is_current, tenant.chained) == (True, 0)  # its session has no log of its own
     for name in ("released", "held", "opened again"):
         assert tuple(entries(await read(new, SessionKey(name)))) == group(name)
     assert await new.get_blob("", name_of(b"b")) == b"b"
