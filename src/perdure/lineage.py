@@ -143,7 +143,7 @@ async def _kept(
 
 async def blob_of(store: Store, key: SessionKey, name: str) -> bytes:
     """Return a blob that a session's history is in."""
-    data = await store.get_blob(key.tenant, name)
+    data = await store.get_blob(key.blobs, name)
     if data is None:
         message = (
             f"session {key} keeps a part of its history as blob {name}, which is not there: "

@@ -94,6 +94,7 @@ __all__ = [
     "SupportsFolders",
     "SupportsIntegrityCheck",
     "SupportsLocalPath",
+    "SupportsOwnBlobs",
     "SupportsReadOnly",
     "SupportsRebuild",
     "SupportsRestore",
@@ -176,7 +177,10 @@ class DocumentStore(Protocol):
 
 
 class BlobStore(Protocol):
-    """Large values of a tenant, by the hash of their content."""
+    """Large values of a tenant, by the hash of their content.
+
+    Where a call is about the blobs of one session, its tenant is ``key.blobs``.
+    """
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         """Make blobs durable under their names: the SHA-256 of their bytes, in hex.
@@ -503,6 +507,17 @@ class SupportsSpill(Protocol):
         ...
 
 
+class SupportsOwnBlobs(Protocol):
+    """A store that keeps a session's blobs apart from those of its tenant, by ``key.blobs``."""
+
+    async def listed_blobs(self, key: SessionKey, names: Collection[str]) -> dict[str, str]:
+        """Return names of a session's blobs by those that ``blob_names`` of the tenant has.
+
+        A blob that was put for the tenant is listed by its own name, which is among them.
+        """
+        ...
+
+
 class SupportsRebuild(Protocol):
     """A store that can rebuild its directory from its sessions."""
 
@@ -572,6 +587,17 @@ def shortcut(store: object, protocol: type[C]) -> C | None:
     know would be bypassed.
     """
     return None if capability(type(store), protocol) is None else cast("C", store)
+
+
+async def listed_blobs(store: Store, key: SessionKey, names: Collection[str]) -> dict[str, str]:
+    """Return names of a session's blobs, by those under which the tenant's are listed and swept."""
+    apart = capability(store, SupportsOwnBlobs)
+    return {name: name for name in names} if apart is None else await apart.listed_blobs(key, names)
+
+
+def blobs_are_apart(store: Store) -> bool:
+    """Return whether two sessions of a tenant never share a blob."""
+    return capability(store, SupportsOwnBlobs) is not None
 
 
 async def open_read_only(store: Store) -> None:

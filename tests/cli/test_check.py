@@ -390,6 +390,39 @@ def test_gc_removes_a_copy_that_a_process_was_killed_in(command: Command, store:
     assert listed() == []
 
 
+def test_gc_tells_the_blobs_of_encrypted_sessions_apart(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sessions have equal values, each under its own key; what one left behind goes."""
+    monkeypatch.setenv("PERDURE_KEY", "5a" * 32)
+    url = f"encrypted+sqlite:///{tmp_path / 'data.db'}"
+
+    async def begin() -> None:
+        async with perdure.connect(url, shutdown=Shutdown(signals=False)) as sessions:
+            for agent in ("ada", "eve"):
+                async with sessions.open(agent) as session:
+                    session.memory.set("large", "a value " * 9000)
+        store = perdure.store_for(url)
+        await store.open()
+        grant = await take_after(store, SessionKey("eve"), after=1)
+        await store.delete(grant.key, grant.epoch)  # as a kill leaves it: its blobs are there
+        await store.aclose()
+
+    async def left() -> tuple[int, str]:
+        store = perdure.store_for(url)
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            view = await sessions.load("ada")
+            assert view is not None
+            return len(await store.blob_names("")), await view.memory.get("large")
+
+    anyio.run(begin)
+    assert anyio.run(left) == (2, "a value " * 9000)
+    assert "no session references 1 of 2" in command("check", "--store", url).out
+    for _ in range(2):
+        assert command("check", "--gc", "--grace", "0", "--store", url).status == 0
+    assert anyio.run(left) == (1, "a value " * 9000)
+
+
 def test_gc_without_grace_removes_at_once_what_was_pruned_before_it_was_forgotten(
     command: Command, tmp_path: Path
 ) -> None:

@@ -1,4 +1,8 @@
-"""The shipped conformance suite on stores around stores."""
+"""The shipped conformance suite on stores around stores: the parts that they encode.
+
+Calls that carry no content are inherited: `tests/stores/wrapped/test_coded.py` says which. The codecs
+by themselves are in `tests/stores/wrapped/test_codec.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,13 @@ import pytest
 
 from perdure.errors import NotStorableError
 from perdure.store import Store
-from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
-from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore
 from perdure.testing.conformance import (
     BlobConformance,
     DocumentConformance,
     LogConformance,
     ReaderConformance,
-    StoreConformance,
     TrimConformance,
 )
 
@@ -65,42 +66,5 @@ class TestEncryptedMemoryStore(
     """What it seals: records in their order, documents and blobs."""
 
 
-class TestCompressedMemoryStore(
-    CompressedMemory, ReaderConformance, DocumentConformance, WrappedBlobs
-):
+class TestCompressedMemoryStore(CompressedMemory, ReaderConformance, WrappedBlobs):
     """What it packs."""
-
-
-class Wrapped(WrappedBlobs, StoreConformance):
-    """All of the suite."""
-
-
-@pytest.mark.deep
-class TestAllOfEncryptedMemoryStore(EncryptedMemory, Wrapped):
-    """Encrypted, in memory."""
-
-
-@pytest.mark.deep
-class TestAllOfCompressedMemoryStore(CompressedMemory, Wrapped):
-    """Packed, in memory."""
-
-
-@pytest.mark.deep
-class TestEncryptedFileStore(Wrapped):
-    """Encrypted, in files."""
-
-    on_trio = "never"
-
-    def make_store(self, place: Path, owner: str) -> Store:
-        return EncryptedStore(FileStore(place / "root", owner=owner), KEY)
-
-
-@pytest.mark.deep
-class TestEncryptedSqliteStore(Wrapped):
-    """Packed and encrypted, in a database."""
-
-    on_trio = "never"
-
-    def make_store(self, place: Path, owner: str) -> Store:
-        inner = SqliteStore(place / "kept" / "sessions.db", owner=owner)
-        return EncryptedStore(inner, KEY, compression="zstd")

@@ -151,8 +151,8 @@ async def names_of(url: str) -> Names:
         assert pruned is not None
         store = followed(store_of(ada))
 
-        async def blob(name: str) -> bytes:
-            data = await store.get_blob("", name)
+        async def blob(name: str, view: Any = ada) -> bytes:
+            data = await store.get_blob(view.key.blobs, name)
             assert data is not None, name
             return data
 
@@ -182,7 +182,7 @@ async def names_of(url: str) -> Names:
         node = node_of(await blob(root.below[0].name))
         archive = await Archives(ada).find()
         entries = [entry_of(line, "") for line in (await blob(archive.pages[0])).splitlines()]
-        folded = decode(await blob(base.folded), FoldedDocuments)
+        folded = decode(await blob(base.folded, pruned), FoldedDocuments)
         return Names(
             value=await value(ada, upto=2**62),
             only_value=await value(pruned, upto=base.cut),

@@ -653,7 +653,8 @@ async def test_what_lay_in_a_database_is_kept_as_a_blob(kind: str, tmp_path: Pat
             ada.append(Message.user("on"))
             await ada.aclose()
         kept = store_below(sessions)
-        blobs = [await kept.get_blob("", name) for name in await kept.blob_names("")]
+        whose = KEY.blobs
+        blobs = [await kept.get_blob(whose, name) for name in await kept.blob_names(whose)]
         assert evidence in blobs
         assert (await sessions.plan_restore("ada")).is_sound
 

@@ -23,6 +23,9 @@ from perdure.session.manager import SessionManager
 from perdure.store import Documents, Held, LeaseState, LogChunk, Store, Taken, Terms, take_after
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.stores.wrapped import EncryptedStore
+
+MASTER = "5a" * 32
 
 LOCAL: dict[str, Callable[[Asked], Counter[str]]] = {
     "{}/files": lambda asked: facts_in_files(asked.read),
@@ -105,6 +108,32 @@ async def test_an_open_asks_a_store_for_no_fact_twice(how: str) -> None:
         store.facts.clear()
         await sessions.open("ada", create=False)
         assert read_twice(store.facts) == {}
+
+
+@pytest.mark.parametrize("how", ["closed", "pruned", "dead"])
+async def test_an_encrypted_open_reads_its_key_before_and_all_else_with_the_lease(how: str) -> None:
+    backing = MemoryBacking()
+    await leave(lambda: EncryptedStore(MemoryStore(backing=backing), MASTER), how)
+    store = Counting(MemoryStore(backing=backing))
+    async with connected(EncryptedStore(store, MASTER)) as sessions:
+        await sessions.open("warm")  # the tenant's key
+        store.facts.clear()
+        await sessions.open("ada", create=False)
+        keys = {fact: count for fact, count in store.facts.items() if "document keys/" in fact}
+        assert list(keys.values()) == [1]
+        assert store.facts["manifest"] == 3  # which key; with it; with the lease
+        assert read_twice(store.facts - Counter(keys) - Counter(manifest=2)) == {}
+        assert not store.facts["head"]
+
+
+async def test_a_new_encrypted_session_is_not_read_once_it_is_there() -> None:
+    store = Counting(MemoryStore())
+    async with connected(EncryptedStore(store, MASTER)) as sessions:
+        await sessions.open("warm")
+        store.facts.clear()
+        await sessions.open("ada")
+        # Whether there is a key, also beside a damaged manifest; then the lease.
+        assert store.facts == {"manifest": 3, "lease": 1, "log after 0 before None": 1}
 
 
 @pytest.mark.parametrize("how", ["closed", "pruned", "dead"])

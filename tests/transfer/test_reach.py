@@ -39,6 +39,8 @@ BY = {
 }
 """Who reaches each blob, and through what."""
 
+ADA = SessionKey("ada")
+
 
 At = Callable[[str], Store]
 """Makes a store of a name, of one kind, in one folder."""
@@ -75,8 +77,9 @@ async def test_each_blob_is_reached_and_a_lost_one_is_named_with_what_needs_it(a
     async with opened(at, "store") as (store,):
         for field, (id, by) in BY.items():
             name = getattr(names, field)
-            data = await store.get_blob("", name)
-            await store.remove_blobs("", [name])
+            whose = SessionKey(id).blobs
+            data = await store.get_blob(whose, name)
+            await store.remove_blobs(whose, [name])
             problems = (await audit(store, SessionKey(id))).problems
             assert any(name in one.detail for one in problems), field
             if field not in {"folded", "document"}:  # else reading fails first
@@ -87,7 +90,7 @@ async def test_each_blob_is_reached_and_a_lost_one_is_named_with_what_needs_it(a
                 [lost] = [blob for blob in found if blob.why]
                 assert (lost.name, lost.is_lost) == (name, field != "value")
                 assert by in lost.problem(SessionKey(id))
-            await store.put_blobs("", {name: data})
+            await store.put_blobs(whose, {name: data})
             assert not (await audit(store, SessionKey(id))).problems, field
 
 
@@ -101,8 +104,8 @@ async def test_nothing_that_is_reached_is_collected(at: At) -> None:
         assert counted.unreachable < len(there) - len(BY)
         for _ in range(2):
             await collect(store, counted, reached, 0.0)
-        for name in names:
-            assert await store.get_blob("", name) is not None
+        for field, name in names._asdict().items():
+            assert await store.get_blob(SessionKey(BY[field][0]).blobs, name) is not None
         assert not [one for key in keys for one in (await audit(store, key)).problems]
 
 
@@ -110,7 +113,7 @@ async def test_a_lost_blob_that_may_name_others_keeps_them_from_being_collected(
     names = await sound(at)
     async with opened(at, "store") as (store,):
         for field, is_known in (("leaf", True), ("node", False)):
-            await store.remove_blobs("", [getattr(names, field)])
+            await store.remove_blobs(ADA.blobs, [getattr(names, field)])
             there = set(await store.blob_names(""))
             counted, _ = await garbage(store, "", there, [await audit(store, SessionKey("ada"))])
             assert (counted.unknown is None) == is_known, field
@@ -121,8 +124,8 @@ async def test_a_copy_of_a_session_that_lost_a_blob_says_so_each_time_and_is_men
 ) -> None:
     names = await sound(at)
     async with opened(at, "store", "copy", "backup") as (store, other, saved):
-        data = await store.get_blob("", names.node)
-        await store.remove_blobs("", [names.node])
+        data = await store.get_blob(ADA.blobs, names.node)
+        await store.remove_blobs(ADA.blobs, [names.node])
         for _ in range(2):
             for failed in (
                 (await migrate(store, other)).failed,
@@ -139,7 +142,7 @@ async def test_a_copy_of_a_session_that_lost_a_blob_says_so_each_time_and_is_men
             view = await sessions.load("ada")
             assert view is not None
             assert len(view.context()) == 13
-        await store.put_blobs("", {names.node: data})
+        await store.put_blobs(ADA.blobs, {names.node: data})
         assert (await migrate(store, other)).failed == {}
         assert (await backup(store, saved)).failed == {}
         assert (await verify_backup(saved)).problems == {}
@@ -164,12 +167,12 @@ async def test_a_restore_says_each_time_what_its_backup_lacks_and_brings_the_res
 async def test_a_memory_value_that_only_the_log_has_is_put_back(at: At) -> None:
     names = await sound(at)
     async with opened(at, "store", "copy", "backup") as (store, other, saved):
-        await store.remove_blobs("", [names.value])
+        await store.remove_blobs(ADA.blobs, [names.value])
         assert (await migrate(store, other)).failed == {}
         assert (await backup(store, saved)).failed == {}
         assert (await verify_backup(saved)).problems == {}
         for one in (other, saved):
-            assert await one.get_blob("", names.value) is not None
+            assert await one.get_blob(ADA.blobs, names.value) is not None
         [problem] = (await audit(store, SessionKey("ada"))).problems
         assert problem.repairable
     async with perdure.connect(at("store")) as sessions:

@@ -103,7 +103,7 @@ async def claimed(
         return result
     blob, reference = _blob(result.result, data, tags)
     try:
-        await store.put_blobs(session.key.tenant, {reference.sha256: blob})
+        await store.put_blobs(session.key.blobs, {reference.sha256: blob})
     except StoreError:
         return result
     extra = {**result.extra, RESULT_REF: msgspec.Raw(encode(reference))}
@@ -142,7 +142,7 @@ async def _resolved(session: Session | SessionView, message: Message) -> Message
 async def _read(session: Session | SessionView, reference: ResultReference) -> bytes | None:
     """Return a blob's bytes, None if they are lost or damaged."""
     try:
-        return await store_of(session).get_blob(session.key.tenant, reference.sha256)
+        return await store_of(session).get_blob(session.key.blobs, reference.sha256)
     except CorruptRecordError:
         return None
 

@@ -185,7 +185,7 @@ async def entries_of(
     description = f"archive {archive.id} of {key}"
     checker = Checker(description, limits)
     for name in archive.pages:
-        page = (await fetched(store, key.tenant, [name], description))[name]
+        page = (await fetched(store, key.blobs, [name], description))[name]
         for entry in await anyio.to_thread.run_sync(_judged, page, description, checker):
             yield entry
     counted = (checker.files, checker.folders, checker.bytes)

@@ -122,7 +122,7 @@ async def put_back(
     async with _beside(home, control, description) as stage:
         for steps in _hops(plan.entries):
             names = [name for step in steps for name in step.names]
-            blobs = await fetched(store, key.tenant, names, description)
+            blobs = await fetched(store, key.blobs, names, description)
             await hop(home.path, _write, stage, steps, blobs)
             ended = sum(step.last for step in steps if isinstance(step.entry, FileEntry))
             count.add(ended, sum(len(blobs[name]) for name in names))
@@ -234,7 +234,7 @@ async def verify(store: Store, key: SessionKey, plan: ExtractPlan, description: 
     """
     for steps in _hops(plan.entries):
         await fetched(
-            store, key.tenant, [name for step in steps for name in step.names], description
+            store, key.blobs, [name for step in steps for name in step.names], description
         )
 
 

@@ -278,9 +278,9 @@ async def take(
 
     """
     require_blobs(store)
-    present = set(await store.blob_names(key.tenant))
+    present = set(await store.blob_names(key.blobs))
     known = await _named_by(store, key, before, limits) & present
-    taking = _TreeSave(store, key.tenant, present, known)
+    taking = _TreeSave(store, key.blobs, present, known)
     scanned = scan(home, selection, limits)
     async with batches(home.path, scanned, weight, BATCH_BYTES) as given:
         async for batch in given:
@@ -288,7 +288,7 @@ async def take(
             if progress is not None:
                 progress(ArchiveProgress(taking.result.files, taking.result.bytes))
     pages = await hop(home.path, _named_pages, taking.result.entries)
-    await put(store, key.tenant, {name: page for name, page in pages.items() if name not in known})
+    await put(store, key.blobs, {name: page for name, page in pages.items() if name not in known})
     taking.result.pages = tuple(pages)
     return taking.result
 

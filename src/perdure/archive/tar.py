@@ -599,7 +599,7 @@ async def _parts(
     for entry in entries:
         yield header_of(entry)
         for name in blobs_of(entry):
-            yield (await fetched(store, key.tenant, [name], description))[name]
+            yield (await fetched(store, key.blobs, [name], description))[name]
         if isinstance(entry, FileEntry):
             yield padding_of(entry.size)
     yield END

@@ -478,7 +478,7 @@ async def _checkpoint_lines(
 
 async def _state_of(reading: JournalReader, checkpoint: Checkpoint, walk: LogWalk) -> bytes:
     if isinstance(checkpoint.state, ExplicitState):
-        return await read_bytes(reading.store, reading.key.tenant, checkpoint.state)
+        return await read_bytes(reading.store, reading.key.blobs, checkpoint.state)
     state: Any = await walk.at(checkpoint.event_seq)
     state["context"] = list(state["context"].values())
     return canonical(state)
@@ -564,7 +564,7 @@ class _AuditPairReader:
         self._journal = journal
         self._folder = folder
         self._findings: list[str] = []
-        self._states = CheckpointStates(journal.store, journal.key.tenant)
+        self._states = CheckpointStates(journal.store, journal.key.blobs)
         self._snapshots = saved_snapshots(folder, self._tell)
         self._ahead: SavedSnapshot | None = None
         self._created = self._events = 0

@@ -151,8 +151,8 @@ class CheckpointReader:
             state: Any = await reading.walk().at(checkpoint.event_seq)
             state["context"] = list(state["context"].values())
         else:
-            tenant = reading.key.tenant
-            state = await read_state(reading.store, tenant, checkpoint.state, reading.types)
+            whose = reading.key.blobs
+            state = await read_state(reading.store, whose, checkpoint.state, reading.types)
         return CheckpointState(
             id=checkpoint.id,
             label=checkpoint.label,
@@ -187,7 +187,7 @@ class CheckpointReader:
         reading = self._reading
         if isinstance(checkpoint.state, CapturedState):
             return await walk.at(checkpoint.event_seq)
-        return decode(await read_bytes(reading.store, reading.key.tenant, checkpoint.state))
+        return decode(await read_bytes(reading.store, reading.key.blobs, checkpoint.state))
 
     async def _known(self, id: int) -> Checkpoint:
         chain = await self._reading.chain()
@@ -253,7 +253,7 @@ class CheckpointEngine(CheckpointReader):
     def __init__(self, journal: Journal) -> None:
         super().__init__(journal)
         self._journal = journal
-        self._states = CheckpointStates(journal.store, journal.key.tenant)
+        self._states = CheckpointStates(journal.store, journal.key.blobs)
         self._lock = anyio.Lock()
 
     async def create(self, label: str, state: Any = None) -> Checkpoint:
@@ -313,8 +313,8 @@ class CheckpointEngine(CheckpointReader):
             label = f"rollback::{old.label}#{old.id}"
             state = None
             if isinstance(old.state, ExplicitState):
-                tenant = journal.key.tenant
-                state = await read_state(journal.store, tenant, old.state, journal.types)
+                whose = journal.key.blobs
+                state = await read_state(journal.store, whose, old.state, journal.types)
                 new = await self._append(label, old.state)
             else:
                 try:

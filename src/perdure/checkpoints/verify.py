@@ -80,7 +80,7 @@ async def state_problems(reading: JournalReader, checkpoint: Checkpoint) -> list
     """Return what does not fit in the state of one checkpoint."""
     if isinstance(checkpoint.state, ExplicitState):
         try:
-            await read_bytes(reading.store, reading.key.tenant, checkpoint.state)
+            await read_bytes(reading.store, reading.key.blobs, checkpoint.state)
         except CorruptRecordError as error:
             return [ChainProblem(checkpoint.id, str(error))]
         return []

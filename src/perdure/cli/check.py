@@ -30,6 +30,7 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.lease import LeaseOptions, OwnerWatch, while_beating
+from perdure.records.chunks import is_hash
 from perdure.records.keys import KEYRING, SessionKey, keyring_of, require_filters
 from perdure.records.manifest import Origin
 from perdure.records.messages import decode_message
@@ -51,9 +52,11 @@ from perdure.store import (
     Store,
     SupportsIntegrityCheck,
     SupportsRebuild,
+    blobs_are_apart,
     capability,
     first_record,
     is_begun,
+    listed_blobs,
     open_read_only,
     take_after,
 )
@@ -449,8 +452,11 @@ async def garbage(
             detail = audit.problems[0].detail if audit.problems else "documents of it are damaged"
             counted.unknown = f"{audit.key} cannot be read: {detail}"
             return counted, names_there
-        reached |= audit.reached
-    reachable = await receipts.current(store, tenant, names_there - reached)
+        reached |= (await listed_blobs(store, audit.key, audit.reached)).keys()
+    if not blobs_are_apart(store):  # nobody here can tell whose those are
+        reached |= {name for name in names_there if not is_hash(name)}
+    unreached = filter(is_hash, names_there - reached)
+    reachable = await receipts.current(store, tenant, set(unreached))
     counted.receipts = len(reachable)
     reached |= reachable
     counted.unreachable = len(names_there - reached)
@@ -745,12 +751,14 @@ async def _keys(store: Store, tenant: str) -> list[SessionKey]:
 async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     audits: list[Audit] = []
     refused: list[ConfigError] = []
-    sound: dict[str, set[str]] = {}
+    sound: dict[str | SessionKey, set[str]] = {}
+    is_apart = blobs_are_apart(store)
     with progress_bar("checking", MofNCompleteColumn(), total=len(keys)) as update:
         for done, key in enumerate(keys, 1):
             try:
-                audit = await _audit(store, key, sound.setdefault(key.tenant, set()))
-                sound[key.tenant] |= audit.sound
+                whose = key if is_apart else key.tenant
+                audit = await _audit(store, key, sound.setdefault(whose, set()))
+                sound[whose] |= audit.sound
             except ConfigError as error:  # its key is missing, or differs from the others'
                 refused.append(error)
                 audit = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])

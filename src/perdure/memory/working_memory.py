@@ -289,7 +289,7 @@ class SessionValues:
             return bytes(entry.value)
         if self._store.capabilities.blobs:
             with contextlib.suppress(CorruptRecordError):  # only a copy: the log has it, too
-                data = await self._store.get_blob(self._key.tenant, name)
+                data = await self._store.get_blob(self._key.blobs, name)
                 if data is not None:
                     return data
         return await self._from_log(entry, name)

@@ -127,6 +127,11 @@ def is_name(name: str) -> bool:
     return _BLOB_NAME.match(name) is not None
 
 
+def is_hash(name: str) -> bool:
+    """Return whether a blob's name is the hash of its bytes, and no wrapper's own."""
+    return not name.startswith("x")
+
+
 def fits(name: str, data: bytes) -> bool:
     """Return whether bytes may be stored under a name.
 
@@ -135,7 +140,7 @@ def fits(name: str, data: bytes) -> bool:
     >>> fits("0" * 64, b"other bytes")
     False
     """
-    if name.startswith("x"):
+    if not is_hash(name):
         return is_name(name)
     return name_of(data) == name
 

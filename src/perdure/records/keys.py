@@ -11,6 +11,7 @@ that a program was given, `stored_key` for what an operator names or a file brin
 from __future__ import annotations
 
 import re
+from typing import Self, final
 
 import msgspec
 
@@ -55,6 +56,33 @@ class SessionKey(msgspec.Struct, frozen=True, order=True):
         session = "" if self.session == DEFAULT_SESSION else f"/{self.session}"
         tenant = f"{self.tenant}:" if self.tenant else ""
         return f"{tenant}{self.agent}{session}"
+
+    @property
+    def blobs(self) -> str:
+        """The tenant, for calls of a store that are about this session's blobs."""
+        return SessionTenant(self)
+
+
+@final
+class SessionTenant(str):
+    """The tenant of a session whose blobs a call of a store is about.
+
+    Stores keep blobs by tenant, and take it for that. An encrypted store keeps a session's blobs
+    under the session's own key, so that nothing of them can be read once the key is destroyed.
+    """
+
+    __slots__ = ("key",)
+
+    key: SessionKey
+
+    def __new__(cls, key: SessionKey) -> Self:
+        """Return the tenant of a session."""
+        tenant = super().__new__(cls, key.tenant)
+        tenant.key = key
+        return tenant
+
+    def __getnewargs__(self) -> tuple[SessionKey]:  # type: ignore[override]  # for copies of it
+        return (self.key,)
 
 
 # Built here, and not by two threads at their first decode: see `perdure.records.json`.

@@ -435,7 +435,7 @@ async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> None:
     if not have.remains or not store.capabilities.blobs:
         return
     names = {name: hashlib.sha256(data).hexdigest() for name, data in have.remains.items()}
-    await store.put_blobs(key.tenant, {names[name]: data for name, data in have.remains.items()})
+    await store.put_blobs(key.blobs, {names[name]: data for name, data in have.remains.items()})
     for name, blob in names.items():
         extra = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}
         message = "%s of session %s cannot be used, its bytes are kept as the blob %s"

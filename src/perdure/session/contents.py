@@ -587,7 +587,7 @@ class Contents:
         for seq, payload in messages:
             media, held = referred(payload), self.context.media
             missing = [medium for medium in media if medium.name not in held]
-            read = await media_of(self._store, self.key.tenant, missing) if missing else {}
+            read = await media_of(self._store, self.key.blobs, missing) if missing else {}
             whole.append((seq, filled(payload, {**held, **read}) if media else payload))
         return whole
 

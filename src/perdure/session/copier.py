@@ -443,7 +443,7 @@ class _Copier:
         await self._writer.add_own(more)
         if self._target.capabilities.blobs:
             if was is not None:
-                await put_blobs(self._target, self._new.tenant, {**was.blobs, **self._kept})
+                await put_blobs(self._target, self._new.blobs, {**was.blobs, **self._kept})
             await self._renew(reach)
         if was is not None:
             await self._write_documents(was)
@@ -506,19 +506,19 @@ class _Copier:
 
     async def _renew(self, reach: Reach) -> None:
         """Have the target keep all blobs that the copy reaches, and put those that it lacks."""
-        tenant, missing = self._new.tenant, list[ReachedBlob]()
+        whose, missing = self._new.blobs, list[ReachedBlob]()
         # What was just put is young, and names what the documents do.
         async with aclosing(reach.blobs(self._kept, leaves=False)) as blobs:
             reached = {blob.name: msgspec.structs.replace(blob, data=None) async for blob in blobs}
         names = list(reached)
         for at in range(0, len(names), NAMES):
-            some = await self._target.renew(tenant, names[at : at + NAMES])
+            some = await self._target.renew(whose, names[at : at + NAMES])
             missing += (reached[name] for name in sorted(some))
         found, size = dict[str, bytes](), 0
         for blob in missing:
             data = None
             with suppress(CorruptRecordError):
-                data = await self._source.get_blob(self._key.tenant, blob.name)
+                data = await self._source.get_blob(self._key.blobs, blob.name)
             if data is None:
                 self._done.lost.append(blob)
                 continue
@@ -527,10 +527,10 @@ class _Copier:
             found[blob.name] = data
             size += len(data)
             if size >= BATCH_BYTES:
-                await self._target.put_blobs(tenant, found)
+                await self._target.put_blobs(whose, found)
                 found, size = {}, 0
         if found:
-            await self._target.put_blobs(tenant, found)
+            await self._target.put_blobs(whose, found)
 
     async def _write_documents(self, was: HistoricalFold) -> None:
         size = sum(map(len, was.data.values()))

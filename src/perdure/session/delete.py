@@ -31,7 +31,7 @@ from perdure.errors import (
 from perdure.lineage import require_unread
 from perdure.memory.documents import SessionLabels, described
 from perdure.memory.index import value_names
-from perdure.records.chunks import named_in
+from perdure.records.chunks import is_hash, named_in
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, Origin
 from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry
@@ -48,7 +48,15 @@ from perdure.session.lifecycle import (
     require_different,
 )
 from perdure.session.stored import SessionStore
-from perdure.store import DeadLetter, Draft, SessionInfo, Store, first_record
+from perdure.store import (
+    DeadLetter,
+    Draft,
+    SessionInfo,
+    Store,
+    blobs_are_apart,
+    first_record,
+    listed_blobs,
+)
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -262,8 +270,7 @@ class Forgetter:
             sums = {key: await self._sum(key) for key in keys}
             if not dry_run:
                 await remove_drafts(self._store.inner, tenant, self._access.runtime.watch, keys)
-            names = set().union(*(total.names for total in sums.values()))
-            named = await self._reach(tenant, names)
+            named = await self._named(tenant, sums)
             wait = None if dry_run else terms.wait
             retained = await self._remove_blobs(tenant, keys, holds, named, wait) if named else {}
             for hold in holds:
@@ -400,6 +407,18 @@ class Forgetter:
         total.names |= named_in(document.data for document in documents)
         return total
 
+    async def _named(self, tenant: str, sums: Mapping[SessionKey, _Sum]) -> dict[str, int]:
+        """Return the blobs that sessions reach, as the tenant's are listed, by size."""
+        if not blobs_are_apart(self._store):  # one name is one blob
+            names = set().union(*(total.names for total in sums.values()))
+            return await self._reach(tenant, names)
+        there, named = set(await self._store.blob_names(tenant)), dict[str, int]()
+        for key, total in sums.items():
+            sizes = await self._reach(key.blobs, total.names)
+            listed = await listed_blobs(self._store, key, sizes)
+            named |= {at: sizes[name] for at, name in listed.items() if at in there}
+        return named
+
     async def _reach(self, tenant: str, names: set[str]) -> dict[str, int]:
         """Return the blobs that are reached from these names, through others too, by size."""
         sizes: dict[str, int] = {}
@@ -421,6 +440,8 @@ class Forgetter:
     ) -> _Retained:
         """Return which of the blobs another session reaches, with one that does, and how."""
         shared: _Retained = {}
+        if not any(map(is_hash, names)):
+            return shared  # each is one session's own
         async with aclosing(tenant_sessions(self._store, tenant)) as listed:
             async for info in listed:
                 if info.key in keys:
@@ -430,7 +451,7 @@ class Forgetter:
                 except FormatError:
                     shared = {**dict.fromkeys(names, (info.key, _MAY)), **shared}
                     continue
-                reached = await self._reach(tenant, theirs)
+                reached = await self._reach(info.key.blobs, theirs)
                 shared.update(dict.fromkeys(reached.keys() & names, (info.key, _DOES)))
         return shared
 

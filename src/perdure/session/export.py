@@ -292,7 +292,7 @@ async def _with_media(
 async def _whole_context(store: Store, key: SessionKey, payload: bytes) -> bytes:
     """Return a context with the newest of its media in place."""
     newest = reversed(referred(payload))
-    media = await media_of(store, key.tenant, newest, most=MOST_MEDIA)
+    media = await media_of(store, key.blobs, newest, most=MOST_MEDIA)
     return filled(payload, media) if media else payload
 
 

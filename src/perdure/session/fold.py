@@ -134,7 +134,7 @@ class PreparedFold(msgspec.Struct, frozen=True):
             StoreError: The store could not write; nothing has changed.
 
         """
-        await put_blobs(store, self.key.tenant, self.blobs)
+        await put_blobs(store, self.key.blobs, self.blobs)
         await store.write_documents(self.key, self.documents, self.manifest)
         return self.manifest
 

@@ -75,7 +75,7 @@ async def load_media(store: Store, key: SessionKey, context: WorkingContext) -> 
     """Load the media that the model may be shown, and that are not in memory."""
     wanted = [medium for medium in context.wanted() if medium.name not in context.media]
     if wanted:
-        context.media |= await media_of(store, key.tenant, wanted, most=HELD_BYTES)
+        context.media |= await media_of(store, key.blobs, wanted, most=HELD_BYTES)
 
 
 @final
@@ -146,7 +146,7 @@ async def with_media(
     for record in records:
         media_referred = referred_in(record)
         if media_referred:
-            media = await media_of(store, key.tenant, media_referred)
+            media = await media_of(store, key.blobs, media_referred)
             payload = filled(record.payload, media)
             whole.append(msgspec.structs.replace(record, payload=payload))
         else:
@@ -161,7 +161,7 @@ async def append_with_media(store: Store, batches: Sequence[Batch]) -> list[Outc
     for batch in batches:
         try:
             records, media = await _lifted(batch)
-            await put_blobs(store, batch.key.tenant, media)
+            await put_blobs(store, batch.key.blobs, media)
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             outcome = outcome_of(error)
             if outcome.status is Status.IN_DOUBT:  # no record was sent

@@ -350,24 +350,24 @@ class Pruner:
         if not await store.has(key, cut, wanted.epoch):
             raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
         was = await folded_at(store, key, cut, self._access.runtime.limits)
-        await put_blobs(store, key.tenant, was.blobs)
+        await put_blobs(store, key.blobs, was.blobs)
         await self._keep_values(key, was.data)
         documents = {name: Document(data, cut) for name, data in was.data.items()}
         folded, blobs = kept_documents(Documents(was.manifest, documents))
         if blobs:
-            await store.put_blobs(key.tenant, blobs)
+            await store.put_blobs(key.blobs, blobs)
         return Origin(cut=cut, folded=folded, moved=before.moved)
 
     async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
         """Restore lost blobs, as long as the log still has their values."""
         entries = MemoryIndex.of_document(data.get(MEMORY)).entries.values()
         large = [entry for entry in entries if entry.sha256 is not UNSET]
-        present = set(await self._store.blob_names(key.tenant)) if large else set()
+        present = set(await self._store.blob_names(key.blobs)) if large else set()
         for entry in large:
             if entry.sha256 is not UNSET and entry.sha256 not in present:
                 with suppress(CorruptRecordError):  # the log has lost it, too
                     value = await SessionValues(self._store, key).read(entry)
-                    await self._store.put_blobs(key.tenant, {entry.sha256: value})
+                    await self._store.put_blobs(key.blobs, {entry.sha256: value})
 
     async def _rebase(self, key: SessionKey, cut: _Cut, terms: HandoverTerms) -> int | None:
         """Remove history, open here or not; return the bytes freed, None if it is gone already."""

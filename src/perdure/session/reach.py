@@ -196,10 +196,10 @@ class Reach:
         """Return the documents of an origin that list blobs; what is lost is found by the walk."""
         data: dict[str, bytes] = {}
         try:
-            listed = await self._store.get_blob(self._key.tenant, base.folded)
+            listed = await self._store.get_blob(self._key.blobs, base.folded)
             documents = {} if listed is None else decode(listed, FoldedDocuments).documents
             for name in documents.keys() & {CHECKPOINTS, ARCHIVES}:
-                blob = await self._store.get_blob(self._key.tenant, documents[name].sha256)
+                blob = await self._store.get_blob(self._key.blobs, documents[name].sha256)
                 data |= {} if blob is None else {name: blob}
         except FormatError:
             pass
@@ -322,7 +322,7 @@ class _Walk:
     async def _get(self, store: Store, name: str) -> tuple[bytes | None, str]:
         """Return a blob, or None and what is wrong with it."""
         try:
-            data = await store.get_blob(self._key.tenant, name)
+            data = await store.get_blob(self._key.blobs, name)
         except CorruptRecordError:
             return None, "is damaged"
         if data is None:

@@ -113,7 +113,7 @@ async def rebuild(
     remains = {name: have.found[name].data for name in wrong if name in have.found}
     have = msgspec.structs.replace(have, remains={**remains, **have.remains})
     await keep_evidence(store, key, have)
-    await put_blobs(store, key.tenant, was.blobs)
+    await put_blobs(store, key.blobs, was.blobs)
     manifest = msgspec.structs.replace(was.manifest, epoch=epoch)
     await store.write_documents(key, was.data, manifest)
     return manifest

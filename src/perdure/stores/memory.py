@@ -416,7 +416,7 @@ class MemoryStore:
         require_named(blobs)
         now = self._backing.clock()
         for name, data in blobs.items():
-            self._blobs[tenant, name] = StoredBlob(data, now)
+            self._blobs[str(tenant), name] = StoredBlob(data, now)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         await anyio.lowlevel.checkpoint()

@@ -91,7 +91,7 @@ async def items_of(
         yield letter
     for name in sorted(blobs):
         data = blobs.pop(name)
-        if data is None and (data := await store.get_blob(key.tenant, name)) is None:
+        if data is None and (data := await store.get_blob(key.blobs, name)) is None:
             raise _changed(key)
         yield bundle.BundleBlob(name, data)
     async with aclosing(records):

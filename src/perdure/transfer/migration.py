@@ -33,7 +33,7 @@ from perdure.session.delete import tenant_sessions
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
 from perdure.session.stored import SessionStore, followed
-from perdure.store import Draft, Store, Taken, first_record
+from perdure.store import Draft, Store, Taken, blobs_are_apart, first_record
 from perdure.transfer import bundle_files
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
 from perdure.transfer.receipts import Receipts
@@ -239,7 +239,7 @@ class _Mover:
         self._on_held: OnHeld = on_held
         self._wait = wait
         self._receipts = Receipts(source, target)
-        self._sound: dict[str, set[str]] = {}
+        self._sound: dict[str | SessionKey, set[str]] = {}
         """Names of the blobs that were read back, with all that they name, by tenant."""
 
     async def move(self, key: SessionKey) -> None:
@@ -421,8 +421,8 @@ class _Mover:
             CorruptRecordError: The source has lost some, too; all else of the session is there.
 
         """
-        tenant = key.tenant
-        sound = self._sound.setdefault(tenant, set())
+        whose = key if blobs_are_apart(self.target) else key.tenant
+        sound = self._sound.setdefault(whose, set())
         lost: list[ReachedBlob] = []
         reached = (await bundle_files.reach(self.target, key)).blobs(sound, other=self.source)
         async with contextlib.aclosing(reached) as blobs:
@@ -430,7 +430,7 @@ class _Mover:
                 if blob.data is None:
                     lost.append(blob)
                 elif blob.why:
-                    await self.target.put_blobs(tenant, {blob.name: blob.data})
+                    await self.target.put_blobs(key.blobs, {blob.name: blob.data})
                 if blob.is_whole:
                     sound.add(blob.name)
         if lost:

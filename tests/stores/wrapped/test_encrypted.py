@@ -18,6 +18,7 @@ from typing import Any
 
 import anyio
 import anyio.lowlevel
+import msgspec
 import pytest
 
 from perdure import Message, Shutdown, connect
@@ -29,6 +30,7 @@ from perdure.errors import (
     PerdureError,
     StoreUnavailableError,
     TooLargeError,
+    UnsupportedVersionError,
 )
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
@@ -36,6 +38,7 @@ from perdure.records.manifest import About, Manifest
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import DeadLetter, PendingItem, Status, Store, take_after
 from perdure.stores.file import FileStore
+from perdure.stores.file.layout import encode_name
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore, MasterKeys, keys as keyring
@@ -77,6 +80,7 @@ async def opened(inner: Inner, *keys: str) -> EncryptedStore:
 def nothing_readable(folder: Path) -> None:
     files: dict[Path, bytes] = {}
     for one in folder.rglob("*"):
+        assert encode_name(CANARY) not in str(one)
         with suppress(FileNotFoundError, IsADirectoryError):  # what is taken just now is gone
             files[one] = one.read_bytes()
     assert sum(map(len, files.values())) > 1000
@@ -84,6 +88,7 @@ def nothing_readable(folder: Path) -> None:
         assert CANARY.encode() not in data, one
         assert base64.b64encode(CANARY.encode() * 3)[4:20] not in data, one
         assert name_of(CANARY.encode()).encode() not in data, one
+        assert encode_name(CANARY).encode() not in data, one
 
 
 async def test_nothing_that_people_wrote_is_in_any_file(inner: Inner, tmp_path: Path) -> None:
@@ -94,7 +99,7 @@ async def test_nothing_that_people_wrote_is_in_any_file(inner: Inner, tmp_path: 
         async with sessions.open("agent", **options) as session, session.turn():
             session.append(Message.user(f"{CANARY} said " * 50))
             session.describe(title=f"{CANARY} title")
-            session.state.set("notes", {"text": f"{CANARY} state"})
+            session.state.set(f"{CANARY}/notes", {"text": f"{CANARY} state"})
         await sessions.post("agent", Message.user(f"{CANARY} posted"))
         await store.put_blobs("", {name_of(CANARY.encode()): CANARY.encode()})
         nothing_readable(tmp_path)  # in write-ahead logs, too
@@ -106,7 +111,7 @@ async def test_nothing_that_people_wrote_is_in_any_file(inner: Inner, tmp_path: 
         assert await store.sessions(owner="somebody else") == []
         async with sessions.open("agent") as session:
             assert CANARY in str(session.context())
-            assert await session.state.get("notes") == {"text": f"{CANARY} state"}
+            assert await session.state.get(f"{CANARY}/notes") == {"text": f"{CANARY} state"}
 
 
 async def test_a_wrong_key_is_an_error_and_never_an_empty_session(inner: Inner) -> None:
@@ -235,6 +240,23 @@ def test_a_wrapped_key_opens_only_for_its_own_session(other: tuple[str, str, str
         masters.unwrap(data, keyring.associated_data(SessionKey(*other)), "it")
 
 
+def test_a_wrapped_key_that_is_damaged_or_of_a_newer_release_is_told() -> None:
+    masters, key = MasterKeys(OLD), SessionKey("ada")
+    _, data = keyring.wrap_key(key, b"k" * 32, masters, chained=1)
+    place = keyring.associated_data(key)
+    wrapped = msgspec.json.decode(data)
+    assert wrapped["format"] == keyring.FORMAT
+    for field, value in (("key", "%"), ("key", "AAAA"), ("key", 1), ("chained", 2), ("below", 1)):
+        damaged = msgspec.json.encode({**wrapped, field: value})
+        with pytest.raises(CorruptRecordError, match="wrapped key of ada is damaged"):
+            masters.unwrap(damaged, place, "ada")
+    with pytest.raises(CorruptRecordError):
+        masters.unwrap(data[:-1], place, "ada")
+    newer = msgspec.json.encode({**wrapped, "format": keyring.FORMAT + 1})
+    with pytest.raises(UnsupportedVersionError, match="use a newer perdure"):
+        masters.unwrap(newer, place, "ada")
+
+
 async def test_a_flipped_bit_in_a_payload_is_named(inner: Inner) -> None:
     store, below = await opened(inner), inner()
     await below.open()
@@ -277,6 +299,9 @@ async def test_a_new_master_key_wraps_anew(inner: Inner) -> None:
     assert (await both.rewrap()).done == 0
     await both.aclose()
     new = await opened(inner, NEW)
+    tenant = await keyring.find(new.inner, keyring.keyring_of(""), MasterKeys(NEW))
+    assert tenant is not None
+    assert (tenant.is_current, tenant.chained) == (True, 0)  # its session has no log of its own
     for name in ("released", "held", "opened again"):
         assert tuple(entries(await read(new, SessionKey(name)))) == group(name)
     assert await new.get_blob("", name_of(b"b")) == b"b"
@@ -457,7 +482,7 @@ async def test_nothing_comes_into_the_place_of_a_key() -> None:
     documents = {"keys/x.json": b"{}"}
     with pytest.raises(NotStorableError, match="keys/x"):
         await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
-    again = EncryptedStore(store._store, OLD)
+    again = EncryptedStore(store.inner, OLD)
     assert tuple(entries(await read(again))) == group("a")
 
 

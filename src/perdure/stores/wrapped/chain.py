@@ -9,7 +9,7 @@ inserted.
 
 A reader returns records only once the chain proves them, also of a slice, in either direction. It
 looks beyond a slice whose last records are epoch records, which only the next encrypted record
-proves.
+proves, and below one whose first record is one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import struct
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import NamedTuple, final
+from functools import partial
+from typing import NamedTuple, Protocol, final
 
 import msgspec
 
@@ -47,18 +48,36 @@ class ChainLink(NamedTuple):
     """How many epoch records the log ends with."""
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What a session's manifest proves about its log."""
+class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The fields that a manifest must have, and the state of its log when it was written."""
 
-    as_of_seq: int = 0
-    epoch: int = 0
-    link: ChainLink | None = None
-    """The link after ``as_of_seq``."""
-    is_lost: bool = False
-    """Whether the manifest was damaged (which is reported): it proves nothing until the next
-    fold."""
+    epoch: int
+    as_of_seq: int
+    rest: str
+    """A hash of the manifest's format, counters and base."""
+    digest: str = ""
+    """The link hash after ``as_of_seq``, in hex; empty if nothing was folded."""
+    run: int = 0
+    lost: str = ""
+    """What was wrong with the previous manifest, or with this one, so that there is no fold; empty
+    if nothing."""
     unproven_end: int = 0
-    """The last record when a manifest was found to be lost or forged; 0 for never."""
+    """The last record when a manifest was found to be lost or forged: records after it may have
+    been cut off. Later folds keep it until the log is accepted."""
+
+    @property
+    def link(self) -> ChainLink | None:
+        """The link after ``as_of_seq``."""
+        digest = bytes.fromhex(self.digest)
+        return ChainLink(self.as_of_seq, digest, self.run) if digest else None
+
+    @property
+    def doubtful_from(self) -> int:
+        """The record behind which others may have been cut off; 0 without a sign of it."""
+        return self.unproven_end or (self.as_of_seq if self.lost else 0)
+
+
+NOTHING_PROVEN = ManifestProof(0, 0, "")
 
 
 class LinkedRecord(NamedTuple):
@@ -124,11 +143,14 @@ class RecordChain:
         plain = Record(record.seq, record.epoch, record.kind, data[HEADER:], record.end)
         return LinkedRecord(plain, ChainLink(record.seq - 1, digest, run), folded)
 
-    def link_after_epochs(self, link: ChainLink, records: list[Record]) -> ChainLink:
+    def link_after_epochs(
+        self, link: ChainLink, records: list[Record], proven: ChainLink | None
+    ) -> ChainLink:
         """Return the link after epoch records, each of which begins an epoch.
 
         Raises:
-            CorruptRecordError: They do not continue from ``link``.
+            CorruptRecordError: They do not continue from ``link``, or lead to another one than the
+                one that a manifest proves.
 
         """
         epoch = 0
@@ -137,6 +159,7 @@ class RecordChain:
                 raise chain_error(record.seq, "no epoch begins there")
             epoch = record.epoch
             link = self.next_link(link, record)
+            require_proven_link(link, proven)
         return link
 
 
@@ -154,6 +177,10 @@ class ChainWriter:
         self._encrypted_to = encrypted_to
         self._links: OrderedDict[int, ChainLink] = OrderedDict()
         self._folds: list[tuple[int, int]] = [(0, folded)]
+
+    def is_of(self, epoch: int, chain: RecordChain | None) -> bool:
+        """Return whether it writes a session's records under an epoch."""
+        return self.epoch == epoch and chain is not None and chain.secret == self.chain.secret
 
     def link(self, seq: int) -> ChainLink | None:
         """Return the link after a record, if it is remembered."""
@@ -215,29 +242,76 @@ class ReadRequest(NamedTuple):
     reverse: bool
 
 
+async def link_at(
+    store: Store, key: SessionKey, chain: RecordChain, seq: int, proven: ChainLink | None
+) -> tuple[ChainLink | None, int]:
+    """Return the link after a record, from the nearest one below it that is known.
+
+    That is the one in an encrypted record, the chain's first, or the one that a manifest proves. In
+    a log that was trimmed there may be none: then None, and how many epoch records there are.
+
+    Raises:
+        CorruptRecordError: A record is missing in between, or is another one.
+
+    """
+    fixed = {link.seq: link for link in (proven, chain.start) if link is not None}
+    if seq in fixed:
+        return fixed[seq], 0
+    epochs: list[Record] = []
+    async with aclosing(store.read_log(key, before=seq + 1, reverse=True)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                if record.kind == EPOCH:
+                    epochs.append(record)
+                    known = fixed.get(record.seq - 1)
+                elif record.seq < chain.begins:
+                    return None, len(epochs)
+                else:
+                    known = chain.next_link(chain.decrypt(record).before, record)
+                if known is not None:
+                    link = chain.link_after_epochs(known, epochs[::-1], proven)
+                    if link.seq != seq:
+                        raise chain_error(seq, "it is missing")
+                    return link, 0
+    return None, len(epochs)
+
+
+class ProofReader(Protocol):
+    """Give what a session's manifest proves."""
+
+    async def __call__(self, *, fresh: bool = False) -> ManifestProof:
+        """Return it, read anew if it is to be fresh."""
+        ...
+
+
 class _Part(NamedTuple):
     """Records in the order of the log, decrypted and linked to one another."""
 
     records: list[Record]
-    leading: list[Record]
-    """Epoch records at its beginning, whose link is not known."""
-    expected: ChainLink | None
-    """The link after them, as the first encrypted record has it."""
+    begin: ChainLink | None
+    """The link before the first one, if it is known."""
     end: ChainLink | None
-    """The link after the last record, if it is known."""
+    """The link after the last record; None if there are only epoch records below."""
+    unlinked: int
+    """How many those are."""
     folded: int
     """The newest fold that a record names."""
 
 
 @final
 class ChainReader:
-    """Verify the chain while a log is read.
+    """Verify the chain while a log is read, in either direction.
+
+    A run of records is linked from the link before its first one: that is in the first one if it
+    is encrypted, else it is looked for below. A run that is read backwards has to end with the link
+    that the run above it begins with. Epoch records at an upper edge are proven by the next
+    encrypted record.
 
     Args:
         store: The inner store.
         key: The session of the log.
         chain: The session's chain.
-        facts: Returns what the manifest proves; reads it from the store if passed True.
+        proof: Returns what the manifest proves; reads it from the store if it is to be fresh.
         trimmed: Returns the record before which all were removed by a trim.
         request: The requested records.
 
@@ -248,25 +322,25 @@ class ChainReader:
         store: Store,
         key: SessionKey,
         chain: RecordChain,
-        facts: Callable[[bool], Awaitable[Facts]],
+        proof: ProofReader,
         trimmed: Callable[[], Awaitable[int]],
         request: ReadRequest,
     ) -> None:
         self._store = store
         self._key = key
         self._chain = chain
-        self._read_facts = facts
+        self._proof = proof
         self._trimmed = trimmed
         self._request = request
         self._count = 0
         self._top: int | None = None
         self._edge: Record | None = None
+        """The last record of the inner log so far."""
         self._pending: list[Record] = []
-        """Epoch records that are not proven yet, in the order of the request."""
-        self._link: ChainLink | None = None
-        self._expected: ChainLink | None = None
-        self._beyond: list[Record] = []
-        """Epoch records after the requested ones."""
+        """Epoch records at the end of a forward read, which are not proven yet."""
+        self.link: ChainLink | None = None
+        """The link after the records of a forward read, or before those of a reverse one."""
+        self._unlinked = 0
 
     async def verify(self, records: Sequence[Record]) -> list[Record]:
         """Accept the next records of the inner log; return those proven by now, in its order."""
@@ -274,33 +348,102 @@ class ChainReader:
             return []
         self._count += len(records)
         self._top = max(self._top or 0, records[0].seq, records[-1].seq)
+        neighbor, self._edge = self._edge, records[-1]
         verify = self._verify_backward if self._request.reverse else self._verify_forward
-        return await verify(records)
+        return await verify(records, neighbor)
 
-    @property
-    def link(self) -> ChainLink | None:
-        """The link after the records of a forward read, if it is known."""
-        return self._link
+    async def _verify_forward(
+        self, records: Sequence[Record], before: Record | None
+    ) -> list[Record]:
+        if before is None:
+            await self._begin(records[0])
+        part = await self._part(records, before, self.link, self._unlinked)
+        self.link, self._unlinked = part.end, part.unlinked
+        known = [*self._pending, *part.records]
+        proven = len(known) - len(_epochs_at_end(known))
+        self._pending = known[proven:]
+        return known[:proven]
+
+    async def _begin(self, first: Record) -> None:
+        after = self._request.after
+        if first.seq > after + 1:
+            await self._require_trimmed(first.seq)
+        self.link, self._unlinked = await self._start(first)
+        proof = await self._proof()
+        if self.link is None or self.link != proof.link or first.epoch <= proof.epoch + 1:
+            return
+        # A new holder was killed, or records were removed: that which the fold was as of has no
+        # later epoch than the fold.
+        seq = proof.as_of_seq
+        async with aclosing(self._store.read_log(self._key, after=seq - 1, before=seq + 1)) as log:
+            async for chunk in log:
+                if any(record.epoch > proof.epoch for record in chunk.records):
+                    raise chain_error(seq, "the records that the manifest was made of are gone")
+
+    async def _verify_backward(
+        self, records: Sequence[Record], above: Record | None
+    ) -> list[Record]:
+        forward = [*reversed(records)]
+        if above is not None and above.seq != forward[-1].seq + 1:
+            raise chain_error(above.seq, f"record {above.seq - 1} is missing")
+        start, unlinked = await self._start(forward[0])
+        part = await self._part(forward, None, start, unlinked)
+        if above is None:
+            if self._request.before is not None and (run := _epochs_at_end(forward)):
+                await self._look_ahead(run[-1].seq, part)
+        elif self.link is not None:
+            if part.end is None:
+                self._require_run(part.unlinked, self.link)
+            elif part.end != self.link:
+                raise chain_error(above.seq, _OTHER_RECORDS)
+        self.link = part.begin
+        return [*reversed(part.records)]
 
     async def finish(self) -> list[Record]:
         """Verify the end of the requested range; return the records that were pending."""
-        request = self._request
-        is_complete = request.limit is None or self._count < request.limit
-        if is_complete and request.before is not None:
-            await self._require_end(request.before)
-        if request.reverse:
-            if is_complete:
-                await self._require_beginning()
-            if self._pending:
-                await self._look_below(self._pending[::-1])
-        elif request.before is None and is_complete:
-            await self._require_tail()
-        elif self._pending:
-            await self._look_ahead(self._pending, self._link)
-        if not request.reverse and self._pending and self._link is None:
-            await self._look_below(self._pending)
-        pending, self._pending = self._pending, []
-        return pending
+        request, last = self._request, self._edge
+        if request.limit is None or self._count < request.limit:
+            if request.before is not None:
+                await self._require_end(request.before)
+            if request.reverse and last is not None and last.seq > request.after + 1:
+                await self._require_trimmed(last.seq)
+            if not request.reverse and request.before is None:
+                await self._require_tail()
+                return self._pending
+        if self._pending and last is not None:
+            await self._look_ahead(last.seq, _Part([], None, self.link, self._unlinked, 0))
+        return self._pending
+
+    # The edges of what is read.
+
+    async def _start(self, first: Record) -> tuple[ChainLink | None, int]:
+        """Return the link before a record, where it is not in it."""
+        proven = (await self._proof()).link
+        is_fixed = first.seq - 1 in {self._chain.begins - 1, -1 if proven is None else proven.seq}
+        if first.seq < self._chain.begins or not (is_fixed or first.kind == EPOCH):
+            return None, 0
+        return await link_at(self._store, self._key, self._chain, first.seq - 1, proven)
+
+    async def _look_ahead(self, seq: int, part: _Part) -> None:
+        """Check the epoch records up to one against the next encrypted record."""
+        more: list[Record] = []
+        proven = (await self._proof()).link
+        async with aclosing(self._store.read_log(self._key, after=seq)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    if record.kind == EPOCH:
+                        more.append(record)
+                        continue
+                    if record.seq < self._chain.begins:
+                        return
+                    expected = self._chain.decrypt(record).before
+                    if part.end is None:
+                        self._require_run(part.unlinked + len(more), expected)
+                    elif self._chain.link_after_epochs(part.end, more, proven) != expected:
+                        raise chain_error(record.seq, _OTHER_RECORDS)
+                    return
+        if part.end is not None:
+            self._chain.link_after_epochs(part.end, more, proven)
 
     async def _require_end(self, before: int) -> None:
         """Check that nothing is missing where a slice ended earlier than requested."""
@@ -313,169 +456,50 @@ class ChainReader:
                     if record.seq > last + 1:
                         await self._require_trimmed(record.seq)
 
-    # Forward: epoch records stay pending until the next encrypted record proves them.
-
-    async def _verify_forward(self, records: Sequence[Record]) -> list[Record]:
-        if self._edge is None:
-            await self._begin(records[0])
-        before, self._edge = self._edge, records[-1]
-        part = await self._part(records, before, self._link)
-        self._link = part.end
-        if part.expected is not None:
-            self._require_run([*self._pending, *part.leading], part.expected)
-        records = [*self._pending, *part.records]
-        proven = len(records) - len(_epochs_at_end(records))
-        self._pending = records[proven:]
-        return records[:proven]
-
-    async def _begin(self, first: Record) -> None:
-        after = self._request.after
-        if first.seq > after + 1:
-            await self._require_trimmed(first.seq)
-            return
-        facts = await self._facts()
-        if facts.link is None or facts.link.seq != after or first.seq < self._chain.begins:
-            return
-        self._link = facts.link
-        if first.epoch > facts.epoch + 1:  # a new holder was killed, or records were removed
-            await self._require_folded_record(facts)
-
-    async def _require_folded_record(self, facts: Facts) -> None:
-        """Check that the record that a fold was as of has no later epoch than the fold."""
-        seq = facts.as_of_seq
-        async with aclosing(self._store.read_log(self._key, after=seq - 1, before=seq + 1)) as log:
-            async for chunk in log:
-                if any(record.epoch > facts.epoch for record in chunk.records):
-                    raise chain_error(seq, "the records that the manifest was made of are gone")
-
     async def _require_tail(self) -> None:
         """Check that a log is at least as long as the manifest says."""
-        facts = await self._facts()
-        if self._edge is not None and self._edge.seq >= facts.as_of_seq:
+        proof = await self._proof()
+        if self._edge is not None and self._edge.seq >= proof.as_of_seq:
             return
-        if await self._store.head(self._key) >= facts.as_of_seq:
+        if await self._store.head(self._key) >= proof.as_of_seq:
             return
         # Read the manifest before the head, which only grows.
-        facts = await self._facts(fresh=True)
+        proof = await self._proof(fresh=True)
         head = await self._store.head(self._key)
-        if not facts.is_lost and head < facts.as_of_seq:
-            raise chain_error(head, f"the manifest was made of records up to {facts.as_of_seq}")
+        if not proof.lost and head < proof.as_of_seq:
+            raise chain_error(head, f"the manifest was made of records up to {proof.as_of_seq}")
 
-    # Backward: epoch records stay pending until the encrypted record below them is linked.
+    async def _require_trimmed(self, first: int) -> None:
+        begins = self._chain.begins
+        if first > max(await self._trimmed(), begins if begins > 1 else 0):
+            raise chain_error(first, "the records before it are missing")
 
-    async def _verify_backward(self, records: Sequence[Record]) -> list[Record]:
-        forward = [*reversed(records)]
-        above, self._edge = self._edge, forward[0]
-        if above is not None and above.seq != forward[-1].seq + 1:
-            raise chain_error(above.seq, f"record {above.seq - 1} is missing")
-        part = await self._part(forward, None, None)
-        if above is None and self._request.before is not None and (run := _epochs_at_end(forward)):
-            await self._look_ahead(run, part.end)
-        if len(part.leading) == len(forward):  # still no record with a link
-            self._pending += records
-            if self._expected is not None:
-                self._require_run(self._pending, self._expected)
-            return []
-        await self._join(part.end, self._pending[::-1])
-        if part.expected is not None:
-            self._require_run(part.leading, part.expected)
-        proven, self._pending = self._pending, [*reversed(part.leading)]
-        self._expected, self._beyond = part.expected, []
-        return [*proven, *reversed(part.records[len(part.leading) :])]
-
-    async def _join(self, end: ChainLink | None, pending: list[Record]) -> None:
-        """Check that pending records lead from a link to the next encrypted record.
-
-        The last epochs of a log have none: the manifest's link proves those that it was made of.
-        """
-        if end is None:
-            return
-        epochs = [*pending, *self._beyond]
-        reached = self._chain.link_after_epochs(end, epochs)
-        if self._expected is not None and reached != self._expected:
-            raise chain_error(self._expected.seq + 1, _OTHER_RECORDS)
-        proven = (await self._facts()).link
-        if proven is None or not end.seq < proven.seq <= reached.seq:
-            return
-        if self._chain.link_after_epochs(end, epochs[: proven.seq - end.seq]) != proven:
-            raise chain_error(proven.seq, "the manifest was made of other records")
-
-    async def _require_beginning(self) -> None:
-        lowest = self._edge
-        if lowest is None:
-            return
-        if lowest.seq > self._request.after + 1:
-            await self._require_trimmed(lowest.seq)
-        facts = await self._facts()
-        if facts.link is not None and facts.link.seq == lowest.seq - 1:
-            await self._join(facts.link, self._pending[::-1])
-
-    # Both directions.
-
-    async def _look_ahead(self, run: list[Record], link: ChainLink | None) -> None:
-        """Check epoch records at the end of a slice against the next encrypted record.
-
-        Args:
-            run: The epoch records.
-            link: The link after them, if it is known.
-
-        """
-        more: list[Record] = []
-        async with aclosing(self._store.read_log(self._key, after=run[-1].seq)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind == EPOCH:
-                        more.append(record)
-                        continue
-                    if record.seq < self._chain.begins:
-                        return
-                    expected = self._chain.decrypt(record).before
-                    if link is None:
-                        self._require_run([*run, *more], expected)
-                        self._expected, self._beyond = expected, more
-                    elif self._chain.link_after_epochs(link, more) != expected:
-                        raise chain_error(record.seq, _OTHER_RECORDS)
-                    return
-        if link is None:
-            self._beyond = more
-        else:
-            await self._join(link, more)
-
-    async def _look_below(self, pending: list[Record]) -> None:
-        """Check epoch records at the beginning of a slice against the encrypted record below."""
-        epochs: list[Record] = []
-        log = self._store.read_log(self._key, before=pending[0].seq, reverse=True)
-        async with aclosing(log):
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind == EPOCH:
-                        epochs.append(record)
-                        continue
-                    if record.seq >= self._chain.begins:
-                        link = self._chain.next_link(self._chain.decrypt(record).before, record)
-                        await self._join(link, [*reversed(epochs), *pending])
-                    return
-
-    async def _facts(self, *, fresh: bool = False) -> Facts:
-        return await self._read_facts(fresh)
+    # The records.
 
     async def _part(
-        self, records: Sequence[Record], before: Record | None, link: ChainLink | None
+        self,
+        records: Sequence[Record],
+        before: Record | None,
+        link: ChainLink | None,
+        unlinked: int,
     ) -> _Part:
         size = sum(len(record.payload) for record in records)
-        facts = await self._facts()
-        part = await in_thread_if_large(size, lambda: self._walk(records, before, link, facts))
-        await self._require_folded(part.folded)
+        proven = (await self._proof()).link
+        walk = partial(self._walk, records, before, link, unlinked, proven)
+        part = await in_thread_if_large(size, walk)
+        if part.folded > (await self._proof()).as_of_seq:
+            await self._require_fold(part.folded)
         return part
 
     def _walk(  # one pass over the records
-        self, records: Sequence[Record], before: Record | None, link: ChainLink | None, facts: Facts
+        self,
+        records: Sequence[Record],
+        before: Record | None,
+        link: ChainLink | None,
+        unlinked: int,
+        proven: ChainLink | None,
     ) -> _Part:
-        chain = self._chain
-        plain: list[Record] = []
-        leading: list[Record] = []
-        expected: ChainLink | None = None
-        folded = 0
+        chain, plain, folded, begin = self._chain, list[Record](), 0, link
         for record in records:
             seq = record.seq
             if before is not None and seq != before.seq + 1:
@@ -490,50 +514,47 @@ class ChainReader:
                 raise chain_error(seq, "an epoch begins with an epoch record, and only there")
             if record.kind == EPOCH:
                 plain.append(record)
-                if link is None:
-                    leading.append(record)
+                unlinked += 1
             else:
                 linked = chain.decrypt(record)
-                if link is None and expected is None:
-                    expected = linked.before
-                elif link is not None and linked.before != link:
+                if link is None:
+                    self._require_run(unlinked, linked.before)
+                elif linked.before != link:
                     raise chain_error(seq, _OTHER_RECORDS)
-                link = linked.before
+                link, unlinked = linked.before, 0
+                begin = begin if plain else link
                 folded = max(folded, linked.folded)
                 plain.append(linked.record)
             if link is not None:
                 link = chain.next_link(link, record)
-                proven = facts.link
-                if proven is not None and proven.seq == seq and proven != link:
-                    raise chain_error(seq, "the manifest was made of other records")
+                require_proven_link(link, proven)
             before = record
-        return _Part(plain, leading, expected, link, folded)
+        return _Part(plain, begin, link, unlinked, folded)
 
-    def _require_run(self, run: Sequence[Record], expected: ChainLink) -> None:
-        if expected.run < len(run):
+    def _require_run(self, run: int, expected: ChainLink) -> None:
+        if expected.run < run:
             raise chain_error(expected.seq, "an epoch record is in the place of another record")
 
-    async def _require_folded(self, folded: int) -> None:
-        if folded <= (await self._facts()).as_of_seq:
-            return
-        facts = await self._facts(fresh=True)  # another process may have folded since
-        if facts.is_lost or folded <= facts.as_of_seq:
+    async def _require_fold(self, folded: int) -> None:
+        proof = await self._proof(fresh=True)  # another process may have folded since
+        if proof.lost or folded <= proof.as_of_seq:
             return
         raise CorruptRecordError(
-            f"the manifest of {self._key} is as of record {facts.as_of_seq}, but a later record "
+            f"the manifest of {self._key} is as of record {proof.as_of_seq}, but a later record "
             f"names a fold as of {folded}: the manifest was replaced by an older one; "
             "restore the session from one copy, its log and its documents together",
             key=str(self._key),
-            as_of_seq=facts.as_of_seq,
+            as_of_seq=proof.as_of_seq,
         )
-
-    async def _require_trimmed(self, first: int) -> None:
-        begins = self._chain.begins
-        if first > max(await self._trimmed(), begins if begins > 1 else 0):
-            raise chain_error(first, "the records before it are missing")
 
 
 _OTHER_RECORDS = "it was encrypted after other records"
+
+
+def require_proven_link(link: ChainLink, proven: ChainLink | None) -> None:
+    """Raise CorruptRecordError for another link than the one that a manifest proves."""
+    if proven is not None and proven.seq == link.seq and proven != link:
+        raise chain_error(link.seq, "the manifest was made of other records")
 
 
 def _epochs_at_end(records: Sequence[Record]) -> list[Record]:

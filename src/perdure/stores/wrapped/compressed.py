@@ -9,22 +9,19 @@ bytes to equal bytes, so a batch that is sent again stays the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import final
 
 from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
-from perdure.store import Batch, Store
-from perdure.stores.wrapped.layer import TransformingStore, TransformProvider, max_restored_bytes
+from perdure.store import Store
+from perdure.stores.wrapped.coded import CodedStore, max_restored_bytes
 from perdure.stores.wrapped.transform import (
     Place,
     Transform,
     describe_place,
     from_text,
     to_text,
-    transform_batch,
 )
 
 _PLAIN = b"\x00"
@@ -166,7 +163,7 @@ _MARK = b'"~zstd~'
 
 
 @final
-class CompressedStore(TransformingStore):
+class CompressedStore(CodedStore):
     """Store that compresses all content with zstandard.
 
     Args:
@@ -180,13 +177,26 @@ class CompressedStore(TransformingStore):
         >>> store = CompressedStore(MemoryStore())
     """
 
+    _kind = "compressed"
+    _accepts_plain = True
+    _overhead = 1
+
     def __init__(self, store: Store) -> None:
-        compression = Compression(record_limit=max_restored_bytes(store))
-        super().__init__(store, _CompressionTransform(compression))
+        self._compression = Compression(record_limit=max_restored_bytes(store))
+        super().__init__(store, store.capabilities.max_record_bytes)
+
+    def _cached_transform(self, key: SessionKey) -> Transform:
+        return _CompressionTransform(self._compression, ("session", str(key)))
+
+    async def _transform(self, key: SessionKey, data: bytes = b"") -> Transform:
+        return self._cached_transform(key)
+
+    async def _shared_transform(self, tenant: str, *, create: bool) -> Transform:
+        return _CompressionTransform(self._compression, ("tenant", tenant))
 
 
-class _CompressionTransform(TransformProvider):
-    """Transform and its provider in one: compression needs no keys and no data in the store.
+class _CompressionTransform(Transform):
+    """Compresses; names stay as they are.
 
     Args:
         compression: The compressor.
@@ -194,10 +204,7 @@ class _CompressionTransform(TransformProvider):
 
     """
 
-    kind = "compressed"
-    accepts_plain = True
-
-    def __init__(self, compression: Compression, owner: Place = ()) -> None:
+    def __init__(self, compression: Compression, owner: Place) -> None:
         self._compression = compression
         self._owner = owner
 
@@ -225,36 +232,8 @@ class _CompressionTransform(TransformProvider):
     def _describe(self, place: Place) -> str:
         return describe_place((*self._owner, *place))
 
-    def token(self, text: str) -> str:
-        return text
-
     def inner_name(self, name: str) -> str:
         return "x" + name
 
     def outer_name(self, inner: str) -> str | None:
         return inner[1:]
-
-    def max_payload_bytes(self, inner_max: int) -> int:
-        return inner_max
-
-    def overhead(self) -> int:
-        return 1
-
-    async def session_transform(
-        self, store: Store, key: SessionKey, data: bytes = b""
-    ) -> Transform | None:
-        return self._for_session(key)
-
-    async def tenant_transform(
-        self, store: Store, tenant: str, *, create: bool
-    ) -> Transform | None:
-        return _CompressionTransform(self._compression, ("tenant", tenant))
-
-    async def batch_transform(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
-        return partial(transform_batch, self)
-
-    def cached_transform(self, key: SessionKey) -> Transform | None:
-        return self._for_session(key)
-
-    def _for_session(self, key: SessionKey) -> Transform:
-        return _CompressionTransform(self._compression, ("session", str(key)))

@@ -7,47 +7,55 @@ an empty session. A whole store that was replaced by an older copy is not notice
 
 from __future__ import annotations
 
+import base64
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, Collection, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import NamedTuple, final
+from typing import NamedTuple, cast, final
 
 import anyio
 import msgspec
 
 from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
-from perdure.records.keys import KEYRING, SessionKey, keyring_of
+from perdure.records.keys import KEYRING, SessionKey, SessionTenant, keyring_of
 from perdure.records.manifest import About, Manifest, lease_lost
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Documents, Store, Taken, take_after
+from perdure.store import Batch, Store, Taken, take_after
 from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
+    NOTHING_PROVEN,
     ChainLink,
     ChainReader,
     ChainWriter,
-    Facts,
+    ManifestProof,
     ReadRequest,
     RecordChain,
     chain_error,
+    link_at,
 )
-from perdure.stores.wrapped.compressed import Compression, compression_for
-from perdure.stores.wrapped.keys import GROWTH, KEY_BYTES, DataKey, MasterKeys, ciphers, derived
-from perdure.stores.wrapped.layer import TransformingStore, TransformProvider, max_restored_bytes
+from perdure.stores.wrapped.coded import CodedStore, Encoder, max_restored_bytes
+from perdure.stores.wrapped.compressed import compression_for
+from perdure.stores.wrapped.keys import (
+    GROWTH,
+    KEY_BYTES,
+    DataKey,
+    MasterKeys,
+    SessionKeyEntry,
+    ciphers,
+    derived,
+)
 from perdure.stores.wrapped.manifests import (
+    MISSING,
     HiddenManifest,
-    ManifestProof,
-    facts_of,
-    has_hidden,
     proof_of,
-    read_hidden,
+    proven_part,
     unproven_tail,
     with_hidden,
 )
-from perdure.stores.wrapped.transform import Transform, from_text
 
 _log = logging.getLogger(__name__)
 
@@ -65,9 +73,23 @@ class RewrapResult(msgspec.Struct, frozen=True):
     """Sessions with another holder: their keys are wrapped again when they are next opened."""
 
 
+class _SessionCipher(NamedTuple):
+    """A session's cached key."""
+
+    key: DataKey
+    chain: RecordChain | None
+    """None for a session that was not opened since hash chains were introduced."""
+    name: str
+    """The document that holds the wrapped key."""
+    below: int
+    """The record before which a trim removed all."""
+
+
 @final
-class EncryptedStore(TransformingStore):
+class EncryptedStore(CodedStore):
     """Store that encrypts all content.
+
+    Caches what was used last: keys, what manifests prove, and the writers of held sessions.
 
     Args:
         store: The inner store.
@@ -84,15 +106,30 @@ class EncryptedStore(TransformingStore):
         >>> store = EncryptedStore(MemoryStore(), MasterKeys(MasterKeys.new()))
     """
 
+    _kind = "encrypted"
+    _hidden_agent: str | None = KEYRING
+    _overhead = GROWTH
+
     def __init__(
         self, store: Store, keys: MasterKeys | bytes | str, *, compression: str | None = None
     ) -> None:
-        masters = keys if isinstance(keys, MasterKeys) else MasterKeys(keys)
-        self._encryption = _Encryption(
-            masters, compression_for(compression, record_limit=max_restored_bytes(store))
-        )
-        super().__init__(store, self._encryption)
-        self._masters = masters
+        ciphers()  # raise for a missing package now, not at the first save
+        largest = (store.capabilities.max_record_bytes - 2) // 4 * 3 - GROWTH - HEADER - 2
+        super().__init__(store, largest)
+        self._masters = keys if isinstance(keys, MasterKeys) else MasterKeys(keys)
+        self._compression = compression_for(compression, record_limit=max_restored_bytes(store))
+        self._sessions: OrderedDict[SessionKey, _SessionCipher] = OrderedDict()
+        self._tenants: dict[str, DataKey] = {}
+        self._proofs: dict[SessionKey, ManifestProof] = {}
+        self._writers: dict[SessionKey, ChainWriter] = {}
+
+    async def tenants(self) -> list[str]:
+        tenants = await self.inner.tenants()
+        if "" not in tenants:
+            return tenants
+        # The mark of an encrypted store is a key of the unnamed tenant, which may own nothing else.
+        has_content = await self.sessions(limit=1) or await self.inner.blob_names("")
+        return tenants if has_content else [name for name in tenants if name]
 
     async def rewrap(self) -> RewrapResult:
         """Wrap all data keys by the current master key, so that older ones are no longer needed.
@@ -101,9 +138,9 @@ class EncryptedStore(TransformingStore):
         """
         rewrapped = 0
         skipped: list[SessionKey] = []
-        for tenant in sorted({"", *await self._store.tenants()}):
+        for tenant in sorted({"", *await self.inner.tenants()}):
             after: SessionKey | None = None
-            while page := await self._store.sessions(tenant=tenant, after=after, limit=_PAGE):
+            while page := await self.inner.sessions(tenant=tenant, after=after, limit=_PAGE):
                 for info in page:
                     try:
                         rewrapped += await self._rewrap(info.key)
@@ -113,12 +150,20 @@ class EncryptedStore(TransformingStore):
         return RewrapResult(rewrapped, tuple(skipped))
 
     async def _rewrap(self, key: SessionKey) -> bool:
-        entry = await keyring.find(self._store, key, self._masters)
+        entry = await self._find(key)
         if entry is None or entry.is_current:
             return False
-        cure = "its key is wrapped again when it is next opened"
-        async with self._brief_lease(key, cure) as lease:
-            await self._encryption.rewrap(self._store, lease)
+        async with self._brief_lease(
+            key, "its key is wrapped again when it is next opened"
+        ) as lease:
+            entry = await self._find(key)
+            if entry is not None and key.agent != KEYRING:
+                await self._wrap_again(lease, entry, await self._tenant_key(key.tenant))
+            elif entry is not None:
+                before = entry.manifest or keyring.empty_manifest(lease)
+                document = keyring.wrap_key(key, entry.key, self._masters)
+                manifest = msgspec.structs.replace(before, epoch=lease.epoch)
+                await keyring.write(self.inner, document, manifest)
         return True
 
     async def accept_log(self, key: SessionKey) -> bool:
@@ -134,256 +179,100 @@ class EncryptedStore(TransformingStore):
             LeaseHeldError: The session has a holder.
 
         """
-        facts = await self._encryption.facts(self._store, key, fresh=True)
-        if not facts.unproven_end:
+        if not (await self._proof(key, fresh=True)).doubtful_from:
             return False
         async with self._brief_lease(key, "close it first") as lease:
-            return await self._encryption.accept_log(self._store, lease)
+            entry, tenant = await self._find(key), await self._tenant_key(key.tenant)
+            hidden = None if entry is None else entry.proven_part(tenant)[0]
+            proof = None if hidden is None else hidden.proof
+            if entry is None or proof is None or proof.lost or not proof.unproven_end:
+                return False
+            accepted = msgspec.structs.replace(proof, unproven_end=0)
+            manifest = self._under(lease.epoch, entry, hidden, accepted, tenant)
+            await self.inner.write_documents(key, {}, manifest)
+            return True
+
+    def _under(
+        self,
+        epoch: int,
+        entry: SessionKeyEntry,
+        hidden: HiddenManifest | None,
+        proof: ManifestProof,
+        tenant: DataKey,
+    ) -> Manifest:
+        """Return a session's manifest as one that an epoch writes, and cache what it proves."""
+        assert entry.manifest is not None  # its hidden part was read
+        assert hidden is not None
+        proof = msgspec.structs.replace(proof, epoch=epoch)
+        self._cache_proof(entry.manifest.key, proof)
+        manifest = msgspec.structs.replace(entry.manifest, epoch=epoch)
+        return with_hidden(manifest, msgspec.structs.replace(hidden, proof=proof), tenant)
 
     @asynccontextmanager
     async def _brief_lease(self, key: SessionKey, cure: str) -> AsyncGenerator[Taken, None]:
         """Hold a session's lease, if no other process does."""
-        holder = await self._store.holder(key)
+        holder = await self.inner.holder(key)
         if holder is None or not (holder.released or holder.alive is False):
             raise LeaseHeldError(f"{key} is held: {cure}", key=str(key))
-        lease = await take_after(self._store, key, after=holder.epoch)
+        lease = await take_after(self.inner, key, after=holder.epoch)
         try:
             yield lease
         finally:
             with anyio.CancelScope(shield=True):
-                await self._store.release(key, lease.epoch)
+                await self.inner.release(key, lease.epoch)
 
+    # Keys.
 
-def _known_link(chain: RecordChain, record: Record, folded: ChainLink | None) -> ChainLink | None:
-    """Return the link after an encrypted record, or the known one before an epoch record."""
-    if record.kind != EPOCH:
-        return chain.next_link(chain.decrypt(record).before, record)
-    known = (chain.start, folded)
-    return next((link for link in known if link is not None and link.seq == record.seq - 1), None)
+    async def _find(self, key: SessionKey) -> SessionKeyEntry | None:
+        return await keyring.find(self.inner, key, self._masters)
 
+    async def _require_compatible(self) -> None:
+        await keyring.require_encrypted(self.inner)
 
-class _SessionCipher(NamedTuple):
-    """A session's cached key."""
+    async def _require_readable(self, key: SessionKey) -> SessionKeyEntry | None:
+        return await self._find(key)
 
-    key: DataKey
-    chain: RecordChain | None
-    """None for a session that was not opened since hash chains were introduced."""
-    name: str
-    """The document that holds the wrapped key."""
-    below: int
-    """The record before which a trim removed all."""
-
-
-class _Encryption(TransformProvider):
-    """Data keys, hash chains and proofs of the sessions and tenants of one store.
-
-    Caches what was used last: keys, what manifests prove, and the writers of held sessions.
-    """
-
-    kind = "encrypted"
-    hidden_agent: str | None = KEYRING
-    accepts_plain = False
-
-    def __init__(self, masters: MasterKeys, compression: Compression | None) -> None:
-        ciphers()  # raise for a missing package now, not at the first save
-        self._masters = masters
-        self._compression = compression
-        self._sessions: OrderedDict[SessionKey, _SessionCipher] = OrderedDict()
-        self._tenants: dict[str, DataKey] = {}
-        self._facts: dict[SessionKey, Facts] = {}
-        self._writers: dict[SessionKey, ChainWriter] = {}
-
-    def max_payload_bytes(self, inner_max: int) -> int:
-        return (inner_max - 2) // 4 * 3 - GROWTH - HEADER - 2
-
-    def overhead(self) -> int:
-        return GROWTH
-
-    async def require_compatible(self, store: Store) -> None:
-        await keyring.require_encrypted(store)
-
-    async def require_readable(self, store: Store, key: SessionKey) -> None:
-        self.forget(key)  # it may have been deleted and created again
-        await keyring.find(store, key, self._masters)
-
-    async def begin(self, store: Store, lease: Taken, *, is_draft: bool) -> None:
-        key = lease.key
-        self.forget(key)
-        entry = None
-        if not lease.created:
-            entry = await keyring.find(store, key, self._masters)
-            if entry is None:
-                await keyring.require_new(store, key)
-        tenant = await self._tenant(store, key.tenant)
-        facts = Facts()
-        if entry is not None:
-            facts = self._facts_in(entry, tenant)
-        if facts.epoch and not facts.is_lost and lease.head <= facts.as_of_seq:
-            reason = f"its manifest is as of record {facts.as_of_seq}"
-            raise chain_error(lease.head - 1, reason)
-        if entry is None or not entry.is_current or not entry.chained:
-            entry = await self._wrap_again(store, lease, entry, tenant)
-            facts = self._facts_in(entry, tenant)
-        if facts.is_lost:
-            end = facts.unproven_end or lease.head - 1
-            facts = msgspec.structs.replace(facts, unproven_end=end)
-            _log.warning("%s", unproven_tail(key, end), extra={"session": str(key)})
-        cipher = self._cache_cipher(key, entry)
-        self._cache_facts(key, facts)
-        assert cipher.chain is not None  # _wrap_again begins a chain
-        writer = ChainWriter(cipher.chain, lease.epoch, lease.head, facts.as_of_seq)
-        self._writers[key] = writer
-        if lease.created and lease.record and cipher.chain.start.seq == lease.head - 1:
-            record = Record(lease.head, lease.epoch, EPOCH, lease.record, end=True)
-            writer.note_link(cipher.chain.next_link(cipher.chain.start, record))
-        writer.remembers_all = is_draft  # they cannot be read from its log
-
-    def note_refused(self, batch: Batch) -> None:
-        writer = self._writers.get(batch.key)
-        if writer is not None and writer.epoch == batch.epoch:
-            writer.forget_links(batch.first)
-
-    def note_published(self, key: SessionKey) -> None:
-        if (writer := self._writers.get(key)) is not None:
-            writer.remembers_all = False
-
-    async def rewrap(self, store: Store, lease: Taken) -> None:
-        entry = await keyring.find(store, lease.key, self._masters)
-        if entry is None:
-            return
-        if lease.key.agent == KEYRING:
-            before = entry.manifest or keyring.empty_manifest(lease)
-            document = keyring.wrap_key(lease.key, entry.key, self._masters)
-            manifest = msgspec.structs.replace(before, epoch=lease.epoch)
-            await keyring.write(store, document, manifest)
-        else:
-            tenant = await self._tenant(store, lease.key.tenant)
-            await self._wrap_again(store, lease, entry, tenant)
-
-    async def accept_log(self, store: Store, lease: Taken) -> bool:
-        key = lease.key
-        entry = await keyring.find(store, key, self._masters)
-        tenant = await self._tenant(store, key.tenant)
-        hidden = self._hidden(entry, tenant)
-        proof = None if hidden is None else hidden.proof
-        if entry is None or entry.manifest is None or hidden is None or proof is None:
-            return False
-        if proof.lost or not proof.unproven_end:
-            return False
-        proof = msgspec.structs.replace(proof, epoch=lease.epoch, unproven_end=0)
-        manifest = msgspec.structs.replace(entry.manifest, epoch=lease.epoch)
-        hidden = msgspec.structs.replace(hidden, proof=proof)
-        await store.write_documents(key, {}, with_hidden(manifest, hidden, tenant))
-        self._cache_facts(key, facts_of(proof))
-        return True
-
-    async def _wrap_again(
-        self,
-        store: Store,
-        lease: Taken,
-        entry: keyring.SessionKeyEntry | None,
-        tenant: DataKey,
-    ) -> keyring.SessionKeyEntry:
-        """Write a session's key wrapped by the newest master key, and where its chain begins.
-
-        Creates the key if ``entry`` is None.
-        """
-        lost = ""
-        if entry is None:
-            data_key, chained, below = secrets.token_bytes(KEY_BYTES), lease.head, 0
-            before = None
-        else:
-            data_key, chained, below = entry.key, entry.chained or lease.head, entry.below
-            before = entry.manifest
-            if before is None and await self._lacks_manifest(store, lease.key):
-                lost = _MISSING
-        hidden = HiddenManifest(About(), {}, is_begun=True)
-        if before is not None:
-            try:
-                hidden = self._hidden(entry, tenant) or hidden
-            except CorruptRecordError as error:
-                lost, before = str(error), None
-        base = before or keyring.empty_manifest(lease)
-        manifest = msgspec.structs.replace(base, epoch=lease.epoch)
-        earlier_proof = hidden.proof
-        proof = proof_of(manifest, lost=lost, unproven_end=lease.head - 1 if lost else 0)
-        if earlier_proof is not None:
-            proof = msgspec.structs.replace(earlier_proof, epoch=lease.epoch)
-        hidden = msgspec.structs.replace(hidden, proof=proof)
-        document = keyring.wrap_key(lease.key, data_key, self._masters, chained, below)
-        inner = with_hidden(manifest, hidden, tenant)
-        await keyring.write(store, document, inner)
-        # is_current, since it was written just now
-        return keyring.SessionKeyEntry(data_key, True, chained, below, inner, document[0])
-
-    def _hidden(
-        self, entry: keyring.SessionKeyEntry | None, tenant: DataKey | None
-    ) -> HiddenManifest | None:
-        """Return the hidden part of a session's manifest; None before the first fold and proof.
-
-        Raises:
-            CorruptRecordError: The manifest was not written with the keys.
-
-        """
-        manifest = None if entry is None else entry.manifest
-        if entry is None or manifest is None:
-            return None
-        if not has_hidden(manifest.about.title):
-            if entry.chained:
-                raise _not_written_with_key(manifest)
-            return None
-        hidden = read_hidden(manifest, tenant)
-        if entry.chained and hidden.proof is None:
-            raise _not_written_with_key(manifest)
-        return hidden
-
-    def _facts_in(self, entry: keyring.SessionKeyEntry, tenant: DataKey | None) -> Facts:
-        try:
-            hidden = self._hidden(entry, tenant)
-        except CorruptRecordError:
-            return Facts(is_lost=True)
-        if entry.manifest is None:
-            return Facts(is_lost=True)
-        return Facts() if hidden is None or hidden.proof is None else facts_of(hidden.proof)
-
-    def _cache_facts(self, key: SessionKey, facts: Facts) -> None:
-        cached = self._facts.pop(key, None)
-        if cached is not None and facts.is_lost and not facts.unproven_end:
-            facts = msgspec.structs.replace(facts, unproven_end=cached.unproven_end)
-        self._facts[key] = facts
-        while len(self._facts) > _MAX_CACHED_SESSIONS:
-            self._facts.pop(next(iter(self._facts)))
-
-    async def facts(self, store: Store, key: SessionKey, *, fresh: bool) -> Facts:
-        facts = self._facts.get(key)
-        if facts is None or fresh:
-            entry = await keyring.find(store, key, self._masters)
-            tenant = await self.tenant_transform(store, key.tenant, create=False)
-            facts = Facts() if entry is None else self._facts_in(entry, tenant)
-            self._cache_facts(key, facts)
-        return facts
-
-    async def session_transform(
-        self, store: Store, key: SessionKey, data: bytes = b""
-    ) -> DataKey | None:
-        cipher = await self._cipher(store, key, data)
+    async def _transform(self, key: SessionKey, data: bytes = b"") -> DataKey | None:
+        cipher = await self._cipher(key, data)
         return None if cipher is None else cipher.key
 
-    async def _cipher(
-        self, store: Store, key: SessionKey, data: bytes = b""
-    ) -> _SessionCipher | None:
+    def _cached_transform(self, key: SessionKey) -> DataKey | None:
+        cipher = self._sessions.get(key)
+        return None if cipher is None else cipher.key
+
+    async def _blob_transform(self, tenant: str, *, create: bool) -> DataKey | None:
+        if isinstance(tenant, SessionTenant):
+            transform = await self._transform(tenant.key)
+            if transform is None and create:
+                raise lease_lost(tenant.key, 0)
+            return transform
+        return await self._shared_transform(tenant, create=create)
+
+    async def get_blob(self, tenant: str, name: str) -> bytes | None:
+        blob = await super().get_blob(tenant, name)
+        if blob is None and isinstance(tenant, SessionTenant):  # as earlier releases put it
+            blob = await super().get_blob(str(tenant), name)
+        return blob
+
+    async def listed_blobs(self, key: SessionKey, names: Collection[str]) -> dict[str, str]:
+        """Return names of a session's blobs, by those under which a tenant's listing has them."""
+        transform = await self._transform(key)
+        own = {} if transform is None else {transform.inner_name(name): name for name in names}
+        return {**own, **{name: name for name in names}}
+
+    async def _cipher(self, key: SessionKey, data: bytes = b"") -> _SessionCipher | None:
         cached = self._sessions.get(key)
         if cached is not None and _has_encrypted(cached.key, data):
             self._sessions.move_to_end(key)
             return cached
-        entry = await keyring.find(store, key, self._masters)
+        entry = await self._find(key)
         if entry is None:
             if data:
-                await keyring.require_new(store, key)  # raises, and says why there is no key
+                await keyring.require_new(self.inner, key)  # raises, and says why there is no key
             return None
         return self._cache_cipher(key, entry)
 
-    def _cache_cipher(self, key: SessionKey, entry: keyring.SessionKeyEntry) -> _SessionCipher:
+    def _cache_cipher(self, key: SessionKey, entry: SessionKeyEntry) -> _SessionCipher:
         owner = ("session", key.tenant, key.agent, key.session)
         data_key = DataKey(entry.key, owner, self._compression)
         chain = None
@@ -397,87 +286,251 @@ class _Encryption(TransformProvider):
                 self._sessions[oldest] = held
         return cipher
 
-    async def _tenant(self, store: Store, tenant: str) -> DataKey:
-        data_key = await self.tenant_transform(store, tenant, create=True)
-        assert data_key is not None  # it was created
-        return data_key
-
-    async def tenant_transform(self, store: Store, tenant: str, *, create: bool) -> DataKey | None:
+    async def _shared_transform(self, tenant: str, *, create: bool) -> DataKey | None:
         if create and tenant and "" not in self._tenants:
             # The unnamed tenant's key marks the store as encrypted.
-            await self.tenant_transform(store, "", create=True)
+            await self._shared_transform("", create=True)
         data_key = self._tenants.get(tenant)
         if data_key is None:
             if create:
-                key = await keyring.tenant_key(store, tenant, self._masters)
-            else:
-                entry = await keyring.find(store, keyring_of(tenant), self._masters)
-                if entry is None:
-                    return None
+                key = await keyring.tenant_key(self.inner, tenant, self._masters)
+            elif entry := await self._find(keyring_of(tenant)):
                 key = entry.key
-            data_key = DataKey(key, ("tenant", tenant), self._compression)
-            self._tenants[tenant] = data_key
+            else:
+                return None
+            data_key = self._tenants[tenant] = DataKey(key, ("tenant", tenant), self._compression)
         return data_key
 
-    def cached_transform(self, key: SessionKey) -> Transform | None:
-        cipher = self._sessions.get(key)
-        return None if cipher is None else cipher.key
+    async def _tenant_key(self, tenant: str) -> DataKey:
+        return cast("DataKey", await self._of_tenant(tenant))
 
-    def is_own(self, name: str) -> bool:
+    def _is_own(self, name: str) -> bool:
         return keyring.is_key(name)
 
-    def new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
+    def _new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
         cipher = self._sessions[key]
         chained = 0 if cipher.chain is None else cipher.chain.begins
         return dict([keyring.wrap_key(key, cipher.key.key, self._masters, chained, cipher.below)])
 
-    def forget(self, key: SessionKey) -> None:
+    def _forget(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)
-        self._facts.pop(key, None)
+        self._proofs.pop(key, None)
         self._writers.pop(key, None)
 
-    # the hash chain
+    # Taking a session.
 
-    async def chain_reader(
-        self, store: Store, key: SessionKey, request: ReadRequest, records: Sequence[Record]
+    async def _begin(self, taken: Taken, known: object, *, is_draft: bool) -> bool:
+        key = taken.key
+        self._forget(key)
+        entry = await self._entry_of(taken, cast("SessionKeyEntry | None", known))
+        tenant = await self._tenant_key(key.tenant)
+        proof = NOTHING_PROVEN if entry is None else entry.proven_part(tenant)[1]
+        if proof.epoch and not proof.lost and taken.head <= proof.as_of_seq:
+            reason = f"its manifest is as of record {proof.as_of_seq}"
+            raise chain_error(taken.head - 1, reason)
+        is_changed = entry is None or not entry.is_current or not entry.chained
+        if entry is None or is_changed:
+            entry = await self._wrap_again(taken, entry, tenant)
+            proof = entry.proven_part(tenant)[1]
+        if proof.lost:
+            end = proof.doubtful_from or taken.head - 1
+            proof = msgspec.structs.replace(proof, unproven_end=end)
+            _log.warning("%s", unproven_tail(key, end), extra={"session": str(key)})
+        cipher = self._cache_cipher(key, entry)
+        self._cache_proof(key, proof)
+        assert cipher.chain is not None  # _wrap_again begins a chain
+        writer = ChainWriter(cipher.chain, taken.epoch, taken.head, proof.as_of_seq)
+        self._writers[key] = writer
+        if taken.created and taken.record and cipher.chain.start.seq == taken.head - 1:
+            record = Record(taken.head, taken.epoch, EPOCH, taken.record, end=True)
+            writer.note_link(cipher.chain.next_link(cipher.chain.start, record))
+        writer.remembers_all = is_draft  # they cannot be read from its log
+        return is_changed
+
+    async def _entry_of(
+        self, taken: Taken, known: SessionKeyEntry | None
+    ) -> SessionKeyEntry | None:
+        """Return the key of a session that was just taken; None where it has none yet."""
+        if taken.created:
+            return None
+        manifest = None if taken.found is None else taken.found.documents.manifest
+        if known is not None and manifest is not None and known.name in manifest.documents:
+            return msgspec.structs.replace(known, manifest=manifest)
+        entry = await self._find(taken.key)
+        if entry is None:
+            await keyring.require_new(self.inner, taken.key)
+        return entry
+
+    async def release(self, key: SessionKey, epoch: int) -> None:
+        await self.inner.release(key, epoch)
+        writer = self._writers.get(key)
+        if writer is not None and writer.epoch == epoch:
+            del self._writers[key]
+
+    async def publish(self, key: SessionKey, epoch: int) -> None:
+        await self.inner.publish(key, epoch)
+        if (writer := self._writers.get(key)) is not None:
+            writer.remembers_all = False
+
+    async def _wrap_again(
+        self, lease: Taken, entry: SessionKeyEntry | None, tenant: DataKey
+    ) -> SessionKeyEntry:
+        """Write a session's key wrapped by the newest master key, and where its chain begins.
+
+        Creates the key if ``entry`` is None.
+        """
+        lost, before = "", None if entry is None else entry.manifest
+        if entry is None:
+            data_key, chained, below = secrets.token_bytes(KEY_BYTES), lease.head, 0
+        else:
+            data_key, chained, below = entry.key, entry.chained or lease.head, entry.below
+            if before is None and await self._lacks_manifest(lease.key):
+                lost = MISSING
+        hidden = HiddenManifest(About(), {}, is_begun=True)
+        if entry is not None and before is not None:
+            known, found = entry.proven_part(tenant)
+            if known is None and found.lost:
+                lost, before = found.lost, None
+            hidden = known or hidden
+        base = before or keyring.empty_manifest(lease)
+        manifest = msgspec.structs.replace(base, epoch=lease.epoch)
+        proof = proof_of(manifest, lost=lost, unproven_end=lease.head - 1 if lost else 0)
+        if hidden.proof is not None:
+            proof = msgspec.structs.replace(hidden.proof, epoch=lease.epoch)
+        hidden = msgspec.structs.replace(hidden, proof=proof)
+        document = keyring.wrap_key(lease.key, data_key, self._masters, chained, below)
+        inner = with_hidden(manifest, hidden, tenant)
+        await keyring.write(self.inner, document, inner)
+        # is_current, since it was written just now
+        return SessionKeyEntry(data_key, True, chained, below, inner, document[0])
+
+    # What manifests prove.
+
+    def _cache_proof(self, key: SessionKey, proof: ManifestProof) -> None:
+        cached = self._proofs.pop(key, None)
+        if cached is not None and proof.lost and not proof.unproven_end:
+            proof = msgspec.structs.replace(proof, unproven_end=cached.doubtful_from)
+        self._proofs[key] = proof
+        while len(self._proofs) > _MAX_CACHED_SESSIONS:
+            self._proofs.pop(next(iter(self._proofs)))
+
+    async def _proof(self, key: SessionKey, *, fresh: bool = False) -> ManifestProof:
+        """Return what a session's manifest proves; read it anew if asked to."""
+        proof = self._proofs.get(key)
+        if proof is None or fresh:
+            entry = await self._find(key)
+            tenant = await self._shared_transform(key.tenant, create=False)
+            proof = NOTHING_PROVEN if entry is None else entry.proven_part(tenant)[1]
+            self._cache_proof(key, proof)
+        return proof
+
+    async def _hidden_part(
+        self, key: SessionKey, manifest: Manifest | None
+    ) -> tuple[HiddenManifest | None, str]:
+        cipher = self._sessions.get(key)
+        if cipher is not None and manifest is not None and cipher.name not in manifest.documents:
+            self._sessions.pop(key)  # the key was wrapped again, or it has a new generation
+        if manifest is None and not await self._lacks_manifest(key):
+            return None, ""
+        tenant = await self._shared_transform(key.tenant, create=False)
+        hidden, proof = proven_part(manifest, tenant, is_chained=True)
+        if hidden is None:
+            entry = await self._find(key)
+            if manifest is None and entry is not None and entry.manifest is not None:
+                return None, ""  # it was written in between
+            if entry is None or not entry.chained:
+                hidden, proof = proven_part(manifest, tenant, is_chained=False)
+                if proof.lost:
+                    raise CorruptRecordError(proof.lost, key=str(key))
+        self._cache_proof(key, proof)
+        return hidden, proof.lost
+
+    async def _lacks_manifest(self, key: SessionKey) -> bool:
+        """Return whether a session must have a manifest: it is written before the first record."""
+        return await self.inner.head(key) > 0 and await keyring.holds_records(self.inner, key)
+
+    async def _prove(self, manifest: Manifest) -> ManifestProof | None:
+        key = manifest.key
+        cipher = await self._cipher(key)
+        if cipher is None or cipher.chain is None:
+            return None
+        writer, link = self._writer(key, manifest.epoch, cipher), None
+        if manifest.as_of_seq >= cipher.chain.begins - 1:
+            link = await self._link_after(key, writer, manifest.as_of_seq)
+        before = await self._proof(key)
+        end = before.doubtful_from or (manifest.as_of_seq if before.lost else 0)
+        return proof_of(manifest, link, unproven_end=end)
+
+    def _note_fold(self, manifest: Manifest, proof: ManifestProof) -> None:
+        self._cache_proof(manifest.key, proof)
+        writer = self._writers.get(manifest.key)
+        if writer is not None and writer.epoch == manifest.epoch:
+            writer.note_fold(manifest.as_of_seq)
+
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Remove records, after noting durably that they go: else a reader calls it a forgery."""
+        entry = await self._find(key)
+        if entry is not None and entry.manifest is not None and entry.chained:
+            end = min(below, await self.inner.head(key) + 1)
+            if end > entry.below:
+                await self._note_trim(entry, entry.manifest, epoch, end)
+        return await self.inner.trim(key, epoch, below)
+
+    async def _note_trim(
+        self, entry: SessionKeyEntry, manifest: Manifest, epoch: int, below: int
+    ) -> None:
+        key = manifest.key
+        tenant = await self._tenant_key(key.tenant)
+        hidden, proof = entry.proven_part(tenant)
+        if hidden is None:
+            raise CorruptRecordError(proof.lost, key=str(key))
+        document = keyring.wrap_key(key, entry.key, self._masters, entry.chained, below)
+        under = self._under(epoch, entry, hidden, proof, tenant)
+        await keyring.write(self.inner, document, under)
+        if (cipher := self._sessions.get(key)) is not None:
+            self._sessions[key] = cipher._replace(name=document[0], below=below)
+
+    # The hash chain.
+
+    async def _chain_reader(
+        self, key: SessionKey, request: ReadRequest, records: Sequence[Record]
     ) -> ChainReader | None:
         if not records and key not in self._sessions:
             return None
         first = next((record.payload for record in records if record.kind != EPOCH), b"")
-        cipher = await self._cipher(store, key, first)
+        cipher = await self._cipher(key, first)
         if cipher is None or cipher.chain is None:
             return None
-        facts = partial(self._read_facts, store, key)
-        trimmed = partial(self._trimmed, store, key)
-        return ChainReader(store, key, cipher.chain, facts, trimmed, request)
 
-    async def _read_facts(self, store: Store, key: SessionKey, fresh: bool) -> Facts:  # noqa: FBT001  # a callback's signature
-        return await self.facts(store, key, fresh=fresh)
+        async def trimmed() -> int:
+            entry = await self._find(key)
+            return 0 if entry is None else entry.below
 
-    def note_link(self, key: SessionKey, link: ChainLink | None) -> None:
+        proof = partial(self._proof, key)
+        return ChainReader(self.inner, key, cipher.chain, proof, trimmed, request)
+
+    def _note_end(self, key: SessionKey, reader: ChainReader) -> None:
         writer = self._writers.get(key)
-        if writer is not None and link is not None:
-            writer.note_link(link)
+        if writer is not None and reader.link is not None:
+            writer.note_link(reader.link)
 
-    async def batch_transform(self, store: Store, batch: Batch) -> Callable[[Batch], Batch] | None:
-        key = batch.key
-        cipher = await self._cipher(store, key)
+    def _encoder(self, batch: Batch) -> Encoder | None:
+        cipher, writer = self._sessions.get(batch.key), self._writers.get(batch.key)
+        if cipher is None or writer is None or not writer.is_of(batch.epoch, cipher.chain):
+            return None
+        return writer.encrypt if writer.link(batch.first - 1) is not None else None
+
+    async def _prepared_encoder(self, batch: Batch) -> Encoder | None:
+        key, before = batch.key, batch.first - 1
+        cipher = await self._cipher(key)
         if cipher is None:
             return None
-        if cipher.chain is None:
-            raise LeaseLostError(
-                f"epoch {batch.epoch} of {key} may not write: its lease was not acquired through "
-                "this store",
-                key=str(key),
-                epoch=batch.epoch,
-            )
-        writer = await self._writer(store, key, batch.epoch, cipher.chain)
-        before = batch.first - 1
+        writer = self._writer(key, batch.epoch, cipher)
         if writer.link(before) is None and writer.pending_end != before:
             try:
-                writer.note_link(await self._link_after(store, key, writer, before))
+                writer.note_link(await self._link_after(key, writer, before))
             except CorruptRecordError:
-                holder = await store.holder(key)
+                holder = await self.inner.holder(key)
                 if holder is None or holder.epoch != batch.epoch:  # another life of the session
                     newest = None if holder is None else holder.epoch
                     raise lease_lost(key, batch.epoch, newest) from None
@@ -485,138 +538,36 @@ class _Encryption(TransformProvider):
         writer.pending_end = before + len(batch.records)
         return writer.encrypt
 
-    async def _writer(
-        self, store: Store, key: SessionKey, epoch: int, chain: RecordChain
-    ) -> ChainWriter:
+    def _writer(self, key: SessionKey, epoch: int, cipher: _SessionCipher) -> ChainWriter:
+        """Return the writer of a session that was taken through this store.
+
+        Raises:
+            LeaseLostError: It was not taken, not under this epoch, or has been released.
+
+        """
         writer = self._writers.get(key)
-        if writer is not None and writer.epoch == epoch and writer.chain.secret == chain.secret:
-            return writer
-        facts = await self.facts(store, key, fresh=False)
-        writer = ChainWriter(chain, epoch, await store.head(key), facts.as_of_seq)
-        after = max(facts.as_of_seq, chain.begins - 1)
-        async with aclosing(store.read_log(key, after=after)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind != EPOCH:
-                        # A batch sent again has to name the same fold, to give the same bytes.
-                        writer.note_fold(chain.decrypt(record).folded, record.seq)
-        writer.note_fold(facts.as_of_seq)
-        self._writers[key] = writer
+        if writer is None or not writer.is_of(epoch, cipher.chain):
+            raise lease_lost(key, epoch)
         return writer
 
-    async def _link_after(
-        self, store: Store, key: SessionKey, writer: ChainWriter, seq: int
-    ) -> ChainLink:
-        """Return the link after a record, from the last encrypted record up to it."""
-        chain = writer.chain
-        facts = await self.facts(store, key, fresh=False)
-        folded = None if facts.is_lost else facts.link
-        for known in (writer.link(seq), chain.start, folded):
-            if known is not None and known.seq == seq:
-                return known
-        epochs: list[Record] = []
-        async with aclosing(store.read_log(key, before=seq + 1, reverse=True)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind == EPOCH:
-                        epochs.append(record)
-                    known = _known_link(chain, record, folded)
-                    if known is not None:
-                        link = chain.link_after_epochs(known, epochs[::-1])
-                        if link.seq == seq:
-                            return link
-        raise chain_error(seq, "no record is known that it follows")
+    def _note_refused(self, batch: Batch) -> None:
+        writer = self._writers.get(batch.key)
+        if writer is not None and writer.epoch == batch.epoch:
+            writer.forget_links(batch.first)
 
-    async def prove(self, store: Store, manifest: Manifest) -> ManifestProof | None:
-        key = manifest.key
-        cipher = await self._cipher(store, key)
-        if cipher is None or cipher.chain is None:
-            return None
-        writer = await self._writer(store, key, manifest.epoch, cipher.chain)
-        link = None
-        if manifest.as_of_seq >= cipher.chain.begins - 1:
-            link = await self._link_after(store, key, writer, manifest.as_of_seq)
-        facts = await self.facts(store, key, fresh=False)
-        end = facts.unproven_end or (manifest.as_of_seq if facts.is_lost else 0)
-        return proof_of(manifest, link, unproven_end=end)
-
-    def note_fold(self, manifest: Manifest, proof: ManifestProof) -> None:
-        self._cache_facts(manifest.key, facts_of(proof))
-        writer = self._writers.get(manifest.key)
-        if writer is not None and writer.epoch == manifest.epoch:
-            writer.note_fold(manifest.as_of_seq)
-
-    async def record_trim(self, store: Store, key: SessionKey, epoch: int, below: int) -> None:
-        entry = await keyring.find(store, key, self._masters)
-        if entry is None or entry.manifest is None or not entry.chained:
-            return
-        below = min(below, await store.head(key) + 1)
-        if below <= entry.below:
-            return
-        tenant = await self._tenant(store, key.tenant)
-        hidden = self._hidden(entry, tenant)
-        assert hidden is not None  # a session with a chain has one, or `_hidden` raises
-        assert hidden.proof is not None  # likewise
-        proof = msgspec.structs.replace(hidden.proof, epoch=epoch)
-        manifest = msgspec.structs.replace(entry.manifest, epoch=epoch)
-        hidden = msgspec.structs.replace(hidden, proof=proof)
-        document = keyring.wrap_key(key, entry.key, self._masters, entry.chained, below)
-        await keyring.write(store, document, with_hidden(manifest, hidden, tenant))
-        self._cache_facts(key, facts_of(proof))
-        cipher = self._sessions.get(key)
-        if cipher is not None:
-            self._sessions[key] = cipher._replace(name=document[0], below=below)
-
-    async def _trimmed(self, store: Store, key: SessionKey) -> int:
-        entry = await keyring.find(store, key, self._masters)
-        return 0 if entry is None else entry.below
-
-    async def unproven_reason(self, store: Store, inner: Documents, key: SessionKey) -> str | None:
-        manifest = inner.manifest
-        cipher = self._sessions.get(key)
-        if cipher is not None and manifest is not None and cipher.name not in manifest.documents:
-            self.forget(key)  # the key was wrapped again, or the session has a new generation
-        if manifest is None and not await self._lacks_manifest(store, key):
-            return None
-        entry = await keyring.find(store, key, self._masters)
-        if entry is None:
-            return None
-        tenant = await self.tenant_transform(store, key.tenant, create=False)
-        self._cache_facts(key, self._facts_in(entry, tenant))
-        if entry.manifest is None:
-            return _MISSING if entry.chained else None
-        try:
-            hidden = self._hidden(entry, tenant)
-        except CorruptRecordError as error:
-            if not entry.chained:
-                raise
-            return str(error)
-        return None if hidden is None or hidden.proof is None else hidden.proof.lost or None
-
-    async def _lacks_manifest(self, store: Store, key: SessionKey) -> bool:
-        """Return whether a session must have a manifest: it is written before the first record."""
-        return await store.head(key) > 0 and await keyring.holds_records(store, key)
-
-    def note_proof(self, manifest: Manifest, hidden: HiddenManifest) -> None:
-        cipher = self._sessions.get(manifest.key)
-        if cipher is not None and cipher.name not in manifest.documents:
-            # The key was wrapped again, or the session has a new generation.
-            self._sessions.pop(manifest.key)
-        if hidden.proof is not None:
-            self._cache_facts(manifest.key, facts_of(hidden.proof))
-
-
-_MISSING = "the manifest is missing or damaged, and the session had one"
-
-
-def _not_written_with_key(manifest: Manifest) -> CorruptRecordError:
-    return CorruptRecordError(
-        f"the manifest of {manifest.key} was not written with the key", key=str(manifest.key)
-    )
+    async def _link_after(self, key: SessionKey, writer: ChainWriter, seq: int) -> ChainLink:
+        """Return the link after a record, from the nearest one that is known."""
+        link = writer.link(seq)
+        if link is None:
+            proven = (await self._proof(key)).link
+            link, _ = await link_at(self.inner, key, writer.chain, seq, proven)
+        if link is None:
+            raise chain_error(seq, "no record is known that it follows")
+        return link
 
 
 def _has_encrypted(data_key: DataKey, data: bytes) -> bool:
-    if not data:
-        return True
-    raw = from_text(data, "a record") if data[:1] == b'"' else data
-    return data_key.has_encrypted(raw)
+    if data[:1] == b'"':  # a payload: its first 9 bytes name the key
+        with suppress(ValueError):
+            data = base64.b64decode(data[1:13])
+    return not data or data_key.has_encrypted(data)

@@ -39,13 +39,16 @@ from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import KEYS, FoldedDocument, Manifest
 from perdure.records.records import EPOCH
 from perdure.store import Store, Taken, first_record, is_begun, take_after
+from perdure.stores.wrapped.chain import ManifestProof
 from perdure.stores.wrapped.compressed import Compression
-from perdure.stores.wrapped.transform import Place, describe_place, from_text, to_text
+from perdure.stores.wrapped.manifests import HiddenManifest, proven_part
+from perdure.stores.wrapped.transform import Place, Transform, describe_place, from_text, to_text
 
 KEY_VARIABLE = "PERDURE_KEY"
 KEY_FILE_VARIABLE = "PERDURE_KEY_FILE"
 KEY_BYTES = 32
-FORMAT = 2
+FORMAT = 3
+"""2: records are linked. 3: documents' names are hidden, and blobs are the session's own."""
 _NONCE = 12
 _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 _STANDARD = str.maketrans("-_", "+/")
@@ -86,7 +89,7 @@ class UnwrappedKey(msgspec.Struct, frozen=True):
 
     key: bytes
     is_current: bool
-    """Whether the current master key wraps it."""
+    """Whether the current master key wraps it, in the current format."""
     chained: int
     """The first record with a link hash, 0 for none."""
     below: int
@@ -161,7 +164,7 @@ class MasterKeys:
         encrypted = ciphers().AESGCM(self._keys[self.current]).encrypt(nonce, key, associated)
         text = base64.b64encode(nonce + encrypted).decode()
         return msgspec.json.encode(
-            WrappedKey(2 if chained else 1, self.current, text, chained, below)
+            WrappedKey(FORMAT if chained else 1, self.current, text, chained, below)
         )
 
     def unwrap(self, data: bytes, place: bytes, what: str) -> UnwrappedKey:
@@ -201,7 +204,8 @@ class MasterKeys:
             )
         except (InvalidTag, ValueError) as error:
             raise _damaged(what) from error
-        return UnwrappedKey(key, wrapped.master == self.current, wrapped.chained, wrapped.below)
+        is_current = wrapped.master == self.current and wrapped.format in (1, FORMAT)
+        return UnwrappedKey(key, is_current, wrapped.chained, wrapped.below)
 
 
 def _text_of(path: str) -> str:
@@ -379,8 +383,34 @@ class DataKey:
             return None
         return plain.hex()
 
+    def stored_name(self, name: str) -> str:
+        """Return a document's name with all behind its folder encrypted, but for the ending."""
+        folder, _, rest = name.partition("/")
+        if not rest or name.startswith(KEYS):
+            return name
+        data = rest.encode("utf-8", "surrogatepass")
+        token = base64.b32encode(self._names.encrypt(data, [folder.encode()])).decode().lower()
+        return f"{folder}/x{token.rstrip('=')}{_ending(rest)}"
+
+    def plain_name(self, stored: str) -> str:
+        """Return a document's name from its stored one, which is plain in earlier formats."""
+        from cryptography.exceptions import InvalidTag
+
+        folder, _, rest = stored.partition("/")
+        token = rest.removeprefix("x").removesuffix(_ending(rest)).upper()
+        try:
+            data = base64.b32decode(token + "=" * (-len(token) % 8))
+            name: bytes = self._names.decrypt(data, [folder.encode()])
+        except (InvalidTag, ValueError):
+            return stored
+        return f"{folder}/{name.decode('utf-8', 'surrogatepass')}"
+
     def _associated_data(self, place: Place) -> bytes:
         return msgspec.json.encode(("perdure", 1, self._owner, place))
+
+
+def _ending(name: str) -> str:
+    return next((end for end in (".json", ".jsonl") if name.endswith(end)), "")
 
 
 def derived(key: bytes, use: bytes, size: int) -> bytes:
@@ -403,6 +433,10 @@ class SessionKeyEntry(UnwrappedKey, frozen=True):
     manifest: Manifest | None
     name: str
     """The document that holds it."""
+
+    def proven_part(self, tenant: Transform | None) -> tuple[HiddenManifest | None, ManifestProof]:
+        """Return the manifest's hidden part, and what it proves."""
+        return proven_part(self.manifest, tenant, is_chained=bool(self.chained))
 
 
 def is_key(name: str) -> bool:

@@ -18,28 +18,12 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, FoldedDocument, Manifest
 from perdure.store import Document, SessionInfo
-from perdure.stores.wrapped.chain import ChainLink, Facts
+from perdure.stores.wrapped.chain import NOTHING_PROVEN, ChainLink, ManifestProof
 from perdure.stores.wrapped.transform import Place, Transform
 
 _MARK = "perdure-sealed:"
 _LOST = "0" * 64
-
-
-class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The fields that a manifest must have, and the state of its log when it was written."""
-
-    epoch: int
-    as_of_seq: int
-    rest: str
-    """A hash of the manifest's format, counters and base."""
-    digest: str = ""
-    """The link hash after ``as_of_seq``, in hex; empty if nothing was folded."""
-    run: int = 0
-    lost: str = ""
-    """What was wrong with the previous manifest, so that there is no fold; empty if nothing."""
-    unproven_end: int = 0
-    """The last record when a manifest was found to be lost or forged: records after it may have
-    been cut off. Later folds keep it until the log is accepted."""
+MISSING = "the manifest is missing or damaged, and the session had one"
 
 
 class HiddenManifest(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -87,14 +71,6 @@ def require_proven(manifest: Manifest, proof: ManifestProof) -> None:
         )
 
 
-def facts_of(proof: ManifestProof) -> Facts:
-    """Return what a manifest proves about its log."""
-    digest = bytes.fromhex(proof.digest)
-    link = ChainLink(proof.as_of_seq, digest, proof.run) if digest else None
-    end = proof.unproven_end or (proof.as_of_seq if proof.lost else 0)
-    return Facts(proof.as_of_seq, proof.epoch, link, bool(proof.lost), end)
-
-
 def unproven_tail(key: SessionKey, end: int = 0, reason: str = "") -> str:
     """Return the warning that a log may have been longer.
 
@@ -126,43 +102,35 @@ def has_hidden(title: str | None) -> bool:
     return title is not None and title.startswith(_MARK)
 
 
-def inner_manifest(
+def inner_documents(
     manifest: Manifest,
-    transformed: Mapping[str, bytes],
-    before: Manifest | None,
-    own: Mapping[str, FoldedDocument],
-    transform: Transform,
-    proof: ManifestProof | None = None,
-) -> Manifest:
-    """Return the inner manifest of an outer one.
+    names: Mapping[str, str],
+    encoded: Mapping[str, bytes],
+    wrong: Collection[str],
+    known: Mapping[str, FoldedDocument],
+) -> dict[str, FoldedDocument]:
+    """Return the documents that an inner manifest lists.
 
     Args:
         manifest: The outer manifest.
-        transformed: The documents that are written now.
-        before: The inner manifest until now, which lists the other documents.
-        own: The wrapper's own documents.
-        transform: The tenant's.
-        proof: The manifest's proof, if the session has a hash chain.
+        names: Under which names its documents are stored.
+        encoded: Those that are written now.
+        wrong: Those of them that are listed with a hash that no bytes have.
+        known: What the inner manifest lists of the others.
 
     """
-    known = before.documents if before else {}
     documents: dict[str, FoldedDocument] = {}
     for name, folded in manifest.documents.items():
-        data = transformed.get(name)
-        old = known.get(name)
-        if data is not None:
-            entry = FoldedDocument.of(folded.as_of_seq, data)
+        stored, data = names[name], encoded.get(name)
+        if data is None:
+            old = known.get(stored)
+            sha256 = old.sha256 if old else _LOST
+            documents[stored] = FoldedDocument(folded.as_of_seq, sha256, folded.size)
         else:
-            entry = FoldedDocument(folded.as_of_seq, old.sha256 if old else _LOST, folded.size)
-        documents[name] = entry
-    for name, folded in own.items():
-        documents[name] = msgspec.structs.replace(folded, as_of_seq=manifest.as_of_seq)
-    about = manifest.about
-    return with_hidden(
-        msgspec.structs.replace(manifest, documents=documents),
-        HiddenManifest(about, manifest.documents, proof),
-        transform,
-    )
+            entry = FoldedDocument.of(folded.as_of_seq, data)
+            lost = msgspec.structs.replace(entry, sha256=_LOST)
+            documents[stored] = lost if name in wrong else entry
+    return documents
 
 
 def with_hidden(manifest: Manifest, hidden: HiddenManifest, transform: Transform) -> Manifest:
@@ -207,6 +175,34 @@ def read_hidden(inner: Manifest, transform: Transform | None) -> HiddenManifest:
     if hidden.proof is not None:
         require_proven(inner, hidden.proof)
     return hidden
+
+
+def proven_part(
+    manifest: Manifest | None, tenant: Transform | None, *, is_chained: bool
+) -> tuple[HiddenManifest | None, ManifestProof]:
+    """Return an inner manifest's hidden part, and what it proves; ``lost`` if it is not to be used.
+
+    Args:
+        manifest: The inner manifest; None if it is missing.
+        tenant: The transform of the hidden part.
+        is_chained: Whether the session's manifests have a proof.
+
+    """
+    if manifest is None:
+        return None, _lost(MISSING if is_chained else "")
+    try:
+        hidden = read_hidden(manifest, tenant) if has_hidden(manifest.about.title) else None
+    except CorruptRecordError as error:
+        return None, _lost(str(error))
+    if hidden is not None and hidden.proof is not None:
+        return hidden, hidden.proof
+    if is_chained:
+        return None, _lost(f"the manifest of {manifest.key} was not written with the key")
+    return hidden, NOTHING_PROVEN
+
+
+def _lost(reason: str) -> ManifestProof:
+    return msgspec.structs.replace(NOTHING_PROVEN, lost=reason)
 
 
 def _decode_hidden(

@@ -1,8 +1,8 @@
-"""Reversible transform of bytes: the protocol between a wrapper store and its codec.
+"""Reversible transform of bytes: the protocol between `CodedStore` and its codecs.
 
-Encryption and compression implement `Transform`. `layer` applies it to every call of the store
-port, by the functions here: to batches, records, inbox items, dead letters and blobs in bulk, large
-amounts in a worker thread (`in_thread_if_large`). A *place* says where bytes belong: their kind,
+Encryption and compression implement `Transform`. `CodedStore` applies it, by the functions here:
+to batches, records, inbox items, dead letters and blobs in bulk, large amounts in a worker thread
+(`in_thread_if_large`). A *place* says where bytes belong: their kind,
 their owner and their name. Encryption binds bytes to their place as associated data, so that they
 decrypt nowhere else.
 """
@@ -20,7 +20,7 @@ import msgspec
 from anyio.lowlevel import RunVar
 
 from perdure.errors import CorruptRecordError, NotStorableError
-from perdure.records.chunks import require_named
+from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Batch, DeadLetter, PendingItem
@@ -50,10 +50,6 @@ class Transform(Protocol):
         """Return the original payload."""
         ...
 
-    def token(self, text: str) -> str:
-        """Return the form of a text that listings filter by."""
-        ...
-
     def inner_name(self, name: str) -> str:
         """Return a blob's name in the inner store."""
         ...
@@ -61,6 +57,18 @@ class Transform(Protocol):
     def outer_name(self, inner: str) -> str | None:
         """Return a blob's name from its inner name; None if this transform did not name it."""
         ...
+
+    def token(self, text: str) -> str:
+        """Return the form of a text that listings filter by."""
+        return text
+
+    def stored_name(self, name: str) -> str:
+        """Return the name that a document is stored under."""
+        return name
+
+    def plain_name(self, stored: str) -> str:
+        """Return a document's name from the one that it is stored under, hidden or not."""
+        return stored
 
 
 def to_text(data: bytes) -> bytes:
@@ -148,6 +156,12 @@ def inbox_place(key: SessionKey, item: PendingItem) -> Place:
     return ("inbox", key.agent, key.session, item.op_id, item.kind)
 
 
+def transform_item(transform: Transform, key: SessionKey, item: PendingItem) -> PendingItem:
+    """Return an inbox item transformed."""
+    payload = transform.transform_payload(inbox_place(key, item), item.payload)
+    return msgspec.structs.replace(item, payload=payload)
+
+
 def restore_item(transform: Transform, key: SessionKey, item: PendingItem) -> PendingItem:
     """Return the original inbox item; a damaged one stays unchanged, with the damage noted."""
     if item.damage:
@@ -199,6 +213,11 @@ async def transform_blobs(transform: Transform, blobs: Mapping[str, bytes]) -> d
         return {name: transform.transform(("blob", name), data) for name, data in blobs.items()}
 
     return await in_thread_if_large(sum(map(len, blobs.values())), transform_all)
+
+
+def restore_blob(transform: Transform, name: str, data: bytes) -> bytes:
+    """Return an original blob, verified against its name."""
+    return verified(name, transform.restore(("blob", name), data))
 
 
 _limiter: RunVar[anyio.CapacityLimiter] = RunVar("perdure_transform")

@@ -17,7 +17,15 @@ from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, Uns
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, About, FoldedDocument
-from perdure.store import BlobSweep, Document, Documents, Status, Store, take_after
+from perdure.store import (
+    BlobSweep,
+    Document,
+    Documents,
+    Status,
+    Store,
+    listed_blobs,
+    take_after,
+)
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
@@ -214,6 +222,24 @@ class BlobConformance(Suite):
             await store.sweep("a", (), 0)
         assert await store.get_blob("a", _NAME) is None
         assert await store.get_blob("b", _NAME) == _DATA
+
+    async def test_a_session_s_blobs_are_in_its_tenant(self, store: Store) -> None:
+        """They may be kept apart there; whoever knows the session, and its key, finds them."""
+        key, missing = SessionKey("a", tenant="tenant"), name_of(b"never was")
+        await take(store, key)
+        await store.put_blobs(key.blobs, {_NAME: _DATA})
+        assert await store.get_blob(key.blobs, _NAME) == _DATA
+        assert await store.blob_names(key.blobs) == [_NAME]
+        assert await store.renew(key.blobs, {_NAME, missing}) == {missing}
+        assert await store.get_blob("", _NAME) is None
+        listed = await listed_blobs(store, key, {_NAME})
+        there = await store.blob_names("tenant")
+        assert [listed[name] for name in there] == [_NAME]
+        for _ in range(2):
+            await store.sweep("tenant", listed, 0)
+        assert await store.get_blob(key.blobs, _NAME) == _DATA
+        assert await store.remove_blobs("tenant", there) > 0
+        assert await store.get_blob(key.blobs, _NAME) is None
 
     async def test_bytes_that_do_not_match_their_name_are_not_returned(self, store: Store) -> None:
         try:
