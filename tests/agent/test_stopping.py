@@ -81,11 +81,35 @@ async def test_a_stop_that_is_cancelled_while_it_saves_closes_everything(
             assert session.info.metadata.title == "unsaved"
 
 
+@pytest.mark.parametrize("is_answering", [True, False])
+async def test_a_store_that_is_down_does_not_hold_up_a_server_that_drains(
+    is_answering: bool, configured: Configure
+) -> None:
+    """The manager saves what the agent leaves, or says that it could not, by its deadline."""
+    slow, model = Slow(), Blocked(Chunk(text="half"))
+    shutdown = Shutdown(signals=False, deadline=0.01, turn_grace=0.0, hard_grace=0.0)
+    with pytest.raises(UnsavedChangesError) as raised:
+        async with connect(slow.store, shutdown=shutdown) as sessions:
+            agent = await AgentFactory(sessions).create_agent(
+                configured(model=model), agent_id="ada"
+            )
+            await agent.start()
+            if is_answering:
+                await anext(agent.stream("go"))
+                await model.reached.wait()
+            slow.holds = True
+            agent.context.state.custom_data["mood"] = "calm"
+            sessions.drain()
+            with anyio.move_on_after(20) as limit:
+                await agent.stop(finish=False)
+    assert not limit.cancelled_caught
+    assert "ada" in str(raised.value)
+
+
 async def test_a_store_that_is_down_does_not_hold_up_who_is_cancelled(
-    configured: Configure, monkeypatch: pytest.MonkeyPatch
+    configured: Configure,
 ) -> None:
     """What could not be saved is the manager's, which says so at its own end."""
-    monkeypatch.setattr("perdure.agent.agent.HURRY", 0.01)
     slow, model = Slow(), Blocked(Chunk(text="half"))
     shutdown = Shutdown(signals=False, deadline=0.01, turn_grace=0.0, hard_grace=0.0)
     with pytest.raises(UnsavedChangesError):

@@ -165,6 +165,24 @@ async def test_a_late_answer_settles_what_was_given_up(fault: Fault, applied: bo
         assert await r.outlasts_an_outage()
 
 
+async def test_a_late_refusal_is_asked_for_again_within_the_time_of_a_save() -> None:
+    """It does not say why: what is sent again has its time, also if the store hangs then."""
+    engine = EngineOptions(jitter=0.0, eager=False, save_timeout=5.0)
+    async with direct(["ok", "hang"], engine=engine, hangs=30.0, latency=(20.0, *[0.1] * 9)) as r:
+        t, other = r.track("a"), r.track("b")
+        r.store.poison.add((t.key, 1))
+        r.append(t)
+        r.saver.turn_ended(t)
+        await anyio.sleep(30)
+        assert len(r.store.calls) == 2
+        await r.saver.save(other)
+        await anyio.sleep(10)
+        assert r.saver.health().unsaved == {"failed": 1}
+        await anyio.sleep(40)
+        assert t.state is State.QUARANTINED
+        assert r.stored(t) == 0
+
+
 async def test_a_save_that_is_never_answered_is_reported_in_doubt() -> None:
     engine = EngineOptions(jitter=0.0, eager=False, save_timeout=5.0)
     async with direct(["hang_applied"], engine=engine, hangs=1e6) as r:

@@ -269,9 +269,30 @@ def cut_off_as_it_is_captured(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Core, "capture", interrupted)
 
 
+def cut_off_at(step: str) -> Callable[[Clock, pytest.MonkeyPatch], None]:
+    """A Ctrl-C as a step of the core begins, the first time."""
+
+    def cut_off(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+        act, interrupts = getattr(Core, step), [KeyboardInterrupt()]
+
+        def interrupted(*args: Any) -> Any:
+            if interrupts:
+                raise interrupts.pop()
+            return act(*args)
+
+        monkeypatch.setattr(Core, step, interrupted)
+
+    return cut_off
+
+
 @pytest.mark.parametrize(
     ("store", "cut_off"),
-    [(DirectStore, cut_off_as_it_is_answered), (InlineStore, cut_off_as_it_is_captured)],
+    [
+        (DirectStore, cut_off_as_it_is_answered),
+        (InlineStore, cut_off_as_it_is_captured),
+        pytest.param(DirectStore, cut_off_at("_take"), id="between the queue and the capture"),
+        pytest.param(DirectStore, cut_off_at("_ok"), id="as an answer is applied"),
+    ],
 )
 async def test_a_save_that_is_cut_off_is_settled(
     store: Any, cut_off: Any, monkeypatch: pytest.MonkeyPatch
@@ -282,7 +303,7 @@ async def test_a_save_that_is_cut_off_is_settled(
         r.host.on_exit = lambda error: None
         t, other = r.track("a"), r.track("b")
         r.append(t)
-        for _ in range(15):  # others are served all the time
+        for _ in range(20):  # others are served all the time
             r.append(other)
             await anyio.sleep(1)
         assert (r.stored(t), t.durable, t.inflight) == (1, 1, None)

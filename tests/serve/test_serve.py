@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
+import sqlite3
 import threading
 import time
 from collections.abc import Iterator
@@ -11,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
+import perdure.sync
 from tests.asgi.served import Event, Served, contents, events_of, preview
 
 SERVE = "perdure serve tests.serve.agents:slow --port {port}".split()
@@ -259,3 +262,30 @@ def test_sigkill_loses_nothing_that_clients_were_told(tmp_path: Path) -> None:
     readers, _, _, _ = restarted(tmp_path, signal.SIGKILL)
     for reader in readers:
         assert_whole(reader)
+
+
+@pytest.mark.deep
+def test_sigterm_ends_in_time_while_the_store_is_down_and_what_is_unsaved_is_kept(
+    tmp_path: Path,
+) -> None:
+    database, text = tmp_path / "agents.db", "c d"
+    command = "perdure serve tests.serve.agents:slow --grace 1 --port {port}".split()
+    server = Served(*command, store=f"sqlite:///{database}", PERDURE_HOME=str(tmp_path))
+    try:
+        assert server.client.post("/agents/a/messages", json={"text": "a b"}).status_code == 200
+        with contextlib.closing(sqlite3.connect(database, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            request = threading.Thread(
+                target=server.client.post,
+                args=("/agents/a/messages",),
+                kwargs={"json": {"text": text}},
+            )
+            request.start()
+            time.sleep(3)
+            said = server.stop()  # grace, what agents have to keep what they have, the deadline
+        request.join()
+    finally:
+        server.close()
+    assert "UnsavedChangesError" in said
+    with perdure.sync.connect(f"sqlite:///{database}") as sessions, sessions.open("a") as session:
+        assert text in [message.text for message in session.context()]

@@ -103,7 +103,9 @@ def test_a_hook_that_fails_is_logged_and_the_next_is_called(
 
 def test_a_hook_that_never_ends_does_not_hold_up_the_closing() -> None:
     release = threading.Event()
-    sessions = perdure.sync.connect("memory:", shutdown=Shutdown(signals=False))
+    sessions = perdure.sync.connect(
+        "memory:", shutdown=Shutdown(deadline=1.0, turn_grace=0.0, signals=False)
+    )
     sessions.on("opened", lambda facts: release.wait(30))
     sessions.open("mia")
     assert sessions.close().clean

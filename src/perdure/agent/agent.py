@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 import anyio
 
@@ -35,6 +35,7 @@ from perdure.errors import InvalidArgumentError, SessionClosedError, SessionErro
 from perdure.records.keys import require_name, require_text
 from perdure.records.messages import Message, message_of
 from perdure.records.values import encode_value
+from perdure.session.internals import is_draining, time_to_leave
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,10 +58,6 @@ if TYPE_CHECKING:
 
 Ending = TurnEnded | TurnInterrupted | TurnFailed
 """How a turn came to its end."""
-
-
-HURRY: Final = 10.0
-"""Seconds to end the turn, and again to keep what there is, where a stop was cancelled."""
 
 
 class Agent:
@@ -243,12 +240,12 @@ class Agent:
         except anyio.get_cancelled_exc_class():
             # The caller has no time: end the worker, keep what it has, and be cancelled.
             with anyio.CancelScope(shield=True):
-                with anyio.move_on_after(HURRY):
+                with anyio.move_on_after(time_to_leave(self.session)):
                     await self.runtime.stop(finish=False)
                 await self.runtime.stop(finish=False)  # also what waits for a store that is down
-                await self._leaving.let_go(within=HURRY)
+                await self._leaving.let_go(cut=True)
             raise
-        await self._leaving.let_go(within=None)
+        await self._leaving.let_go(cut=is_draining(self.session))
 
     def interrupt(self) -> bool:
         """Stop the running turn, keep what it has, and continue with the next message.

@@ -60,8 +60,10 @@ from perdure.session.internals import (
     disclaim,
     end_with,
     home_of,
+    is_draining,
     refusal_of,
     registry_of,
+    time_to_leave,
 )
 from perdure.session.runtime import wrong_loop
 from perdure.session.session import Session
@@ -207,7 +209,9 @@ class AgentWorker:
                 await self._turn(posted, over)
             self._turn_scope = None
             if scope.cancelled_caught:  # an interruption does not wait for the turn's save
-                await context.session.save()
+                limit = time_to_leave(context.session) if self._draining else None
+                with anyio.move_on_after(limit):
+                    await context.session.save()
         except Exception as error:  # noqa: BLE001  # told, and the next message is answered
             log.info("a turn failed", extra={"agent": context.agent_id, "turn": over.turn_id})
             if isinstance(error, TurnReusedError) and not over.turn_id:
@@ -625,7 +629,7 @@ class AgentRuntime:
 
 
 CLOSING: Final = 30.0
-"""Seconds that each part has to close that was opened for the agent."""
+"""Seconds that each part has to close that was opened for the agent, while nobody hurries."""
 
 
 @final
@@ -647,19 +651,19 @@ class AgentShutdown:
         self._release = release
         self.begun: bool = False
 
-    async def let_go(self, *, within: float | None) -> None:
+    async def let_go(self, *, cut: bool) -> None:
         """Keep what the agent has, and let go of its session; do nothing the second time.
 
         Args:
-            within: Seconds for the first of the two; None for as long as it takes. What the
-                session has not saved by then is its manager's to save.
+            cut: Whether the first of the two has only the time that the manager's ``turn_grace``
+                gives. What is not saved by then is the manager's to save.
 
         """
         if self.begun:
             return
         self.begun = True
         try:
-            with anyio.move_on_after(within) as scope:
+            with anyio.move_on_after(self._limit if cut else None) as scope:
                 await self._keep()
             if scope.cancelled_caught:
                 log.warning("an agent was not saved in time", extra=self._facts)
@@ -668,16 +672,21 @@ class AgentShutdown:
                 await self._close()
 
     async def _keep(self) -> None:
+        try:
+            if self._context.session.is_writable:
+                await self._context.declared.flush()
+        finally:  # also without time for it: what is kept here is the manager's to save
+            if self._save and self._context.session.is_writable:
+                await self._save_rest()
+
+    async def _save_rest(self) -> None:
         context = self._context
-        if context.session.is_writable:
-            await context.declared.flush()
-        if self._save and context.session.is_writable:
-            try:
-                keep_custom_data(context)
-            finally:
-                await context.session.save()
-                await context.plugins.memory.flush()
-                await keep_home(context)
+        try:
+            keep_custom_data(context)
+        finally:
+            await context.session.save()
+            await context.plugins.memory.flush()
+            await keep_home(context)
 
     async def _close(self) -> None:
         context = self._context
@@ -686,12 +695,16 @@ class AgentShutdown:
         await context.session.__aexit__(None, None, None)
         for close in reversed(context.at_stop):
             try:
-                with anyio.fail_after(CLOSING):
+                with anyio.fail_after(self._limit if is_draining(context.session) else CLOSING):
                     await close()
             except Exception as error:  # it does not keep the others open
                 log.warning("a part did not close", extra=self._facts, exc_info=error)
         if self._release is not None:
             await self._release()
+
+    @property
+    def _limit(self) -> float:
+        return time_to_leave(self._context.session)
 
     @property
     def _facts(self) -> dict[str, str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Final, TypeVar, final
+from typing import TypeVar, final
 
 import anyio
 import msgspec
@@ -20,10 +20,8 @@ from perdure.errors import HistoryPrunedError, SessionClosedError, SessionError
 from perdure.records.keys import SessionKey
 from perdure.records.messages import CUT_OFF, Message
 from perdure.session.base import Turn, turn_reused
+from perdure.session.internals import time_to_leave
 from perdure.session.session import Session
-
-LAST_SAVE: Final = 5.0
-"""Seconds to make durable what a turn has left that was cut."""
 
 S = TypeVar("S")
 
@@ -247,7 +245,7 @@ async def answer_in(
                 ended = await _pieces(session, turn, channel, answer)
     finally:
         if session.is_writable:  # a turn that was cancelled does not wait for its save
-            with anyio.move_on_after(LAST_SAVE, shield=True):
+            with anyio.move_on_after(time_to_leave(session), shield=True):
                 await session.save()
     if ended is None:
         ended = await _answer_of(run)

@@ -17,7 +17,7 @@ answer; what was appended meanwhile makes the session due again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final, Literal, NamedTuple, final
 
@@ -39,7 +39,7 @@ from perdure.autosave.options import (
     Inherit,
 )
 from perdure.autosave.schedule import Schedule
-from perdure.autosave.tracked import OVERHEAD, SessionRegistry, State, Tracked, Wake
+from perdure.autosave.tracked import NEVER, OVERHEAD, SessionRegistry, State, Tracked, Wake
 from perdure.errors import (
     AcknowledgedRecordsLostError,
     ConfigError,
@@ -529,6 +529,13 @@ class Core:
         if t.end is None:
             t.last_error = error
             self._failed(t, t.inflight or t.durable, now, in_doubt=True)
+
+    def reclaim(self, sessions: Iterable[Tracked]) -> None:
+        """Have unsaved sessions checked that are not with the store, and in no queue."""
+        for t in sessions:
+            if t.inflight is None and not t.ticket and t.slot == NEVER:
+                t.first_at = t.oldest_at if t.first_at is None else t.first_at
+                self.schedule.review([t])
 
     def _ok(self, t: Tracked, sent: int, written: int, now: float, took: float) -> list[Wake]:
         records, size = sent - t.durable, t.captured_bytes

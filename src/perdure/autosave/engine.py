@@ -24,7 +24,7 @@ from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
 from perdure.autosave.options import INHERIT, Autosave, AutosaveStatus, EngineOptions, Inherit
 from perdure.autosave.reports import Health, ShutdownReport, health_of, report_of
 from perdure.autosave.schedule import IdleWheel
-from perdure.autosave.tracked import State, Tracked, Waiters, Wake
+from perdure.autosave.tracked import LOOKED_AT, State, Tracked, Waiters, Wake
 from perdure.autosave.watchdog import Watchdog
 from perdure.autosave.writer import Timer, Writer
 from perdure.errors import SessionError, UnsavedChangesError
@@ -42,8 +42,8 @@ class Autosaver:
     What is synchronous may be called from any task of the host's event loop. Whatever takes time
     runs in the host's tasks: cancelling a caller, in whatever way, ends its wait and changes
     nothing else. One timer for all sessions sleeps until the first of them is due, and is woken
-    only when something becomes due earlier. A save with a waiting caller goes to the store at once,
-    without a round through the timer.
+    only when something becomes due earlier. A save with a waiting caller leaves as soon as there is
+    a slot and no save of the session is with the store, without a round through the timer.
 
     Args:
         store: Where to save.
@@ -218,7 +218,7 @@ class Autosaver:
             self._serve_due()
 
     def turn_ended(self, t: Tracked) -> None:
-        """Save now, if the session saves at the end of a turn."""
+        """Begin to save a turn whose end nobody waits for, unless ``on_turn_end`` is off."""
         if t.options is None or t.options.on_turn_end:
             now = self._clock()
             if not self._watchdog.armed:
@@ -537,8 +537,9 @@ class Autosaver:
     # What keeps it running.
 
     def _serve_all(self) -> None:
-        """Do what is due, and have contributors asked whose task could not be started."""
+        """Do what is due, and what an error or a Ctrl-C has left undone."""
         self._contributors.ask(())
+        self._writer.recover("a Ctrl-C came amid the save; it is sent again", most=LOOKED_AT)
         self._serve_due()
 
     def _begin_due(self) -> None:

@@ -37,7 +37,8 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
 
     A change is saved ``debounce`` seconds after the last one, but a save starts at the
     latest ``max_delay`` seconds after the first change that it captures. What is given holds:
-    nothing but the end of a turn, `Session.save` and the limits below saves earlier.
+    nothing saves earlier but the end of a turn, a save or flush, the limits below, too much that is
+    unsaved in all (``EngineOptions.dirty_soft``), and closing; and jitter, by a tenth of the delay.
 
     Args:
         debounce: Quiet time before a save; 0 saves every change at once. None: 2 s while the

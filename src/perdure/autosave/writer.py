@@ -10,13 +10,14 @@ import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Final, final
 
 import anyio
 from anyio.lowlevel import checkpoint
 
 from perdure._lib.loop import post_to_loop
-from perdure._lib.tasks import Host
+from perdure._lib.tasks import Host, HostClosedError
 from perdure.autosave.core import (
     ANSWERS,
     REFUSALS,
@@ -148,7 +149,7 @@ class Writer:
                 if saves:
                     self._send(saves, now)
         except BaseException as error:
-            self._recover(error)
+            self.recover(_interrupted(error))
             raise
         if self._idle is not None and not self.is_busy:
             self._idle.set()
@@ -172,7 +173,7 @@ class Writer:
                 return False
             self._send([save], now)
         except BaseException as error:
-            self._recover(error)
+            self.recover(_interrupted(error))
             raise
         return True
 
@@ -220,6 +221,9 @@ class Writer:
             flight.sent = begin is not None and begin(batches, partial(self._heard, flight))
             if not flight.sent:
                 self._host.spawn(self._carry, flight, batches)
+        except HostClosedError as error:  # it was not sent
+            self._settle(flight, [Outcome(Status.TRANSIENT, error)] * len(saves))
+            return
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             self._settle(flight, [outcome_of(error)] * len(saves))
             return
@@ -232,7 +236,7 @@ class Writer:
 
     async def _carry(self, flight: _InFlightBatch, batches: list[Batch]) -> None:
         """Have a batch appended by a coroutine of the store's."""
-        if not self._is_awaited(flight):
+        if flight not in self._out:
             return
         outcomes: Sequence[Outcome] | None = None
         with anyio.CancelScope() as scope:
@@ -279,9 +283,11 @@ class Writer:
 
     def _heard(self, flight: _InFlightBatch, outcomes: Sequence[Outcome]) -> None:
         """Take what a store answered to ``begin_append``; called by the event loop."""
-        for outcome in outcomes:
-            if outcome.status in REFUSALS and self._host.running and self._is_awaited(flight):
-                # Its reason is read from the log, which must be awaited: send it again from a task.
+        refused = any(outcome.status in REFUSALS for outcome in outcomes)
+        if refused and self._host.running and not self._core.stopped:
+            if flight not in self._out:  # late: what is sent again is refused in time
+                outcomes = [in_doubt(self._too_late())] * len(flight.saves)
+            else:  # its reason is read from the log, which must be awaited: from a task
                 with contextlib.suppress(Exception):  # else the refusal counts as it is
                     self._host.spawn(self._carry, flight, [save.batch for save in flight.saves])
                     return
@@ -398,18 +404,25 @@ class Writer:
         timeout = self._core.engine.save_timeout
         return f"the store did not answer within {timeout} s; the records are sent again after that"
 
-    def _recover(self, error: BaseException) -> None:
-        """Send again what was captured when a Ctrl-C came, and is with nobody."""
-        flights = [*self._out, *self._doubtful]
+    def recover(self, reason: str, *, most: int | None = None) -> None:
+        """Send again what a Ctrl-C has left with nobody: neither on its way nor due.
+
+        Args:
+            reason: What became of saves that were on their way.
+            most: How many sessions to look at, those that wait longest first; None for all.
+
+        """
+        core, flights = self._core, [*self._out, *self._doubtful]
         carried = {save.t for flight in flights for save in flight.saves[flight.settled :]}
-        reason = f"{error!r} came while it was sent; the records will be sent again"
-        unsaved = self._core.registry.unsaved
-        lost = [t for t in unsaved if t.inflight is not None and t not in carried]
+        left = [t for t in islice(core.registry.unsaved, most) if t not in carried]
+        lost = [t for t in left if t.inflight is not None]
         for t in lost:
-            self._core.completed(t, in_doubt(reason), self._clock(), 0.0)
-        saves = [save for flight in self._out for save in flight.saves[flight.settled :]]
-        self._core.in_flight = len(saves)  # the error may have come before it was counted
-        self._settled(lost)
+            core.completed(t, in_doubt(reason), self._clock(), 0.0)
+        # It may have come before they were counted, or amid their answers.
+        core.in_flight = sum([len(flight.saves) - flight.settled for flight in self._out])
+        core.reclaim(left)
+        if lost:
+            self._settled(lost)
 
     # How busy it is.
 
@@ -425,15 +438,16 @@ class Writer:
             return True
         return any(flight.scope is not None for flight in self._doubtful)
 
-    def _is_awaited(self, flight: _InFlightBatch) -> bool:
-        return flight in self._out or flight in self._doubtful
-
     async def idle(self) -> None:
         """Wait until no save is in flight."""
         while self.is_busy:
             if self._idle is None or self._idle.is_set():
                 self._idle = anyio.Event()
             await self._idle.wait()
+
+
+def _interrupted(error: BaseException) -> str:
+    return f"{error!r} came while it was sent; the records will be sent again"
 
 
 DUE_CHUNK: Final = 128

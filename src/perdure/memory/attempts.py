@@ -1,4 +1,7 @@
-"""What a turn that was cut before its end has left in the log, and what was asked in it."""
+"""What a turn that was cut before its end has left in the log, and what was asked in it.
+
+It decides what a retry takes back: what the turn owns, and nothing from outside of it.
+"""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Status(enum.Enum):
     OK = "ok"
     """Durable to the declared level."""
     CONFLICT = "conflict"
-    """Another epoch has the session: nothing was written, and nothing will be."""
+    """Another epoch has the session: what was sent is not in its log, and will not be."""
     PERMANENT = "permanent"
     """This batch will never be accepted: do not retry."""
     TRANSIENT = "transient"

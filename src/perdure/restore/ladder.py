@@ -227,7 +227,8 @@ async def restore(
     """Restore a session, with so many bytes of its working context, or without that.
 
     What was *found* by its open is not read again: the documents ``RESTORED``, all of them if
-    strict. Strict means to raise for any unusable document, instead of rebuilding it.
+    strict; the log only if its tail was long, or a document turns out to be unusable. Strict means
+    to raise for any unusable document, instead of rebuilding it.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail; or, if strict, a document is.

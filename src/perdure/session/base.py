@@ -728,8 +728,9 @@ class SessionBase(_Hot):
     async def save(self) -> Receipt:
         """Make everything that was appended durable, now, and return the proof.
 
-        Saves of different sessions share their commits where the store can. Cancelling
-        the caller does not stop the save.
+        Saves of different sessions share their commits where the store can. While the store is
+        down this waits, and the save is tried again, without limit: bound it with a timeout.
+        Cancelling the caller does not stop the save.
 
         Raises:
             LeaseLostError: Another process has taken the session over.

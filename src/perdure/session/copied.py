@@ -4,7 +4,8 @@ A copy's log has the source's records under their numbers, so that whatever refe
 so there, too. What belongs to the source's own store or log becomes a gap, which says nothing and
 counts for no digest. The copy's own epoch record comes first. Its number is that of the source's
 first epoch record, or of the last record that was removed from the source; of a fork that leaves
-the history behind, the next one after it.
+the history behind, the next one after it. A fork ends what is in progress: see `Progress`. Posts
+and dead letters are not copied.
 """
 
 from __future__ import annotations

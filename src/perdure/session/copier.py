@@ -129,7 +129,7 @@ async def copy_session(
 ) -> CopiedSession:
     """Write a session's content up to a record into another log, and publish that.
 
-    Posts and dead letters stay with the source.
+    Posts and dead letters stay with the source; whoever moves a session brings them.
 
     Args:
         source: Where the session is; it needs no lease.

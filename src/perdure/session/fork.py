@@ -1,5 +1,7 @@
 """Forks and copies: sessions that begin with another one's history, and have it as their own.
 
+This finds where a fork begins; what it takes along is in `copied` and `copier`.
+
 What becomes of one session changes no other. `LostSession` is what remains of a session whose
 lease was lost with records unsaved: they can be forked.
 """

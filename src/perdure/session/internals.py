@@ -77,6 +77,19 @@ def claim(session: Session, worker: object) -> None:
     session._worker = worker
 
 
+def time_to_leave(session: Session) -> float:
+    """Return the seconds in which what was cut may keep what it has: half of ``turn_grace``.
+
+    A turn has one half, and its agent the other one.
+    """
+    return session._runtime.shutdown.turn_grace / 2
+
+
+def is_draining(session: Session) -> bool:
+    """Return whether the session's manager saves everything, by a deadline of its own."""
+    return session._runtime.draining
+
+
 def disclaim(session: Session, worker: object) -> None:
     """Let another worker have the session."""
     if session._worker is worker:

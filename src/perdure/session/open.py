@@ -217,6 +217,7 @@ class Opener:
             pending_load.done.set()
 
     async def _load(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
+        """Take the session with all that a restore reads, restore it, replay what was spilled."""
         runtime, key = self._runtime, wanted.key
         began = anyio.current_time()
         names = None if wanted.strict else RESTORED

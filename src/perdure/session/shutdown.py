@@ -5,8 +5,8 @@ the leases, reports and closes the store, by a deadline that was made where the 
 roads lead there:
 
 * `SessionManager.aclose`, which leaving ``async with`` calls.
-* SIGTERM, which `perdure._lib.signals` receives: `SignalWatch` has the manager drain and its body
-  cancelled. If the body does not close the manager, `ManagerParts._end` does.
+* SIGTERM, which `perdure._lib.signals` receives: `SignalWatch` has the manager drain, and over the
+  default action its body cancelled. If that does not close it, `ManagerParts._end` does.
 * The end of the event loop under an open manager: its host tears it down.
 * The end of the interpreter, once the main thread has ended: other threads still run, and new ones
   may start, so `ExitHandler` can close a manager as usual. How depends on its event loop:

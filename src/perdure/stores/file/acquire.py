@@ -5,7 +5,7 @@
    all that counts by then, so nothing that may still grow is read before. The manifests are read:
    what is folded was durable in the log by then.
 3. The predecessor's log is read from the manifest's mark on, sealed at its last whole group, and
-   made durable up to there.
+   made durable up to there. If it was not released, what counts is read once more, from the disk.
 4. The epoch record begins this epoch's own segment. The epoch is still the newest afterwards, or
    another process was faster.
 5. What is left over is removed. The documents are read, earlier segments where the fold is older,
