@@ -9,7 +9,12 @@ from typing import Any, Final
 import anyio.to_thread
 import msgspec
 
-from perdure.errors import HistoryPrunedError
+from perdure.errors import (
+    CorruptRecordError,
+    HistoryPrunedError,
+    PerdureError,
+    StoreUnavailableError,
+)
 from perdure.memory.context import SNAPSHOT, RetractionPayload, Snapshot, WorkingContext
 from perdure.memory.documents import (
     EPISODIC,
@@ -46,7 +51,7 @@ from perdure.restore.ladder import cached_context, stored_snapshot
 from perdure.session.fold import OFFLOAD, FoldInput, manifest_of, refers_to_media
 from perdure.session.options import Limits
 from perdure.session.stored import SessionStore, folded, followed
-from perdure.store import Document, Documents, Store
+from perdure.store import Document, Documents, Store, require_same
 
 PART: Final = 8 * 1024 * 1024
 """Bytes of the log that are folded at a time: its length may be any."""
@@ -80,10 +85,13 @@ async def folded_at(
     The log is read from what it was *onto*, at an earlier record; from the stored documents else.
 
     Raises:
+        CorruptRecordError: Its log lacks records up to that one.
         HistoryPrunedError: The history before that record was pruned.
+        SessionNotFoundError: The session was deleted meanwhile.
+        StoreUnavailableError: It was just pruned, or is just being taken over.
 
     """
-    await require_known(store, key, seq)
+    cut = await require_known(store, key, seq)
     blobs: Mapping[str, bytes] = {}
     if onto is None:
         have = await store.documents_upto(key, seq)
@@ -94,9 +102,14 @@ async def folded_at(
         return HistoricalFold(dict(have.found), have.manifest, blobs)  # it is what was folded last
     furthest = max((document.as_of_seq for document in have.found.values()), default=0)
     records: list[Record] = []
-    size = 0
+    size, last, settled = 0, max(since, cut), True
     async with aclosing(store.read_log(key, after=since, before=seq + 1)) as log:
         async for chunk in log:
+            settled = settled and chunk.settled
+            if chunk.records:
+                if chunk.records[0].seq != last + 1:
+                    break
+                last = chunk.records[-1].seq
             records += chunk.records
             size += sum(len(record.payload) for record in chunk.records)
             if size >= PART and records[-1].seq >= furthest:
@@ -104,10 +117,24 @@ async def folded_at(
                 part = await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
                 have, blobs = Documents(part.manifest, part.found), part.blobs
                 records, size = [], 0
+    if last != seq:
+        raise await _missing(store, key, seq, last + 1, settled=settled)
     work = FoldInput(key, have.found, records, seq, limits)
     if size + sum(len(document.data) for document in have.found.values()) <= OFFLOAD:
         return fold_onto(work, have, blobs)
     return await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
+
+
+async def _missing(
+    store: SessionStore, key: SessionKey, seq: int, first: int, *, settled: bool
+) -> PerdureError:
+    """Return why a log lacks the records from one on, up to another one, or raise it."""
+    await require_same(store, key)
+    if await require_known(store, key, seq) >= first or not settled:
+        message = f"session {key} is just being changed: try again in a moment"
+        return StoreUnavailableError(message, key=str(key), seq=first)
+    message = f"session {key}: its log continues at record {first}, which is missing"
+    return CorruptRecordError(message, key=str(key), seq=first)
 
 
 def fold_onto(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> HistoricalFold:
@@ -128,8 +155,13 @@ def fold_onto(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> H
     )
 
 
-async def require_known(store: SessionStore, key: SessionKey, seq: int) -> None:
-    """Raise HistoryPrunedError if what a session was at a record is not known any more."""
+async def require_known(store: SessionStore, key: SessionKey, seq: int) -> int:
+    """Return the last record that was pruned, 0 for none.
+
+    Raises:
+        HistoryPrunedError: What the session was at record *seq* is not known any more.
+
+    """
     cut = (await store.beginning_of(key)).cut
     if seq < cut:
         message = (
@@ -137,6 +169,7 @@ async def require_known(store: SessionStore, key: SessionKey, seq: int) -> None:
             "is not known any more"
         )
         raise HistoryPrunedError(message, key=str(key), seq=seq, cut=cut)
+    return cut
 
 
 # Earlier states, also of a pruned log
