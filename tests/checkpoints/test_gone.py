@@ -10,8 +10,11 @@ import anyio
 import pytest
 
 from perdure import (
+    HistoryPrunedError,
     LeaseLostError,
+    Limits,
     Message,
+    Retention,
     Session,
     SessionManager,
     SessionNotFoundError,
@@ -176,3 +179,37 @@ async def test_a_memory_value_that_went_with_its_session_is_not_called_lost(
         with pytest.raises(SessionNotFoundError, match="was deleted meanwhile"):
             await view.memory.get("large")
     await other.aclose()
+
+
+async def test_a_restore_beside_a_prune_at_any_call_is_what_it_was_or_refused(place: Place) -> None:
+    """The documents that it begins with may be older than what is removed."""
+    store, ended, nth = PausingStore(place()), False, 0
+    async with (
+        connect(place(), shutdown=QUIET, limits=Limits(fold_records=2000)) as sessions,
+        connect(store) as reader,
+    ):
+        while not ended:
+            nth += 1
+            session = await sealed(sessions, f"a{nth}")
+            for text in ("one", "two", "three"):
+                async with session.turn():
+                    session.append(Message.user(text))
+                    session.memory.set(text, text)
+            made = await session.checkpoints.create("here")
+            await session.checkpoints.prune(keep=[made.id])
+            view = await reader.load(f"a{nth}")
+            assert view is not None
+            await view.checkpoints.states()
+            wanted = await restored(view, made.id)
+            pause, said = store.pause(None, nth=nth), list[Any]()
+
+            async def run() -> None:
+                said.append(await outcome(partial(restored, view, made.id)))  # noqa: B023
+
+            async with anyio.create_task_group() as group:
+                ended = await reached_or_ended(pause, group, run)
+                report = await sessions.prune(Retention(keep_turns=1), id=f"a{nth}")
+                assert report.pruned
+                pause.go()
+            assert said == [wanted] or isinstance(said[0], HistoryPrunedError), (nth, said)
+    assert nth > 3

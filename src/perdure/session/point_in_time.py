@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ import msgspec
 from perdure.errors import (
     CorruptRecordError,
     HistoryPrunedError,
-    PerdureError,
     StoreUnavailableError,
 )
 from perdure.memory.context import SNAPSHOT, RetractionPayload, Snapshot, WorkingContext
@@ -86,9 +85,9 @@ async def folded_at(
 
     Raises:
         CorruptRecordError: Its log lacks records up to that one.
-        HistoryPrunedError: The history before that record was pruned.
+        HistoryPrunedError: The history before that record was pruned, or is just being pruned.
         SessionNotFoundError: The session was deleted meanwhile.
-        StoreUnavailableError: It was just pruned, or is just being taken over.
+        StoreUnavailableError: It is just being taken over.
 
     """
     cut = await require_known(store, key, seq)
@@ -102,39 +101,47 @@ async def folded_at(
         return HistoricalFold(dict(have.found), have.manifest, blobs)  # it is what was folded last
     furthest = max((document.as_of_seq for document in have.found.values()), default=0)
     records: list[Record] = []
-    size, last, settled = 0, max(since, cut), True
-    async with aclosing(store.read_log(key, after=since, before=seq + 1)) as log:
-        async for chunk in log:
-            settled = settled and chunk.settled
-            if chunk.records:
-                if chunk.records[0].seq != last + 1:
-                    break
-                last = chunk.records[-1].seq
-            records += chunk.records
-            size += sum(len(record.payload) for record in chunk.records)
+    size = 0
+    async with aclosing(_log_upto(store, key, max(since, cut), seq)) as log:
+        async for part in log:
+            records += part
+            size += sum(len(record.payload) for record in part)
             if size >= PART and records[-1].seq >= furthest:
                 work = FoldInput(key, have.found, records, records[-1].seq, limits)
-                part = await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
-                have, blobs = Documents(part.manifest, part.found), part.blobs
+                was = await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
+                have, blobs = Documents(was.manifest, was.found), was.blobs
                 records, size = [], 0
-    if last != seq:
-        raise await _missing(store, key, seq, last + 1, settled=settled)
     work = FoldInput(key, have.found, records, seq, limits)
     if size + sum(len(document.data) for document in have.found.values()) <= OFFLOAD:
         return fold_onto(work, have, blobs)
     return await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
 
 
-async def _missing(
-    store: SessionStore, key: SessionKey, seq: int, first: int, *, settled: bool
-) -> PerdureError:
-    """Return why a log lacks the records from one on, up to another one, or raise it."""
+async def _log_upto(
+    store: SessionStore, key: SessionKey, after: int, seq: int
+) -> AsyncGenerator[Sequence[Record], None]:
+    """Yield the records after one up to another one, all of them; errors as of `folded_at`."""
+    last, settled = after, True
+    async with aclosing(store.read_log(key, after=after, before=seq + 1)) as log:
+        async for chunk in log:
+            settled = settled and chunk.settled
+            if chunk.records:
+                if chunk.records[0].seq != last + 1:
+                    break
+                last = chunk.records[-1].seq
+                yield chunk.records
+    if last == seq:
+        return
+    first = last + 1
     await require_same(store, key)
-    if await require_known(store, key, seq) >= first or not settled:
-        message = f"session {key} is just being changed: try again in a moment"
-        return StoreUnavailableError(message, key=str(key), seq=first)
+    if await require_known(store, key, seq) >= first:
+        message = f"session {key}: record {first} was pruned while it was read: do it again"
+        raise HistoryPrunedError(message, key=str(key), seq=first)
+    if not settled:
+        message = f"session {key} is just being taken over: try again in a moment"
+        raise StoreUnavailableError(message, key=str(key), seq=first)
     message = f"session {key}: its log continues at record {first}, which is missing"
-    return CorruptRecordError(message, key=str(key), seq=first)
+    raise CorruptRecordError(message, key=str(key), seq=first)
 
 
 def fold_onto(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> HistoricalFold:
@@ -194,18 +201,16 @@ async def context_at(
 ) -> WorkingContext:
     """Return the working context that a session had at a durable record, without some of it.
 
-    Raises:
-        HistoryPrunedError: The history before that record was pruned.
-
+    Errors as of `folded_at`.
     """
     lineage = followed(store)
     await require_known(lineage, key, seq)
     base = await lineage.beginning_of(key)
     began = await folded(lineage.inner, key, base, {SNAPSHOT}) if base.cut else Documents()
     context, since = cached_context(stored_snapshot(began.found, key), limit)
-    async with aclosing(lineage.read_log(key, after=since, before=seq + 1)) as log:
-        async for chunk in log:
-            for record in chunk.records:
+    async with aclosing(_log_upto(lineage, key, max(since, base.cut), seq)) as log:
+        async for part in log:
+            for record in part:
                 if without is None or not without.takes(record.seq):
                     context.feed(record.seq, record.kind, record.payload)
     return context
