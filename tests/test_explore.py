@@ -17,6 +17,8 @@ from perdure.stores.delegate import DelegatingStore
 from tests import explore
 from tests.schedules import places
 from tests.schedules.episode import Episode, Plan, run, unchanged
+from tests.schedules.journal import DOUBT, HAPPENED, REFUSED, Journal
+from tests.schedules.oracle import Found, Line, judge
 
 FAILS = """
 import random
@@ -169,6 +171,46 @@ def test_the_judge_of_schedules_notices_a_planted_fault(how: Any, label: str) ->
         "memory", 5, "turns", lambda store: Tampered(store, how), beside=False, dies=False
     )
     assert label in {failure.label for failure in done.failures}
+
+
+def renamed_twice(*, elsewhere: bool, before: bool) -> list[str]:
+    """Judge a session that went to a1, and the next one of its id, which went to a2 or is lost."""
+    journal = Journal()
+
+    def told(at: float, kind: str, *facts: Any) -> None:
+        journal.take((kind, at, *facts))
+
+    def saved(at: float, text: str) -> None:
+        told(at, "begin", f"save {text}", "main.0", "save", ("a",), "")
+        told(at, "intend", f"save {text}", "main", "a", [text], "")
+        told(at, "accept", [text], 1, 2)
+        told(at, "durable", "a", 1, 2)
+        told(at, "end", f"save {text}", HAPPENED, None)
+
+    def log(text: str) -> list[Line]:
+        return [
+            Line(1, 1, "epoch", b"{}"),
+            Line(2, 1, "message", f'{{"content":"{text}"}}'.encode()),
+        ]
+
+    saved(1, "first")
+    if before:
+        told(2, "begin", "x", "main.1", "rename", ("a", "a1"), "")
+        told(3, "end", "x", DOUBT, "CancelledError")
+    saved(4, "second")
+    told(5, "begin", "y", "main.0", "rename", ("a", "a2"), "")
+    told(6, "begin", "z", "main.1", "rename", ("a", "a1"), "")
+    told(7, "end", "y", HAPPENED if elsewhere else REFUSED, 2 if elsewhere else "LeaseHeldError: …")
+    told(8, "end", "z", HAPPENED, 2)
+    found = Found(logs={"a1": log("first"), **({"a2": log("second")} if elsewhere else {})})
+    return [failure.label for failure in judge(journal, found) if "second" in failure.text]
+
+
+def test_the_judge_knows_that_a_rename_answers_for_an_earlier_one_to_the_same_name() -> None:
+    """That is where there is nothing to rename any more, and nowhere else."""
+    assert renamed_twice(elsewhere=True, before=True) == []
+    assert "rename-not-equal" in renamed_twice(elsewhere=True, before=False)
+    assert "rename-not-equal" in renamed_twice(elsewhere=False, before=True)
 
 
 def test_schedules_are_told_with_what_runs_them_again(capsys: pytest.CaptureFixture[str]) -> None:

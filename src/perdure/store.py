@@ -26,6 +26,7 @@ from typing import Literal, Protocol, TypeVar, cast
 
 import msgspec
 
+from perdure.errors import LeaseLostError, SessionNotFoundError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     About,
@@ -610,6 +611,41 @@ async def is_begun(store: Store, key: SessionKey) -> bool:
     """Return whether a session was begun, and is not deleted."""
     holder = await store.holder(key)
     return holder is not None and not holder.deleted
+
+
+async def is_begun_since(store: Store, key: SessionKey, epoch: int) -> bool:
+    """Return whether a session's log was begun after an epoch: what was there then was deleted.
+
+    Unknown, and False, of a log that was pruned.
+    """
+    oldest = await first_record(store.read_log(key, limit=1))
+    return oldest is not None and oldest.seq == 1 and oldest.epoch > epoch
+
+
+async def require_same(
+    store: Store, key: SessionKey, *, seen: int = 0, held: int | None = None
+) -> None:
+    """Look again at a session that lacks something, before that is called damage.
+
+    Args:
+        store: The session's store.
+        key: The session.
+        seen: The epoch of a record that was read of it, 0 if that is unknown.
+        held: The epoch that it is held under.
+
+    Raises:
+        LeaseLostError: It is not held under that epoch any more.
+        SessionNotFoundError: It was deleted.
+
+    """
+    holder = await store.holder(key)
+    is_deleted = holder is not None and holder.deleted
+    if held is not None and (holder is None or holder.epoch != held):
+        message = f"session {key} was taken over by another process meanwhile"
+        message += ", and deleted" if is_deleted else ""
+        raise LeaseLostError(message, key=str(key), epoch=held)
+    if is_deleted or (seen and await is_begun_since(store, key, seen)):
+        raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
 
 
 async def first_record(

@@ -207,5 +207,5 @@ async def test_a_session_that_is_deleted_meanwhile_is_not_called_damaged(
         assert view is not None
         await view.checkpoints.states()
         await sessions.delete("a")
-        with pytest.raises(SessionNotFoundError, match="was deleted while"):
+        with pytest.raises(SessionNotFoundError, match="was deleted meanwhile"):
             await view.checkpoints.verify()

@@ -399,6 +399,11 @@ def judge_copy(journal: Journal, found: Found, act: Act) -> Iterator[Failure]:
         token for token in journal.tokens.values()
         if token.id == source and token.seq and token.durable < act.began
     ]  # fmt: skip
+    # Where another act was faster, there is nothing to rename, and an earlier rename to this name answers.
+    is_again = act.name == "rename" and any(
+        one is not act and one.ids == act.ids and one.began < act.ended
+        for one in journal.named("rename", id=source)
+    )
     certain: list[Token] = []
     doubtful: list[Token] = []
     for token in before:
@@ -409,6 +414,8 @@ def judge_copy(journal: Journal, found: Found, act: Act) -> Iterator[Failure]:
         ]
         if not ends:
             certain.append(token)
+        elif is_again and any(end.ids != act.ids for end in ends):
+            continue  # whether it is anywhere, `judge_token` says
         elif all(end.ended > act.began for end in ends):  # else that life may have been over
             doubtful.append(token)
     for token in certain:

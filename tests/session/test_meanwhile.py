@@ -445,7 +445,7 @@ async def test_a_session_that_is_deleted_while_it_is_rebuilt_is_not_there() -> N
         pause = store.pause("acquire", after=True)
 
         async def rebuild() -> None:
-            with pytest.raises(SessionNotFoundError, match="no session p"):
+            with pytest.raises(SessionNotFoundError, match="session p was deleted"):
                 await sessions.rebuild_working_context("p")
 
         async def gone() -> None:

@@ -141,18 +141,20 @@ class CheckpointReader:
         Raises:
             HistoryPrunedError: It is of the session itself, and the history before it was pruned.
             CorruptRecordError: A part of the state is missing or damaged.
+            SessionNotFoundError: The session was deleted meanwhile.
 
         """
         checkpoint = await self.get(id)
         if checkpoint is None:
             return None
         reading = self._reading
-        if isinstance(checkpoint.state, CapturedState):
-            state: Any = await reading.walk().at(checkpoint.event_seq)
-            state["context"] = list(state["context"].values())
-        else:
-            whose = reading.key.blobs
-            state = await read_state(reading.store, whose, checkpoint.state, reading.types)
+        async with _looking_again(reading):
+            if isinstance(checkpoint.state, CapturedState):
+                state: Any = await reading.walk().at(checkpoint.event_seq)
+                state["context"] = list(state["context"].values())
+            else:
+                whose = reading.key.blobs
+                state = await read_state(reading.store, whose, checkpoint.state, reading.types)
         return CheckpointState(
             id=checkpoint.id,
             label=checkpoint.label,
@@ -169,16 +171,22 @@ class CheckpointReader:
         Raises:
             CheckpointNotFoundError: There is no such checkpoint.
             CorruptRecordError: A part of a state is missing or damaged.
+            SessionNotFoundError: The session was deleted meanwhile.
 
         """
         before, after = await self._known(a), await self._known(b)
         walk = self._reading.walk()
-        return difference(await self._plain(before, walk), await self._plain(after, walk))
+        async with _looking_again(self._reading):
+            return difference(await self._plain(before, walk), await self._plain(after, walk))
 
     async def verify(self) -> Verification:
         """Verify the chain, the log and the states against change and loss.
 
         Reads all of the session's log, and every state that a caller passed.
+
+        Raises:
+            SessionNotFoundError: The session was deleted meanwhile.
+
         """
         return await verified(self._reading)
 
@@ -221,6 +229,16 @@ class CheckpointReader:
                 checkpoint=id,
             )
         return checkpoint
+
+
+@asynccontextmanager
+async def _looking_again(reading: JournalReader) -> AsyncGenerator[None, None]:
+    """Have a session that is gone by now called gone, and not damaged."""
+    try:
+        yield
+    except errors.CorruptRecordError:
+        await reading.require_same()
+        raise
 
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -274,7 +292,7 @@ class CheckpointEngine(CheckpointReader):
                 f"a checkpoint's label must be text, not {label!r}", option="label"
             )
         if state is None:
-            async with self._lock:
+            async with self._lock, _looking_again(self._journal):
                 await self._journal.contribute()
                 return await self._append(label, None)
         data, types = encoded(
@@ -299,6 +317,7 @@ class CheckpointEngine(CheckpointReader):
         Raises:
             CheckpointNotFoundError: There is no such checkpoint.
             CorruptRecordError: The checkpoint or its state was changed or lost.
+            LeaseLostError: Another process has taken the session over.
             SessionError: Other tasks kept appending to the session.
             Exception: A contributor raised it; all else is rolled back.
 
@@ -307,7 +326,7 @@ class CheckpointEngine(CheckpointReader):
 
     async def _rollback(self, id: int, *, replay: bool) -> RolledBack:
         journal = self._journal
-        async with self._lock:
+        async with self._lock, _looking_again(journal):
             old = await self._sound(id)
             upto = journal.version + 1
             label = f"rollback::{old.label}#{old.id}"

@@ -77,6 +77,10 @@ class JournalReader(Protocol):
         """Make the records up to one durable that were accepted."""
         ...
 
+    async def require_same(self) -> None:
+        """Raise if the session is gone, or not held any more: what it lacks then is no damage."""
+        ...
+
     def walk(self) -> LogWalk:
         """Return a new walk through the session's past states."""
         ...

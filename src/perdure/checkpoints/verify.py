@@ -16,7 +16,7 @@ from perdure.checkpoints.chain import (
 )
 from perdure.checkpoints.journal import JournalReader
 from perdure.checkpoints.states import read_bytes
-from perdure.errors import CorruptRecordError, SessionNotFoundError
+from perdure.errors import CorruptRecordError
 from perdure.records.checkpoints import (
     CapturedState,
     Checkpoint,
@@ -64,10 +64,7 @@ async def verified(reading: JournalReader) -> Verification:
             # One that was pruned meanwhile may have lost its state since.
             problems += bad if bad and checkpoint.id in (await reading.chain()).by_id else []
     if problems:
-        lease = await reading.store.holder(reading.key)
-        if lease is not None and lease.deleted:
-            message = f"session {reading.key} was deleted while its checkpoints were verified"
-            raise SessionNotFoundError(message, key=str(reading.key))
+        await reading.require_same()
     return Verification(
         checkpoints=len(chain.by_id),
         pruned=sum(isinstance(link, Tombstone) for link in chain.links),

@@ -40,7 +40,7 @@ from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, Entry, Record
 from perdure.records.types import Registry
 from perdure.records.values import decode_value, encode_value
-from perdure.store import Store, first_record
+from perdure.store import Store, first_record, require_same
 
 T = TypeVar("T")
 
@@ -237,11 +237,12 @@ class SessionValues:
     value unread, and the next access tries again.
     """
 
-    __slots__ = ("_cache", "_key", "_loads", "_size", "_store")
+    __slots__ = ("_cache", "_key", "_loads", "_seen", "_size", "_store")
 
-    def __init__(self, store: Store, key: SessionKey) -> None:
+    def __init__(self, store: Store, key: SessionKey, *, seen: int = 0) -> None:
         self._store = store
         self._key = key
+        self._seen = seen
         self._loads: dict[str, Lazy[bytes]] = {}
         self._cache: dict[str, bytes] = {}  # the least recently used first
         self._size = 0
@@ -302,6 +303,7 @@ class SessionValues:
             data = bytes(decode(record.payload, MemoryEntry).value)
             if hash_of(data) == name:
                 return data
+        await require_same(self._store, self._key, seen=self._seen)
         raise CorruptRecordError(
             f"session {self._key}: the value of memory key {entry.key!r} is lost: neither blob "
             f"{name} nor record {seq} has it; put the blob back from a copy, or set the key again",

@@ -28,6 +28,7 @@ from perdure.session.point_in_time import (
     states_back,
 )
 from perdure.session.stored import SessionStore, followed
+from perdure.store import require_same
 
 if TYPE_CHECKING:
     from perdure.checkpoints.chain import CheckpointChain
@@ -52,7 +53,7 @@ class _Reading:
         self.store: SessionStore = followed(owner._contents._store)
         self.filled: Filled = Filled(self.store)
         self.types: Registry = owner._contents._registry
-        self.values: SessionValues = SessionValues(self.store, self.key)
+        self.values: SessionValues = SessionValues(self.store, self.key, seen=self.contents.epoch)
 
     @property
     def contents(self) -> Contents:
@@ -102,6 +103,9 @@ class _ViewReading(_Reading):
     def __init__(self, view: SessionView) -> None:
         super().__init__(view)
         self.head: int = view.seq
+
+    async def require_same(self) -> None:
+        await require_same(self.store, self.key, seen=self.contents.epoch)
 
 
 @final
@@ -169,6 +173,10 @@ class _SessionJournal(_Reading):
                 f"session {self.key}: its log continues at record {begun + 1}, which is missing"
             )
             raise CorruptRecordError(message, key=str(self.key), seq=begun + 1)
+
+    async def require_same(self) -> None:
+        self._session._check_open()
+        await require_same(self.store, self.key, held=self._session.epoch)
 
     async def settle(self, seq: int) -> None:
         if seq > self._session.durable_version:

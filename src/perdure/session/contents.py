@@ -204,6 +204,7 @@ class Contents:
         "context",
         "damaged",
         "digest",
+        "epoch",
         "has_context",
         "info_document",
         "key",
@@ -226,6 +227,8 @@ class Contents:
         self._owner = owner
         self._registry = registry
         self.key: SessionKey = restored.key
+        self.epoch: int = restored.epoch
+        """The epoch of the newest record that it was restored from."""
         self.report: RestoreReport = restored.report
         """How it came back; what loads later and is damaged is added when it does."""
         self.damaged: frozenset[str] = _NONE
@@ -266,7 +269,7 @@ class Contents:
     def memory(self) -> WorkingMemory:
         """The working memory."""
         if self._memory is None:
-            owner, values = self._owner, SessionValues(self._store, self.key)
+            owner, values = self._owner, SessionValues(self._store, self.key, seen=self.epoch)
             self._memory = WorkingMemory(
                 self._read, owner._accept_now, self._registry, values, owner._memory_limit()
             )

@@ -20,7 +20,6 @@ from perdure.errors import (
     FormatError,
     InvalidArgumentError,
     LeaseHeldError,
-    LeaseLostError,
     OwnerMismatchError,
     SessionClosedError,
 )
@@ -47,7 +46,7 @@ from perdure.session.runtime import (
 )
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
-from perdure.store import Store, Taken, Terms
+from perdure.store import Store, Taken, Terms, require_same
 
 _LONGEST_OWNER = 64
 
@@ -319,10 +318,7 @@ class Opener:
         )
         await hold_media(runtime.store, key, restored.context, runtime.limits._media)
         if restored.head != taken.head:
-            holder = await runtime.store.holder(key)
-            if holder is None or holder.epoch != taken.epoch:
-                message = f"session {key} was taken over by another process meanwhile"
-                raise LeaseLostError(message, key=str(key), epoch=taken.epoch)
+            await require_same(runtime.store, key, held=taken.epoch)
             message = (
                 f"session {key}: its log ends at record {restored.head}, but epoch "
                 f"{taken.epoch} began at {taken.head}: run `perdure check`"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
 import anyio.to_thread
 import msgspec
 
-from perdure.errors import HistoryPrunedError
+from perdure.errors import (
+    CorruptRecordError,
+    HistoryPrunedError,
+    StoreUnavailableError,
+)
 from perdure.memory.context import SNAPSHOT, RetractionPayload, Snapshot, WorkingContext
 from perdure.memory.documents import (
     EPISODIC,
@@ -46,7 +50,7 @@ from perdure.restore.ladder import cached_context, stored_snapshot
 from perdure.session.fold import OFFLOAD, FoldInput, manifest_of, refers_to_media
 from perdure.session.options import Limits
 from perdure.session.stored import SessionStore, folded, followed
-from perdure.store import Document, Documents, Store
+from perdure.store import Document, Documents, Store, require_same
 
 PART: Final = 8 * 1024 * 1024
 """Bytes of the log that are folded at a time: its length may be any."""
@@ -80,10 +84,13 @@ async def folded_at(
     The log is read from what it was *onto*, at an earlier record; from the stored documents else.
 
     Raises:
-        HistoryPrunedError: The history before that record was pruned.
+        CorruptRecordError: Its log lacks records up to that one.
+        HistoryPrunedError: The history before that record was pruned, or is just being pruned.
+        SessionNotFoundError: The session was deleted meanwhile.
+        StoreUnavailableError: It is just being taken over.
 
     """
-    await require_known(store, key, seq)
+    cut = await require_known(store, key, seq)
     blobs: Mapping[str, bytes] = {}
     if onto is None:
         have = await store.documents_upto(key, seq)
@@ -95,19 +102,46 @@ async def folded_at(
     furthest = max((document.as_of_seq for document in have.found.values()), default=0)
     records: list[Record] = []
     size = 0
-    async with aclosing(store.read_log(key, after=since, before=seq + 1)) as log:
-        async for chunk in log:
-            records += chunk.records
-            size += sum(len(record.payload) for record in chunk.records)
+    async with aclosing(_log_upto(store, key, max(since, cut), seq)) as log:
+        async for part in log:
+            records += part
+            size += sum(len(record.payload) for record in part)
             if size >= PART and records[-1].seq >= furthest:
                 work = FoldInput(key, have.found, records, records[-1].seq, limits)
-                part = await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
-                have, blobs = Documents(part.manifest, part.found), part.blobs
+                was = await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
+                have, blobs = Documents(was.manifest, was.found), was.blobs
                 records, size = [], 0
     work = FoldInput(key, have.found, records, seq, limits)
     if size + sum(len(document.data) for document in have.found.values()) <= OFFLOAD:
         return fold_onto(work, have, blobs)
     return await anyio.to_thread.run_sync(fold_onto, work, have, blobs)
+
+
+async def _log_upto(
+    store: SessionStore, key: SessionKey, after: int, seq: int
+) -> AsyncGenerator[Sequence[Record], None]:
+    """Yield the records after one up to another one, all of them; errors as of `folded_at`."""
+    last, settled = after, True
+    async with aclosing(store.read_log(key, after=after, before=seq + 1)) as log:
+        async for chunk in log:
+            settled = settled and chunk.settled
+            if chunk.records:
+                if chunk.records[0].seq != last + 1:
+                    break
+                last = chunk.records[-1].seq
+                yield chunk.records
+    if last == seq:
+        return
+    first = last + 1
+    await require_same(store, key)
+    if await require_known(store, key, seq) >= first:
+        message = f"session {key}: record {first} was pruned while it was read: do it again"
+        raise HistoryPrunedError(message, key=str(key), seq=first)
+    if not settled:
+        message = f"session {key} is just being taken over: try again in a moment"
+        raise StoreUnavailableError(message, key=str(key), seq=first)
+    message = f"session {key}: its log continues at record {first}, which is missing"
+    raise CorruptRecordError(message, key=str(key), seq=first)
 
 
 def fold_onto(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> HistoricalFold:
@@ -128,8 +162,13 @@ def fold_onto(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> H
     )
 
 
-async def require_known(store: SessionStore, key: SessionKey, seq: int) -> None:
-    """Raise HistoryPrunedError if what a session was at a record is not known any more."""
+async def require_known(store: SessionStore, key: SessionKey, seq: int) -> int:
+    """Return the last record that was pruned, 0 for none.
+
+    Raises:
+        HistoryPrunedError: What the session was at record *seq* is not known any more.
+
+    """
     cut = (await store.beginning_of(key)).cut
     if seq < cut:
         message = (
@@ -137,6 +176,7 @@ async def require_known(store: SessionStore, key: SessionKey, seq: int) -> None:
             "is not known any more"
         )
         raise HistoryPrunedError(message, key=str(key), seq=seq, cut=cut)
+    return cut
 
 
 # Earlier states, also of a pruned log
@@ -161,18 +201,16 @@ async def context_at(
 ) -> WorkingContext:
     """Return the working context that a session had at a durable record, without some of it.
 
-    Raises:
-        HistoryPrunedError: The history before that record was pruned.
-
+    Errors as of `folded_at`.
     """
     lineage = followed(store)
     await require_known(lineage, key, seq)
     base = await lineage.beginning_of(key)
     began = await folded(lineage.inner, key, base, {SNAPSHOT}) if base.cut else Documents()
     context, since = cached_context(stored_snapshot(began.found, key), limit)
-    async with aclosing(lineage.read_log(key, after=since, before=seq + 1)) as log:
-        async for chunk in log:
-            for record in chunk.records:
+    async with aclosing(_log_upto(lineage, key, max(since, base.cut), seq)) as log:
+        async for part in log:
+            for record in part:
                 if without is None or not without.takes(record.seq):
                     context.feed(record.seq, record.kind, record.payload)
     return context

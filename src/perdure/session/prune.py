@@ -44,7 +44,7 @@ from perdure.session.media import put_blobs
 from perdure.session.point_in_time import folded_at
 from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
 from perdure.session.stored import kept_documents
-from perdure.store import Document, Documents, first_record
+from perdure.store import Document, Documents, first_record, require_same
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -334,8 +334,8 @@ class Pruner:
                 data, [one async for one in records if one.kind in CHAIN_KINDS]
             )
 
-    async def _base(self, key: SessionKey, wanted: _Cut) -> Origin | None:
-        """Keep the session's state at the cut.
+    async def _base(self, key: SessionKey, wanted: _Cut, epoch: int) -> Origin | None:
+        """Keep the session's state at the cut, as its holder.
 
         None if another pruning has cut as much since: a cut never goes back.
 
@@ -349,7 +349,11 @@ class Pruner:
             return None
         if not await store.has(key, cut, wanted.epoch):
             raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
-        was = await folded_at(store, key, cut, self._access.runtime.limits)
+        try:
+            was = await folded_at(store, key, cut, self._access.runtime.limits)
+        except CorruptRecordError:
+            await require_same(store, key, held=epoch)
+            raise
         await put_blobs(store, key.blobs, was.blobs)
         await self._keep_values(key, was.data)
         documents = {name: Document(data, cut) for name, data in was.data.items()}
@@ -381,7 +385,7 @@ class Pruner:
             else:
                 hold = await stack.enter_async_context(access.held(key, terms))
                 epoch, append, fold = hold.epoch, hold.append, partial(access.fold, hold)
-            base = await self._base(key, cut)
+            base = await self._base(key, cut, epoch)
             if base is None:
                 return None
             await fold()
@@ -400,10 +404,7 @@ class Pruner:
         return manifest or Manifest(key=key, epoch=0, as_of_seq=0)
 
     async def _not_folded(self, key: SessionKey, epoch: int) -> PerdureError:
-        """Return why documents do not hold yet what is about to be removed."""
-        holder = await self._store.holder(key)
-        if holder is not None and holder.epoch != epoch:
-            message = f"session {key} was taken over by another process meanwhile"
-            return LeaseLostError(message, key=str(key))
+        """Return why documents do not hold yet what is about to be removed, or raise it."""
+        await require_same(self._store, key, held=epoch)
         message = f"session {key} could not be folded, so it was not pruned: try again"
         return StoreUnavailableError(message, key=str(key))

@@ -37,7 +37,7 @@ from perdure.session.media import put_blobs
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents, fold_onto
 from perdure.session.stored import followed
-from perdure.store import Documents, Store, all_records
+from perdure.store import Documents, Store, all_records, require_same
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -103,9 +103,7 @@ async def rebuild(
     limits = msgspec.structs.replace(limits, context_bytes=max(limits.context_bytes, context_bytes))
     records = await all_records(store.read_log(key))
     if not records:
-        holder = await store.holder(key)
-        if holder is None or holder.deleted:  # by another process, which took it over
-            raise SessionNotFoundError(f"there is no session {key}", key=str(key))
+        await require_same(store, key)  # another process may have taken it over
         message = f"session {key} has no records to rebuild from: restore its log from a copy"
         raise CorruptRecordError(message, key=str(key))
     work = FoldInput(key, began.found, records, records[-1].seq, limits)

@@ -11,7 +11,15 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Outcome, Status, Store, first_record, record_at
+from perdure.store import (
+    Batch,
+    Outcome,
+    Status,
+    Store,
+    first_record,
+    is_begun_since,
+    record_at,
+)
 
 
 class _Begun(msgspec.Struct):
@@ -64,7 +72,7 @@ async def _last_kept(
     holder = await store.holder(key)
     if holder is None:
         return 0
-    if holder.deleted:
+    if holder.deleted or await is_begun_since(store, key, epoch):
         return None
     head = await store.head(key)
     first = await record_at(store, key, begun) if head >= begun else None

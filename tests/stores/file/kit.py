@@ -6,9 +6,14 @@ import contextlib
 import errno
 import gc
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import anyio
+import anyio.to_thread
 import msgspec
 import pytest
 
@@ -135,3 +140,60 @@ class Disk:
 def store_on(root: Path, owner: str | None = None) -> FileStore:
     """Return a store on the test's root."""
     return FileStore(root / "store", owner=owner)
+
+
+STEPS = ("link", "listdir", "mkdir", "open", "rename", "stat", "unlink")
+"""The calls by which a store sees, or changes, what others do to a folder."""
+
+
+class Halted:
+    """A call of a store that halts before its n-th step on the disk, once."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, nth: int) -> None:
+        self.reached = threading.Event()
+        """The step has come, or the call has ended without it."""
+        self.go = threading.Event()
+        self._left = nth
+        self._loop = threading.get_ident()
+        for name in STEPS:
+            patch.setattr(os, name, partial(self._step, getattr(os, name)))
+
+    def _step(self, real: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if threading.get_ident() != self._loop and not self.reached.is_set():
+            self._left -= 1
+            if self._left == 0:
+                self.reached.set()
+                assert self.go.wait(60)
+        return real(*args, **options)
+
+    @property
+    def is_before_the_end(self) -> bool:
+        """Whether the call had so many steps."""
+        return self._left == 0
+
+
+async def amid(
+    nth: int, call: Callable[[], Awaitable[Any]], then: Callable[[], Awaitable[Any]]
+) -> tuple[Any, Any, bool]:
+    """Do something before the n-th step of a call, or after it if it has fewer.
+
+    Returns what came of both, and whether it had so many.
+    """
+    results: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        halted = Halted(patch, nth)
+
+        async def run() -> None:
+            try:
+                results.append(await call())
+            finally:
+                halted.reached.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run)
+            await anyio.to_thread.run_sync(halted.reached.wait)
+            try:
+                meanwhile = await then()
+            finally:
+                halted.go.set()
+    return results[0], meanwhile, halted.is_before_the_end

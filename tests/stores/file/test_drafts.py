@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +28,7 @@ from perdure.testing.conformance._kit import (
     read,
     take,
 )
-from tests.stores.file.kit import KEY, contents, rewrite_lease
+from tests.stores.file.kit import KEY, amid, contents, rewrite_lease
 
 DRAFT = Draft(source=SessionKey("source"), generation=1, up_to=640, purpose="fork")
 
@@ -222,3 +224,39 @@ async def test_an_acquire_whose_log_was_removed_beneath_it_was_overtaken(
     with pytest.raises(LeaseHeldError):
         await take_after(other, KEY, after=1)
     assert await read(other) == []
+
+
+@pytest.mark.parametrize("method", ["holder", "read_documents", "read_log", "sessions"])
+async def test_what_was_published_is_seen_at_each_step_of_its_takeover(
+    store: FileStore, open_store, method: str
+) -> None:
+    """Its mark goes once a later lease says so, too."""
+    other = await open_store("other")
+    for step in itertools.count(1):
+        key = SessionKey(f"at step {step:03d}")
+        grant = await take_after(store, key, after=0, first=501, draft=DRAFT)
+        head = await append_ok(store, grant, 502, *group("a", "b"))
+        new = {"session.json": b"{}"}
+        await store.write_documents(key, new, manifest_of(grant, head, new))
+        await store.publish(key, grant.epoch)
+        await store.release(key, grant.epoch)
+        if method == "read_log":
+            look = partial(read, other, key)
+        elif method == "sessions":
+            look = partial(other.sessions, prefix=key.agent)
+        else:
+            look = partial(getattr(other, method), key)
+        seen, _, is_amid = await amid(step, look, partial(take, store, key))
+        match method:
+            case "holder":
+                assert seen.owner, step
+                assert not seen.deleted, step
+            case "read_documents":
+                assert seen.found.keys() == new.keys(), step
+            case "read_log":
+                assert tuple(entries(seen)) == group("a", "b"), step
+            case _:
+                assert [info.key for info in seen] == [key], step
+        if not is_amid:
+            break
+    assert step > 3

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -13,7 +15,7 @@ from perdure.store import DeadLetter
 from perdure.stores.file import FileStore, leases
 from perdure.testing.conformance._kit import KEY, take
 from perdure.testing.conformance.inbox import posted, waiting
-from tests.stores.file.kit import rewrite_lease
+from tests.stores.file.kit import amid, rewrite_lease
 
 pytestmark = pytest.mark.anyio
 
@@ -192,3 +194,26 @@ async def test_closing_wakes_whoever_waits_for_news(root: Path) -> None:
             assert woken == []
             await store.aclose()
     assert woken == ["one who waited"]
+
+
+@pytest.mark.parametrize("halted", ["poster", "taker"])
+async def test_what_is_posted_after_a_deletion_is_the_next_lifes_at_each_step_of_its_beginning(
+    store: FileStore, open_store, halted: str
+) -> None:
+    other = await open_store("other")
+    for step in itertools.count(1):
+        key = SessionKey(f"at step {step:03d}")
+        await store.delete(key, (await take(store, key)).epoch)
+        post, begin = partial(store.enqueue, key, posted("a")), partial(take, other, key)
+        if halted == "poster":
+            new, grant, is_amid = await amid(step, post, begin)
+        else:
+            grant, new, is_amid = await amid(step, begin, post)
+        assert new == 1
+        assert await waiting(other, grant.epoch, key) == ["a"], step
+        is_heard = key in (await other.heartbeat()).mail
+        if not is_amid:
+            break
+        if halted == "poster":  # it may have been there before anybody could be told
+            assert is_heard or grant.found.may_have_items, step
+    assert step > 10

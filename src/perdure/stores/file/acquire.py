@@ -84,9 +84,7 @@ def acquire(root: Folder, key: SessionKey, terms: Terms, owners: Owners) -> Held
             if not terms.allows(None):
                 return Held(None)
             folder = stack.enter_context(root.make(*path))
-        names = folder.names()
-        newest = leases.newest_epoch(folder, names)
-        previous = leases.read_lease(folder, newest, names) if newest else None
+        newest, previous, names = leases.newest_lease(folder)
         holder = leases.state_of(folder, key, newest, previous, names, owners)
         if not terms.allows(holder):
             return Held(holder)

@@ -29,12 +29,11 @@ from perdure.stores.file.layout import (
     TENANTS,
     agents_of,
     decode_name,
-    lease_epoch,
     segment_name,
     segment_of,
     tenant_path,
 )
-from perdure.stores.file.leases import LeaseFile, newest_epoch, read_lease
+from perdure.stores.file.leases import LeaseFile, NewestLease, newest_lease
 
 _SESSION = "session.json"
 _MAX_SESSION_BYTES = 1024 * 1024
@@ -72,16 +71,16 @@ def _has_anything(folder: Folder) -> bool:
     with skip_unreadable(), folder.enter(BLOBS) as blobs:
         if blobs.names():
             return True
-    return any(map(_is_shown, _folders_in(folder)))
+    return any(map(_shown, _folders_in(folder)))
 
 
-def _is_shown(folder: Folder) -> bool:
-    """Return whether there is a session for readers."""
-    epoch = newest_epoch(folder)
+def _shown(folder: Folder) -> NewestLease | None:
+    """Return a session's newest lease, None if there is no session for readers."""
     with contextlib.suppress(CorruptRecordError):
-        lease = read_lease(folder, epoch)
-        return epoch > 0 and not (lease and lease.deleted)
-    return False
+        newest = newest_lease(folder)
+        is_there = newest.epoch > 0 and not (newest.lease and newest.lease.deleted)
+        return newest if is_there else None
+    return None
 
 
 def _tenant_inside(tenant: Folder) -> str | None:
@@ -136,7 +135,7 @@ def list_drafts(root: Folder, tenant: str) -> list[DraftInfo]:
     drafts: list[DraftInfo] = []
     with contextlib.suppress(FileNotFoundError), root.enter(*tenant_path(tenant)) as folder:
         for inner in _folders_in(folder):
-            lease = read_lease(inner, newest_epoch(inner))
+            lease = newest_lease(inner).lease
             if lease is not None and lease.is_draft and lease.draft is not None:
                 drafts.append(DraftInfo(lease.key, lease.epoch, lease.draft, lease.owner))
     return sorted(drafts, key=lambda info: info.key)
@@ -203,9 +202,8 @@ def _lease_inside(agent: Folder) -> LeaseFile | None:
 
 
 def _newest_lease(folder: Folder) -> LeaseFile | None:
-    epoch = max(map(lease_epoch, folder.names()), default=0)
     with contextlib.suppress(CorruptRecordError):  # of a draft: whoever opens it is told
-        return read_lease(folder, epoch) if epoch else None
+        return newest_lease(folder).lease
     return None
 
 
@@ -224,10 +222,10 @@ def _sessions(folder: Folder, default: SessionKey) -> list[SessionInfo]:
 
 
 def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
-    if not _is_shown(folder):
+    newest = _shown(folder)
+    if newest is None:
         return None
-    epoch = newest_epoch(folder)
-    lease = read_lease(folder, epoch)
+    epoch, lease, _ = newest
     since = 1 if lease is None else lease.since
     manifest = _manifest(folder, key, since)
     folded = manifest.about if manifest else About()

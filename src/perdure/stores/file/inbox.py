@@ -40,7 +40,7 @@ from perdure.stores.file.layout import (
     session_path,
     unsealed,
 )
-from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, read_lease, require_key
+from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, newest_lease, require_key
 from perdure.stores.file.log import LogWriter, lease_lost_error
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f.]+|many)\.json\Z")
@@ -87,7 +87,7 @@ def enqueue(
         if new:
             # The process that created these folders may have died before they were durable.
             root.sync_path(*path, inbox)
-        lease = read_lease(folder, newest_epoch(folder))  # now, so that no holder is missed
+        lease = newest_lease(folder).lease  # now, so that no holder is missed
     if lease is not None and not lease.deleted:
         owners.notify_mail(lease.owner, key)
     return new
@@ -219,7 +219,7 @@ def session_with_dead_letters(folder: Folder) -> SessionKey | None:
     with skip_unreadable(), contextlib.suppress(FormatError):  # one bad session hides no other
         if not any(map(dead_letters_generation, folder.names())):  # most have none
             return None
-        lease = read_lease(folder, newest_epoch(folder))
+        lease = newest_lease(folder).lease
         if lease is not None and not lease.deleted:
             with folder.enter(dead_letters_name(lease.since)) as dead:
                 return lease.key if _dead_names(dead) else None
@@ -273,7 +273,7 @@ def _generation(folder: Folder, key: SessionKey) -> int:
 
 
 def _lease(folder: Folder, key: SessionKey) -> LeaseFile | None:
-    lease = read_lease(folder, newest_epoch(folder))
+    lease = newest_lease(folder).lease
     if lease is not None:
         require_key(folder, key, lease)
     return lease

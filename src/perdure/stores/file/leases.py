@@ -32,7 +32,7 @@ import os
 import time
 import weakref
 from collections.abc import Collection
-from typing import Literal, final
+from typing import Literal, NamedTuple, final
 
 import anyio
 import anyio.to_thread
@@ -407,6 +407,33 @@ def newest_epoch(folder: Folder, names: Collection[str] | None = None) -> int:
     return max(epochs, default=0)
 
 
+class NewestLease(NamedTuple):
+    """The newest lease of a session, as of a listing of its folder."""
+
+    epoch: int
+    """The highest one ever published, 0 for none."""
+    lease: LeaseFile | None
+    """None if it is missing or damaged."""
+    names: list[str]
+
+
+def newest_lease(folder: Folder) -> NewestLease:
+    """Return a session's newest lease: the only way to learn which of its lives is the current one.
+
+    Raises:
+        CorruptRecordError: It is damaged, and is of a draft that is not published.
+
+    """
+    while True:
+        names = folder.names()
+        epoch = newest_epoch(folder, names)
+        lease = read_lease(folder, epoch, names) if epoch else None
+        name = lease_name(epoch)
+        if lease is not None or name not in names or folder.has(name):
+            return NewestLease(epoch, lease, names)
+        # Its successor removed it after we had listed it, and is there by now.
+
+
 def read_lease(
     folder: Folder, epoch: int, names: Collection[str] | None = None
 ) -> LeaseFile | None:
@@ -443,9 +470,7 @@ def lease_state(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | N
     except FileNotFoundError:
         return None
     with folder:
-        names = folder.names()
-        epoch = newest_epoch(folder, names)
-        lease = read_lease(folder, epoch, names) if epoch else None
+        epoch, lease, names = newest_lease(folder)
         return state_of(folder, key, epoch, lease, names, owners)
 
 

@@ -34,7 +34,7 @@ from perdure.stores.file.layout import (
     segment_of,
     session_path,
 )
-from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, read_lease, require_key
+from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, newest_lease, require_key
 from perdure.stores.file.segments import DurablePosition, LogSegment, starts
 
 SMALL = 1024 * 1024
@@ -91,8 +91,7 @@ def plan(
     except FileNotFoundError:
         return ReadPlan()
     with folder:
-        epoch = newest_epoch(folder)
-        lease = read_lease(folder, epoch)
+        epoch, lease, _ = newest_lease(folder)
         if lease is not None:
             require_key(folder, key, lease)
             if lease.deleted:
@@ -260,8 +259,7 @@ def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[CutTail]:
         return []
     with folder:
         tails = kept_tails(folder)
-        epoch = newest_epoch(folder)
-        lease = read_lease(folder, epoch)
+        epoch, lease, _ = newest_lease(folder)
         if (
             lease is not None
             and folder.stat(released_name(epoch)) is None
@@ -389,7 +387,7 @@ class LogStream:
 
     def _was_removed(self, segment: LogSegment) -> bool:
         with self._root.enter(*session_path(self._key)) as folder:
-            lease = read_lease(folder, newest_epoch(folder))
+            lease = newest_lease(folder).lease
             if lease is not None and (lease.deleted or lease.since > segment.epoch):
                 return True
             with folder.enter(LOG) as log:
@@ -531,7 +529,7 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
 
 def _since(folder: Folder) -> int | None:
     """Return the epoch that the log began with, None if there is no session for readers."""
-    lease = read_lease(folder, newest_epoch(folder))
+    lease = newest_lease(folder).lease
     if lease is None:
         return 1
     return None if lease.deleted else lease.since

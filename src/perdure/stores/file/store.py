@@ -263,7 +263,7 @@ def read_documents(
     except FileNotFoundError:
         return Documents()
     with folder:
-        lease = leases.read_lease(folder, leases.newest_epoch(folder))
+        lease = leases.newest_lease(folder).lease
         if lease is not None:
             leases.require_key(folder, key, lease)
             if lease.deleted:

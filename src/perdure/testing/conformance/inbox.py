@@ -29,6 +29,8 @@ from perdure.testing.conformance._kit import KEY, OpenStore, Suite, append, grou
 
 OTHER = SessionKey("CON", "a/b", "Tenant ..")
 MANY = 25
+MEETINGS = 8
+"""How often two calls are begun at once, in the hope of different orders."""
 AT_MOST = 30.0
 """Seconds that a call is given which is to come back early."""
 
@@ -240,6 +242,20 @@ class InboxConformance(Suite):
         third = await open_store("third")
         after = await take(third)
         assert await waiting(third, after.epoch) == ["a", "b"]
+
+    async def test_what_is_posted_after_a_deletion_is_the_next_lifes(
+        self, store: Store, other: Store
+    ) -> None:
+        """Also of what comes while that begins."""
+        for turn in range(MEETINGS):
+            await store.delete(KEY, (await take(store)).epoch)
+            holder = await store.holder(KEY)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(other.enqueue, KEY, posted(f"{turn}"))
+                if turn % 2:
+                    await anyio.lowlevel.checkpoint()
+                grant = await take_after(store, KEY, after=0 if holder is None else holder.epoch)
+            assert await waiting(store, grant.epoch) == [f"{turn}"]
 
     async def test_a_session_that_is_only_posted_to_does_not_exist(self, store: Store) -> None:
         await store.enqueue(KEY, posted("a"))
