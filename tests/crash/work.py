@@ -152,7 +152,11 @@ async def acquire(store: Store, report: Report) -> None:
 
 
 async def unsynced(store: Store, report: Report) -> None:
-    """Take over from a holder that was killed between its write and its sync."""
+    """Take over from a holder that was killed between its write and its sync, at two places."""
+    folder = Path(store.location, "agents", "other", "log")
+    folder.mkdir(parents=True)
+    other = await Writer.take(store, SessionKey("other"), report)
+    await other.append(1)
     first = await Writer.take(store, AGENT, report)
     await first.append(1)
     sync, os.fdatasync = os.fdatasync, lambda _: None
