@@ -6,8 +6,10 @@ that the parent knows at any moment what must be in the log and what may be.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -76,8 +78,8 @@ class Writer:
             report("problem", f"{key}: at the grant's head is {last}, the grant is {grant}")
         return cls(store, grant, texts, report)
 
-    async def append(self, size: int, *, padding: int = 0) -> None:
-        """Append one group of some records."""
+    async def append(self, size: int, *, padding: int = 0, is_acknowledged: bool = True) -> None:
+        """Append one group of some records; nobody hears of it unless it is acknowledged."""
         self._sent += 1
         texts = [f"{self.epoch}.{self._sent}.{n}{'x' * padding}" for n in range(size)]
         records = tuple(
@@ -100,7 +102,8 @@ class Writer:
             raise Lost
         self._head += size
         self._texts += texts
-        self._report("ok", self.key.agent, self.epoch, self._sent)
+        if is_acknowledged:
+            self._report("ok", self.key.agent, self.epoch, self._sent)
 
     async def fold(self) -> None:
         """Write documents that hold what was acknowledged."""
@@ -144,6 +147,22 @@ async def acquire(store: Store, report: Report) -> None:
     """Take a session over from a dead holder, twice."""
     first = await Writer.take(store, AGENT, report)
     await first.append(2)
+    second = await Writer.take(store, AGENT, report)
+    await second.append(1)
+
+
+async def unsynced(store: Store, report: Report) -> None:
+    """Take over from a holder that was killed between its write and its sync, at two places."""
+    folder = Path(store.location, "agents", "other", "log")
+    folder.mkdir(parents=True)
+    other = await Writer.take(store, SessionKey("other"), report)
+    await other.append(1)
+    first = await Writer.take(store, AGENT, report)
+    await first.append(1)
+    sync, os.fdatasync = os.fdatasync, lambda _: None
+    with contextlib.suppress(Lost):
+        await first.append(2, is_acknowledged=False)
+    os.fdatasync = sync
     second = await Writer.take(store, AGENT, report)
     await second.append(1)
 
@@ -239,6 +258,7 @@ async def draft(store: Store, report: Report) -> None:
 SCENARIOS: dict[str, Scenario] = {
     "append": append,
     "acquire": acquire,
+    "unsynced": unsynced,
     "fold": fold,
     "release": release,
     "roll": roll,
