@@ -28,7 +28,6 @@ import msgspec
 
 from perdure._lib.loop import loop_timer
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
-from perdure._lib.tasks import task_finder
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError, StoreError, TurnReusedError
 from perdure.memory.attempts import cut_attempt, request_of
@@ -341,10 +340,10 @@ class TurnQueue:
         "unended",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, find_task: Callable[[], object]) -> None:
         # Released once for each turn that waits; there is one only while turns wait.
         self._free: anyio.Semaphore | None = None
-        self._find_task = task_finder()
+        self._find_task = find_task
         # The task of the running turn.
         self._holder: object | None = None
         self._waiting = 0
@@ -485,7 +484,7 @@ class SessionBase(_Hot):
         self._runtime: Runtime = runtime
         self._tracked: Tracked = tracked
         self._closed_by: Exception | None = None
-        self._turns = TurnQueue()
+        self._turns = TurnQueue(runtime.find_task)
         self._may_be_cut: bool = restored.turns > 0
         """Whether the newest turn may have been interrupted."""
         self._worker: object | None = None

@@ -30,7 +30,7 @@ from anyio.lowlevel import checkpoint
 
 from perdure._lib.loop import Affinity, Stray, loop_clock
 from perdure._lib.signals import exit_in
-from perdure._lib.tasks import Host, HostClosedError, was_cancelled
+from perdure._lib.tasks import Host, HostClosedError, task_finder, was_cancelled
 from perdure.autosave import events
 from perdure.autosave.engine import Autosaver
 from perdure.autosave.events import Event
@@ -444,6 +444,7 @@ class Runtime:
         self.home: Affinity = Affinity()
         self.running: Callable[[], object] = self.home.running
         """Asked on each append, as ``append`` is: bound once."""
+        self.find_task: Callable[[], object] = task_finder()
         self.loop: object = self.home.loop
         self.append: Callable[[Tracked, tuple[Entry, ...]], int] = self.saver.append
         self.sessions: dict[SessionKey, SessionBase] = {}
