@@ -174,11 +174,10 @@ def test_readers_beside_a_folding_writer_see_whole_prefixes() -> None:
 
 @pytest.mark.parametrize("scenario", ["acquire", "unsynced", "fold", "release", "roll", "delete"])
 def test_a_cut_of_power_after_any_call_loses_nothing(scenario: str) -> None:
-    limit = 100 if scenario == "unsynced" else 25  # few of its states tell
-    summary = crash("cuts", "--scenario", scenario, "--limit", str(limit))
+    summary = crash("cuts", "--scenario", scenario, "--limit", "200")  # few of them tell
     assert summary["problems"] == []
-    assert summary["opened"] == limit
-    assert summary["with_promises"] > 5
+    assert summary["opened"] == min(200, summary["states"])
+    assert summary["with_promises"] > 40
 
 
 def test_the_judge_sees_a_store_without_a_fence() -> None:
