@@ -46,6 +46,7 @@ from perdure.records.manifest import (
     Outcome,
     RestoreData,
     SessionInfo,
+    SessionQuery,
     Status,
     Taken,
     Terms,
@@ -88,6 +89,7 @@ __all__ = [
     "Record",
     "RestoreData",
     "SessionInfo",
+    "SessionQuery",
     "Status",
     "Store",
     "SupportsBeginAppend",
@@ -112,6 +114,10 @@ past_damage: ContextVar[bool] = ContextVar("perdure_past_damage", default=False)
 """Whether the task that reads a damaged log wants what is left of it. A store whose ``read_log``
 would refuse all of it for one damaged part then gives each run of records that can be proven, and
 raises CorruptRecordError where one ends, with the next readable record as its fact ``next``."""
+
+
+ALL = SessionQuery()
+"""Lists the first sessions of the unnamed tenant, by key."""
 
 
 class LogStore(Protocol):
@@ -354,19 +360,13 @@ class DeadLetterStore(Protocol):
 class DirectoryStore(Protocol):
     """Which sessions there are."""
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        """List a tenant's sessions, by key after ``after``, whose agent begins with ``prefix``.
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
+        """List a page of a tenant's sessions, as the query chooses and orders them.
 
-        ``owner`` and ``tag`` keep those that have them, as of the last fold.
+        What a listing says of a session is part of what makes it: ``acquire`` with
+        ``terms.beginning.about``, and each ``append_many``, whose time is the session's last
+        activity and whose ``turns`` and ``about`` replace what was known. A manifest says it where
+        nothing else has in this life of the session, and where it is as of the log's end.
         """
         ...
 

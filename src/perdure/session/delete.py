@@ -48,7 +48,7 @@ from perdure.session.lifecycle import (
     require_different,
 )
 from perdure.session.stored import SessionStore
-from perdure.store import DeadLetter, Draft, SessionInfo, Store, first_record
+from perdure.store import DeadLetter, Draft, SessionInfo, SessionQuery, Store, first_record
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -464,7 +464,9 @@ async def tenant_sessions(
 ) -> AsyncGenerator[SessionInfo, None]:
     """Yield a tenant's sessions, as they are listed."""
     after: SessionKey | None = None
-    while page := await store.sessions(tenant=tenant, prefix=prefix, after=after, limit=_PAGE):
+    while page := await store.sessions(
+        SessionQuery(tenant=tenant, prefix=prefix, after=after, limit=_PAGE)
+    ):
         for info in page:
             yield info
         after = page[-1].key

@@ -131,8 +131,9 @@ def running_turn(session: Session) -> int:
 
 def next_turn(session: Session) -> int:
     """Return the number of a new turn."""
-    session._contents.turns += 1
-    return session._contents.turns
+    number = session._contents.turns + 1
+    session._count_turns(number)
+    return number
 
 
 def begin_turn(session: Session, *entries: Entry, at: float) -> int:
@@ -141,7 +142,7 @@ def begin_turn(session: Session, *entries: Entry, at: float) -> int:
     turned = TurnPayload(turn=f"turn_{number:04d}", number=number, phase="begin", at=at)
     version = session._accept((Entry(TURN, encode(turned)), *entries))
     session._turns.unended = None
-    session._contents.turns = number
+    session._count_turns(number)
     return version
 
 

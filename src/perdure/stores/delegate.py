@@ -11,6 +11,7 @@ from perdure.errors import SessionError
 from perdure.records.keys import SessionKey, require_filters
 from perdure.records.manifest import Manifest
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -25,6 +26,7 @@ from perdure.store import (
     Outcome,
     PendingItem,
     SessionInfo,
+    SessionQuery,
     Status,
     Store,
     Taken,
@@ -157,26 +159,15 @@ class DelegatingStore:
     async def ack(self, key: SessionKey, epoch: int, op_ids: Collection[str]) -> None:
         await self.inner.ack(key, epoch, op_ids)
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         """List sessions; the filters are checked here, for every store below.
 
         Raises:
             ConfigError: A filter is not a string.
 
         """
-        require_filters(tenant=tenant, owner=owner, tag=tag, prefix=prefix)
-        return await self.inner.sessions(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
+        require_filters(tenant=query.tenant, owner=query.owner, tag=query.tag, prefix=query.prefix)
+        return await self.inner.sessions(query)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         # A store that keeps no dead letters may not know the option.

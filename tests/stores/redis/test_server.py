@@ -15,7 +15,7 @@ from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, PendingItem, Status, take_after
+from perdure.store import Batch, PendingItem, SessionQuery, Status, take_after
 from perdure.stores.redis import RedisStore
 from perdure.stores.redis.connection import RedisCall
 from perdure.testing.conformance._kit import (
@@ -212,7 +212,7 @@ async def test_the_listing_is_made_anew_from_the_sessions(
     gone = SessionKey("agent 3")
     await store.delete(gone, 1)
     await take(neighbor, SessionKey("somebody else's"))
-    before = [await store.sessions(tenant=tenant) for tenant in ("", "t")]
+    before = [await store.sessions(SessionQuery(tenant=tenant)) for tenant in ("", "t")]
     prefix = url.partition("prefix=")[2]
     waiting = [SessionKey("a/{b}:c", "s", "t"), SessionKey("agent 1")]
     for key in waiting:
@@ -221,7 +221,7 @@ async def test_the_listing_is_made_anew_from_the_sessions(
         assert server.say("DEL", f"{prefix}:{name}") == b":1"
     assert await store.sessions() == await store.sessions_with_pending_items() == []
     assert await store.rebuild_directory() == len(keys) - 1
-    assert [await store.sessions(tenant=tenant) for tenant in ("", "t")] == before
+    assert [await store.sessions(SessionQuery(tenant=tenant)) for tenant in ("", "t")] == before
     assert await store.tenants() == ["", "t"]
     assert await store.sessions_with_pending_items() == sorted(waiting)
 

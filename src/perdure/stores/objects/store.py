@@ -36,6 +36,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Manifest, SessionQuery, lease_lost
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -378,19 +379,7 @@ class ObjectStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        query = SessionQuery(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         return await self._run(content.sessions, query)
 
     async def tenants(self) -> list[str]:

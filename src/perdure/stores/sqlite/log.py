@@ -23,7 +23,7 @@ from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
 from perdure.records.records import EPOCH, Entry, Position, Record
-from perdure.store import Batch, Outcome, Status
+from perdure.store import About, Batch, Outcome, Status
 from perdure.stores.sqlite.sql import MAX_ROWS, ROWS_AT_ONCE, Q, at_once
 
 if TYPE_CHECKING:
@@ -240,6 +240,34 @@ class PlannedWrite(NamedTuple):
     crc: int
     sum: int
     data: bytes
+    turns: int | None
+    labels: dict[str, str | None]
+
+
+def labels_of(about: About | None) -> dict[str, str | None]:
+    """Return labels as columns, which are all NULL for None.
+
+    SQLite's JSON ends a text at a NUL, so a tag is compared without.
+
+    >>> labels_of(About(tags=("a" + chr(0),)))["tags"] == '["a' + chr(0xFFFD) + '"]'
+    True
+    """
+    if about is None:
+        return {"user": None, "labels": None, "tags": None}
+    tags = [comparable_tag(tag) for tag in about.tags]
+    return {
+        "user": about.owner,
+        "labels": msgspec.json.encode(about).decode(),
+        "tags": msgspec.json.encode(tags).decode() if tags else None,
+    }
+
+
+def comparable_tag(tag: str) -> str:
+    """Return a tag in the form that is compared."""
+    return tag.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
+
+_SAME = labels_of(None)
 
 
 def require_fit(batch: Batch) -> None:
@@ -265,10 +293,11 @@ def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
     if len(data) > MAX_RECORD_BYTES or not records[-1].end or _EPOCH_MARK in data:
         require_fit(batch)
     head = tail.head + len(records)
-    return PlannedWrite(tail, head, crc, total(tail.base, head, crc), data)
+    labels = _SAME if batch.about is None else labels_of(batch.about)
+    return PlannedWrite(tail, head, crc, total(tail.base, head, crc), data, batch.turns, labels)
 
 
-_NO_ROW = (None,) * 10
+_NO_ROW = (None,) * 14
 
 
 def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float) -> None:
@@ -281,8 +310,9 @@ def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float)
     for at in range(0, len(plans), MAX_ROWS):
         part = plans[at : at + MAX_ROWS]
         rows: list[object] = []
-        for tail, head, crc, sum_, data in part:
+        for tail, head, crc, sum_, data, turns, labels in part:
             rows += (tail.id, tail.epoch, tail.head, tail.crc, tail.sum, head, crc, sum_, now, data)
+            rows += (turns, labels["user"], labels["labels"], labels["tags"])
         count = next(count for count in ROWS_AT_ONCE if count >= len(part))
         rows += _NO_ROW * (count - len(part))
         con.execute(at_once("save", count), rows)
@@ -303,7 +333,8 @@ def append_one(
         entries = _new_entries(con, row, batch)
         if not entries:
             return Outcome(Status.OK), tail
-        plan = plan_write(tail, Batch(batch.key, batch.epoch, row.head + 1, entries))
+        rest = msgspec.structs.replace(batch, first=row.head + 1, records=entries)
+        plan = plan_write(tail, rest)
     except PerdureError as error:
         return Outcome(Status.PERMANENT, error), tail
     assert plan is not None

@@ -21,6 +21,7 @@ from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -392,19 +393,7 @@ class SqliteStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        query = SessionQuery(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         return await self._database.read(content.sessions, query)
 
     async def tenants(self) -> list[str]:

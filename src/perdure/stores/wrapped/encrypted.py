@@ -22,7 +22,7 @@ from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import About, Manifest, lease_lost
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Documents, Store, Taken, take_after
+from perdure.store import Batch, Documents, SessionQuery, Store, Taken, take_after
 from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
@@ -103,7 +103,9 @@ class EncryptedStore(TransformingStore):
         skipped: list[SessionKey] = []
         for tenant in sorted({"", *await self._store.tenants()}):
             after: SessionKey | None = None
-            while page := await self._store.sessions(tenant=tenant, after=after, limit=_PAGE):
+            while page := await self._store.sessions(
+                SessionQuery(tenant=tenant, after=after, limit=_PAGE)
+            ):
                 for info in page:
                     try:
                         rewrapped += await self._rewrap(info.key)

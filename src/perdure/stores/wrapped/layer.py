@@ -32,6 +32,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, Manifest, lease_lost, too_large
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -47,6 +48,7 @@ from perdure.store import (
     Outcome,
     PendingItem,
     SessionInfo,
+    SessionQuery,
     Status,
     Store,
     SupportsLocalPath,
@@ -60,6 +62,7 @@ from perdure.stores.wrapped.manifests import (
     HiddenManifest,
     ManifestProof,
     has_hidden,
+    inner_about,
     inner_manifest,
     mismatched,
     outer_manifest,
@@ -272,7 +275,12 @@ class TransformingStore:
                 for job, batch in zip(pending, batches, strict=True)
             ]
 
-        results = await in_thread_if_large(size, transform_all)
+        results = [
+            result if isinstance(result, Outcome) else await self._with_listed(result, batch)
+            for result, batch in zip(
+                await in_thread_if_large(size, transform_all), batches, strict=True
+            )
+        ]
         transformed = [result for result in results if isinstance(result, Batch)]
         outcomes = await self._store.append_many(transformed) if transformed else []
         for batch, outcome in zip(transformed, outcomes, strict=True):
@@ -280,6 +288,13 @@ class TransformingStore:
                 self._wrapper.note_refused(batch)
         remaining = iter(outcomes)
         return [result if isinstance(result, Outcome) else next(remaining) for result in results]
+
+    async def _with_listed(self, transformed: Batch, batch: Batch) -> Batch:
+        """Return a transformed batch with what the original one says for the directory."""
+        about = batch.about
+        if about is not None:
+            about = inner_about(batch.key, about, await self._tenant(batch.key.tenant))
+        return msgspec.structs.replace(transformed, turns=batch.turns, about=about)
 
     async def _pending_transform(self, batch: Batch) -> _PendingTransform | Outcome:
         try:
@@ -578,7 +593,11 @@ class TransformingStore:
             )
         if terms.after != 0:
             await self._wrapper.require_readable(self._store, key)
-        terms = msgspec.structs.replace(terms, names=frozenset())
+        new = terms.beginning
+        if new.about is not None:
+            about = inner_about(key, new.about, await self._tenant(key.tenant))
+            new = msgspec.structs.replace(new, about=about)
+        terms = msgspec.structs.replace(terms, names=frozenset(), beginning=new)
         answer = await self._store.acquire(key, terms)
         if isinstance(answer, Held):
             return answer
@@ -663,44 +682,25 @@ class TransformingStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        transform = await self._wrapper.tenant_transform(self._store, tenant, create=False)
-        if transform is None and (owner is not None or tag is not None):
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
+        transform = await self._wrapper.tenant_transform(self._store, query.tenant, create=False)
+        if transform is None and (query.owner is not None or query.tag is not None):
             return []
-        hidden_agent = self._wrapper.hidden_agent
-        sessions: list[SessionInfo] = []
-        while len(sessions) < limit:
-            page = await self._store.sessions(
-                tenant=tenant,
-                owner=owner if owner is None or transform is None else transform.token(owner),
-                tag=tag if tag is None or transform is None else transform.token(tag),
-                prefix=prefix,
-                after=after,
-                limit=limit - len(sessions),
-            )
-            sessions += [
-                restore_info(info, transform) for info in page if info.key.agent != hidden_agent
-            ]
-            if not page:
-                break
-            after = page[-1].key
-        return sessions
+        inner, hidden_agent = query, self._wrapper.hidden_agent
+        if hidden_agent is not None:
+            inner = msgspec.structs.replace(inner, without=(*query.without, hidden_agent))
+        if transform is not None:
+            owner = None if query.owner is None else transform.token(query.owner)
+            tag = None if query.tag is None else transform.token(query.tag)
+            inner = msgspec.structs.replace(inner, owner=owner, tag=tag)
+        return [restore_info(info, transform) for info in await self._store.sessions(inner)]
 
     async def tenants(self) -> list[str]:
         tenants = await self._store.tenants()
         if self._wrapper.hidden_agent is None or "" not in tenants:
             return tenants
         # The mark of an encrypted store is a key of the unnamed tenant, which may own nothing else.
-        has_content = await self.sessions(limit=1) or await self._store.blob_names("")
+        has_content = await self.sessions(SessionQuery(limit=1)) or await self._store.blob_names("")
         return tenants if has_content else [name for name in tenants if name]
 
     async def delete(self, key: SessionKey, epoch: int) -> None:
