@@ -72,9 +72,15 @@ WITH held AS (
     DELETE FROM {schema}.documents AS d USING held AS h
     WHERE d.session = h.id AND NOT d.id = ANY(%(listed)b::bytea[])
 ), described AS (
-    INSERT INTO {schema}.manifests (session, sealed, title, owner, tags, turns)
-    SELECT h.id, %(sealed)s, %(title)s, %(owner)s, %(tags)s::text[], %(turns)s FROM held AS h
-    ON CONFLICT (session) DO UPDATE SET sealed = excluded.sealed, title = excluded.title,
-        owner = excluded.owner, tags = excluded.tags, turns = excluded.turns
+    INSERT INTO {schema}.manifests (session, sealed) SELECT h.id, %(sealed)s FROM held AS h
+    ON CONFLICT (session) DO UPDATE SET sealed = excluded.sealed
+), listed AS (
+    UPDATE {schema}.sessions AS s SET turns = %(turns)s, belongs = %(owner)s
+    FROM held AS h WHERE s.id = h.id AND (s.turns IS NULL OR s.head <= %(as_of)s)
+    RETURNING s.id
+), labeled AS (
+    INSERT INTO {schema}.labels (session, title, tags)
+    SELECT id, %(title)s, %(tags)s::text[] FROM listed
+    ON CONFLICT (session) DO UPDATE SET title = excluded.title, tags = excluded.tags
 )
 SELECT id FROM held
