@@ -32,6 +32,7 @@ from perdure.adapters.google_adk_events import (
     as_json,
     encoded,
     not_json,
+    origin_in,
     origin_of,
     read_log,
     tail_behind,
@@ -53,6 +54,7 @@ from perdure.session.internals import (
     has_content,
     other_holder,
     post_entries,
+    read_stored,
     release_unused,
     running_turn,
     session_open_here,
@@ -236,22 +238,28 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     async def list_sessions(
         self, *, app_name: str, user_id: str | None = None
     ) -> sdk.ListSessionsResponse:
-        """List sessions with their state and without events, the oldest update first.
-
-        It reads the end of every session's log.
-        """
+        """List sessions with their state and without events, the oldest update first."""
         found: list[AdkSession] = []
-        newest = sdk.GetSessionConfig(num_recent_events=0)
+        app = await self._app_state(app_name)
+        users: dict[str, dict[str, Any]] = {}
 
         async def read(key: SessionKey) -> None:
-            user = _user_of(key)
-            session = await self.get_session(
-                app_name=app_name, user_id=user, session_id=key.session, config=newest
+            said, state = await self._summary(key)
+            if said is None:
+                return
+            listed = AdkSession(
+                id=key.session,
+                app_name=_app_of(key),
+                user_id=_user_of(key),
+                state=state | app | users[_user_of(key)],
+                last_update_time=said,
             )
-            if session is not None:
-                found.append(session)
+            found.append(listed)
 
-        await each([key async for key in self._keys(app_name, user_id)], read)
+        keys = [key async for key in self._keys(app_name, user_id)]
+        for user in dict.fromkeys(map(_user_of, keys)):
+            users[user] = await self._user_state(app_name, user)
+        await each(keys, read)
         found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
         return sdk.ListSessionsResponse(sessions=found)
 
@@ -446,6 +454,25 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         log = await self._log(source, origin, EventRange())
         return log, log.as_events(log.events)
 
+    async def _summary(self, key: SessionKey) -> tuple[float | None, dict[str, Any]]:
+        """Return when a session was updated, and its own state; None if it is not the SDK's."""
+        sessions = await self._connection.manager()
+        read = None
+        if session_open_here(sessions, key) is None:
+            read = await read_stored(sessions, key, STATE_DOCUMENT)
+        if read is None:  # it is open here, or takes more than a look
+            source = await self._connection.peek(key)
+            if source is None:
+                return None, {}
+            info, data = source.info, await document_of(source, STATE_DOCUMENT)
+        else:
+            info, data = read
+        origin = origin_in(info)
+        if origin is None:
+            return None, {}
+        updated = info.about.updated_at if info.messages else None
+        return updated or origin.created_at, {} if data is None else json.loads(data)
+
     async def _state(self, source: Session | SessionView, log: EventLog) -> dict[str, Any]:
         """Return the session's own state, for the caller to change."""
         state = log.state
@@ -558,11 +585,15 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     async def _shared(self, app_name: str, user_id: str) -> dict[str, Any]:
         """Return the state of the app and of the user, by the keys that a session shows."""
-        app = await (await self._app_scope(app_name)).values()
-        user = await self.get_user_state(app_name=app_name, user_id=user_id)
-        return {f"app:{name}": value for name, value in app.items()} | {
-            f"user:{name}": value for name, value in user.items()
-        }
+        return await self._app_state(app_name) | await self._user_state(app_name, user_id)
+
+    async def _app_state(self, app_name: str) -> dict[str, Any]:
+        values = await (await self._app_scope(app_name)).values()
+        return {f"app:{name}": value for name, value in values.items()}
+
+    async def _user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
+        values = await self.get_user_state(app_name=app_name, user_id=user_id)
+        return {f"user:{name}": value for name, value in values.items()}
 
 
 class _Delta:

@@ -20,12 +20,21 @@ from perdure.autosave.tracked import State
 from perdure.errors import SessionAlreadyActiveError, SessionClosedError, StoreUnavailableError
 from perdure.lease import named
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload
-from perdure.memory.documents import StateSet, TurnPayload, fold_state
+from perdure.memory.documents import (
+    SESSION,
+    SessionDocument,
+    StateSet,
+    TurnPayload,
+    fold_session,
+    fold_state,
+    names_of,
+)
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
 from perdure.memory.state import FOLDER
-from perdure.records.json import encode
+from perdure.records.json import decode, encode
 from perdure.records.records import (
     CONTEXT,
+    EPOCH,
     MESSAGE_KINDS,
     RETRACT,
     STATE,
@@ -286,6 +295,31 @@ def open_stored(
 async def load_stored(sessions: SessionManager, key: SessionKey) -> SessionView | None:
     """Read a session that may be one of perdure's own; None if there is none."""
     return await sessions._load(key)
+
+
+async def read_stored(
+    sessions: SessionManager, key: SessionKey, name: str
+) -> tuple[SessionDocument, bytes | None] | None:
+    """Read in one call what a session says of itself, and a document of STATE records.
+
+    None if there is no session, or if only `load_stored` can tell, as where a document is lost.
+    """
+    data = await sessions._store.read_for_restore(key, {SESSION, name})
+    documents = data.documents
+    if documents.damaged or data.records is None:
+        return None
+    folded, document = documents.found.get(SESSION), documents.found.get(name)
+    counted = 0 if folded is None else folded.as_of_seq
+    newer = [one for one in data.records if one.seq > counted and one.kind != EPOCH]
+    if folded is None and not newer:
+        return None
+    info = None if folded is None else folded.data
+    if info is None or newer:
+        info = fold_session(info, key, newer)
+    since = 0 if document is None else document.as_of_seq
+    changes = [one for one in data.records if one.seq > since and name in names_of(one)]
+    state = fold_state(name, None if document is None else document.data, changes)
+    return decode(info, SessionDocument), state
 
 
 async def forget_stored(
