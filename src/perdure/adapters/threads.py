@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Callable,
     Collection,
     Iterable,
@@ -51,12 +50,15 @@ from perdure.session.session import Session
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
+    from perdure.store import SessionInfo
 
 BACKLOG: Final = 4 * 1024 * 1024
 """Bytes that a thread may have unsaved while LangGraph already goes on, by ``durability="async"``.
 """
 RECENT_BYTES: Final = 32 * 1024 * 1024
 """What is kept in memory of what is stored."""
+LISTED: Final = 100
+"""Threads that are listed at once."""
 KNOWN: Final = 1000
 """Threads whose index is kept in memory."""
 NEAR: Final = 64
@@ -168,6 +170,7 @@ class ThreadSessions:
         change: Callable[[Collection[str]], Change],
         *,
         within: Collection[At] = (),
+        owner: str | None = None,
     ) -> tuple[Session, int]:
         """Append a change to a thread's session, in the order of the calls.
 
@@ -176,6 +179,7 @@ class ThreadSessions:
             at: The checkpoint that its run has come to.
             change: Returns the change, given the names of what is stored already.
             within: Those of the graphs that this one runs in.
+            owner: Whose the thread is, if it is new.
 
         Raises:
             LeaseLostError: Another process has changed the thread since, or it was deleted.
@@ -195,7 +199,8 @@ class ThreadSessions:
         try:
             # Writes may be called before the checkpoint that they belong to.
             goes_on = bool(known) or (at[1] is not None and thread.seen > 0)
-            async with thread.lock, self._held(thread, create=not goes_on) as session:
+            holding = self._held(thread, create=not goes_on, owner=owner)
+            async with thread.lock, holding as session:
                 self._require_current(thread, at, known)
                 thread.epochs.add(session.epoch)
                 return session, self._accept(thread, session, encoded)
@@ -260,12 +265,15 @@ class ThreadSessions:
         raise LeaseLostError(message, **facts)
 
     @asynccontextmanager
-    async def _held(self, thread: Thread, *, create: bool = True) -> AsyncGenerator[Session, None]:
+    async def _held(
+        self, thread: Thread, *, create: bool = True, owner: str | None = None
+    ) -> AsyncGenerator[Session, None]:
         """Hold a thread's session, and know all of it."""
         sessions, key = await self._connection.manager(), thread.key
         opening = sessions.open(
             key.agent,
             tenant=key.tenant,
+            owner=owner,
             tags=self._tags,
             create=create,
             on_held=self._on_held,
@@ -441,15 +449,24 @@ class ThreadSessions:
         session = None if sessions is None else session_open_here(sessions, thread.key)
         return session if session is not None and session.is_writable else None
 
-    async def thread_ids(self) -> AsyncIterator[str]:
-        """Return the ids of all sessions that may be threads."""
-        sessions = await self._connection.manager()
-        after = None
-        while page := await sessions.list(tenant=self._tenant, after=after, limit=500):
+    async def listed(
+        self, *, owner: str | None = None, newest_first: bool = False
+    ) -> AsyncGenerator[SessionInfo, None]:
+        """Return all sessions that may be threads."""
+        sessions, after = await self._connection.manager(), None
+        while page := await sessions.list(
+            tenant=self._tenant,
+            owner=owner,
+            after=after,
+            limit=LISTED,
+            newest_first=newest_first,
+        ):
             after = page[-1]
             for info in page:
                 if info.key == self.key(info.key.agent):
-                    yield info.key.agent
+                    yield info
+            if len(page) < LISTED:
+                return
 
     async def save_checkpoint(
         self, thread: Thread, session: Session, version: int, at: tuple[str, str]
