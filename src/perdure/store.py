@@ -100,6 +100,7 @@ __all__ = [
     "SupportsReadOnly",
     "SupportsRebuild",
     "SupportsRestore",
+    "SupportsRestoreMany",
     "SupportsSpill",
     "Taken",
     "Terms",
@@ -462,6 +463,16 @@ class SupportsRestore(Protocol):
 
         The log need not be read if it is long, damaged, or if a document is.
         """
+        ...
+
+
+class SupportsRestoreMany(Protocol):
+    """A store that reads what restores of several sessions need at once."""
+
+    async def read_many_for_restore(
+        self, keys: Sequence[SessionKey], names: Collection[str] | None = None
+    ) -> list[RestoreData | None]:
+        """Return what ``read_for_restore`` does, for each; None where that would raise."""
         ...
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
 
 import msgspec
 
-from perdure._lib.tasks import each
 from perdure.adapters.google_adk_events import (
     SDK,
     SHAPE,
@@ -93,6 +92,8 @@ TAIL_DOCUMENT: Final = f"state/{SDK}/tail.json"
 """The named state that says from where on events are needed next to the last summary."""
 IMPORTED: Final = 200
 """Events of a session that are imported between two saves."""
+LISTED: Final = 500
+"""Sessions that are listed at once."""
 CACHED_BYTES: Final = 16 * 1024 * 1024
 """JSON of events that is kept in memory, of sessions that are open here."""
 
@@ -239,27 +240,33 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         self, *, app_name: str, user_id: str | None = None
     ) -> sdk.ListSessionsResponse:
         """List sessions with their state and without events, the oldest update first."""
-        found: list[AdkSession] = []
+        sessions = await self._connection.manager()
+        keys = [key async for key in self._keys(app_name, user_id)]
         app = await self._app_state(app_name)
-        users: dict[str, dict[str, Any]] = {}
+        users = {user: await self._user_state(app_name, user) for user in set(map(_user_of, keys))}
+        found: list[AdkSession] = []
 
-        async def read(key: SessionKey) -> None:
-            said, state = await self._summary(key)
-            if said is None:
-                return
-            listed = AdkSession(
-                id=key.session,
-                app_name=_app_of(key),
-                user_id=_user_of(key),
-                state=state | app | users[_user_of(key)],
-                last_update_time=said,
-            )
+        def add(key: SessionKey, state: dict[str, Any], updated_at: float) -> None:
+            user = _user_of(key)
+            listed = AdkSession(id=key.session, app_name=app_name, user_id=user)
+            listed.state = state | copy.deepcopy(app | users[user])
+            listed.last_update_time = updated_at
             found.append(listed)
 
-        keys = [key async for key in self._keys(app_name, user_id)]
-        for user in dict.fromkeys(map(_user_of, keys)):
-            users[user] = await self._user_state(app_name, user)
-        await each(keys, read)
+        stored = [key for key in keys if session_open_here(sessions, key) is None]
+        read = await read_stored(sessions, stored, STATE_DOCUMENT)
+        for key, (info, state, active_at) in read.items():
+            origin = origin_in(info)
+            if origin is not None:
+                updated_at = active_at if info.messages else None
+                add(key, json.loads(state or "{}"), updated_at or origin.created_at)
+        for key in keys:
+            if key not in read:  # it is open here, or takes more than a look
+                source = await self._connection.peek(key)
+                origin = None if source is None else origin_of(source)
+                if source is not None and origin is not None:
+                    log = await self._log(source, origin, EventRange(newest=1))
+                    add(key, await self._state(source, log), log.updated_at)
         found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
         return sdk.ListSessionsResponse(sessions=found)
 
@@ -411,12 +418,14 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         sessions = await self._connection.manager()
         prefix, after = f"{quoted(app_name)}/{user_id or ''}", None
         while page := await sessions.list(
-            tenant=self._tenant, prefix=prefix, after=after, limit=500
+            tenant=self._tenant, prefix=prefix, after=after, limit=LISTED
         ):
             after = page[-1]
             for info in page:
                 if user_id in (None, _user_of(info.key)):
                     yield info.key
+            if len(page) < LISTED:
+                return
 
     async def _open(self, key: SessionKey, *, create: bool = False) -> Session:
         sessions = await self._connection.manager()
@@ -453,25 +462,6 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
                 return log, events
         log = await self._log(source, origin, EventRange())
         return log, log.as_events(log.events)
-
-    async def _summary(self, key: SessionKey) -> tuple[float | None, dict[str, Any]]:
-        """Return when a session was updated, and its own state; None if it is not the SDK's."""
-        sessions = await self._connection.manager()
-        read = None
-        if session_open_here(sessions, key) is None:
-            read = await read_stored(sessions, key, STATE_DOCUMENT)
-        if read is None:  # it is open here, or takes more than a look
-            source = await self._connection.peek(key)
-            if source is None:
-                return None, {}
-            info, data = source.info, await document_of(source, STATE_DOCUMENT)
-        else:
-            info, data = read
-        origin = origin_in(info)
-        if origin is None:
-            return None, {}
-        updated = info.about.updated_at if info.messages else None
-        return updated or origin.created_at, {} if data is None else json.loads(data)
 
     async def _state(self, source: Session | SessionView, log: EventLog) -> dict[str, Any]:
         """Return the session's own state, for the caller to change."""

@@ -7,6 +7,7 @@ forgotten, and is backed up and encrypted with everything else.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from urllib.parse import quote, unquote
@@ -129,25 +130,27 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
             raise InvalidArgumentError(message, option="query")
         found: list[dict[str, Any]] = []
         wanted = op.offset + op.limit
-        async for namespace, saved_at in self._newest(op.namespace_prefix):
-            if wanted <= 0 or (len(found) >= wanted and _at(found[wanted - 1]) >= saved_at):
-                break  # whatever else there is was put earlier
-            stored = await (await self._scope(namespace)).values()
-            found += [
-                _item(namespace, key, each)
-                for key, each in stored.items()
-                if _fits(each["value"], op.filter or {})
-            ]
-            found = sorted(found, key=_at, reverse=True)[: max(wanted, 0)]
+        async with aclosing(self._newest(op.namespace_prefix)) as namespaces:
+            async for namespace, saved_at in namespaces:
+                if wanted <= 0 or (len(found) >= wanted and _at(found[wanted - 1]) >= saved_at):
+                    break  # whatever else there is was put earlier
+                stored = await (await self._scope(namespace)).values()
+                found += [
+                    _item(namespace, key, each)
+                    for key, each in stored.items()
+                    if _fits(each["value"], op.filter or {})
+                ]
+                found = sorted(found, key=_at, reverse=True)[: max(wanted, 0)]
         return [sdk.SearchItem(**item) for item in found[op.offset :]]
 
     async def _list(self, op: sdk.ListNamespacesOp) -> list[Namespace]:
         found: set[Namespace] = set()
-        async for namespace, _ in self._newest(()):
-            if all(_matches(one, namespace) for one in op.match_conditions or ()):
-                scope = await self._scope(namespace)
-                if await scope.keys():  # else everything was deleted
-                    found.add(namespace[: op.max_depth])
+        async with aclosing(self._newest(())) as namespaces:
+            async for namespace, _ in namespaces:
+                if all(_matches(one, namespace) for one in op.match_conditions or ()):
+                    scope = await self._scope(namespace)
+                    if await scope.keys():  # else everything was deleted
+                        found.add(namespace[: op.max_depth])
         return sorted(found)[op.offset : op.offset + op.limit]
 
     # Where it is

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
-import anyio
-
 from perdure.records.manifest import SessionInfo, SessionQuery
 from perdure.session.base import SessionBase
 from perdure.store import Store
@@ -37,7 +35,7 @@ def _info_of(session: SessionBase) -> SessionInfo:
         epoch=session.epoch,
         head=session.durable_version,
         created_at=about.created_at,
-        updated_at=time.time() - max(anyio.current_time() - session._tracked.last_at, 0.0),
+        updated_at=about.updated_at or time.time(),
         owner=about.owner,
         title=about.title,
         tags=about.tags,

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 
@@ -28,6 +28,7 @@ from perdure.memory.documents import (
     fold_session,
     fold_state,
     names_of,
+    time_of,
 )
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
 from perdure.memory.state import FOLDER
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from perdure.session.open import SessionOpening
     from perdure.session.rebuild import RebuildReport
     from perdure.session.session import Session, SessionView
-    from perdure.store import Store
+    from perdure.store import Documents, Store
 
 
 def claim(session: Session, worker: object) -> None:
@@ -297,29 +298,63 @@ async def load_stored(sessions: SessionManager, key: SessionKey) -> SessionView 
     return await sessions._load(key)
 
 
-async def read_stored(
-    sessions: SessionManager, key: SessionKey, name: str
-) -> tuple[SessionDocument, bytes | None] | None:
-    """Read in one call what a session says of itself, and a document of STATE records.
+READ_AT_ONCE: Final = 64
+"""Sessions that are read together."""
 
-    None if there is no session, or if only `load_stored` can tell, as where a document is lost.
+
+class StoredSummary(NamedTuple):
+    """What a session says of itself, and one of its documents."""
+
+    info: SessionDocument
+    document: bytes | None
+    active_at: float | None
+    """The time of its newest record that has one; a folded one's in milliseconds, rounded up."""
+
+
+async def read_stored(
+    sessions: SessionManager, keys: Sequence[SessionKey], name: str
+) -> dict[SessionKey, StoredSummary]:
+    """Read what sessions say of themselves, and a document of STATE records of each.
+
+    Left out is what is no session, or takes more than a look, as where a document is lost.
     """
-    data = await sessions._store.read_for_restore(key, {SESSION, name})
-    documents = data.documents
-    if documents.damaged or data.records is None:
-        return None
+    store = sessions._store
+    found: dict[SessionKey, StoredSummary] = {}
+    for at in range(0, len(keys), READ_AT_ONCE):
+        part = keys[at : at + READ_AT_ONCE]
+        read = await store.read_many_for_restore(part, {SESSION, name})
+        for key, data in zip(part, read, strict=True):
+            if data is not None and not data.documents.damaged:
+                records = data.records
+                if records is None:
+                    log = store.read_log(key, after=data.after)
+                    records = tuple(await all_records(log))
+                summary = _summary_in(key, name, data.documents, records)
+                if summary is not None:
+                    found[key] = summary
+    return found
+
+
+def _summary_in(
+    key: SessionKey, name: str, documents: Documents, records: Sequence[Record]
+) -> StoredSummary | None:
     folded, document = documents.found.get(SESSION), documents.found.get(name)
     counted = 0 if folded is None else folded.as_of_seq
-    newer = [one for one in data.records if one.seq > counted and one.kind != EPOCH]
+    newer = [one for one in records if one.seq > counted and one.kind != EPOCH]
     if folded is None and not newer:
         return None
-    info = None if folded is None else folded.data
-    if info is None or newer:
-        info = fold_session(info, key, newer)
+    encoded = None if folded is None else folded.data
+    if encoded is None or newer:
+        encoded = fold_session(encoded, key, newer)
+    info = decode(encoded, SessionDocument)
+    times = (at for one in reversed(newer) if (at := time_of(one)) is not None)
+    active_at = next(times, None)
+    if active_at is None and (folded_at := info.about.updated_at) is not None:
+        active_at = folded_at + 0.001
     since = 0 if document is None else document.as_of_seq
-    changes = [one for one in data.records if one.seq > since and name in names_of(one)]
+    changes = [one for one in records if one.seq > since and name in names_of(one)]
     state = fold_state(name, None if document is None else document.data, changes)
-    return decode(info, SessionDocument), state
+    return StoredSummary(info, state, active_at)
 
 
 async def forget_stored(

@@ -26,8 +26,9 @@ import anyio
 import msgspec
 
 from perdure import lineage
+from perdure._lib.tasks import each
 from perdure.autosave.core import REFUSALS
-from perdure.errors import PerdureError
+from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
@@ -51,6 +52,7 @@ from perdure.store import (
     Store,
     SupportsBeginAppend,
     SupportsRestore,
+    SupportsRestoreMany,
     Taken,
     Terms,
     first_record,
@@ -157,6 +159,7 @@ class SessionStore(DelegatingStore):
         super().__init__(store)
         self._direct = shortcut(store, SupportsBeginAppend)
         self._restoring = shortcut(store, SupportsRestore)
+        self._restoring_many = shortcut(store, SupportsRestoreMany)
         self._held: dict[SessionKey, _HeldSession] = {}
         self._posting: Counter[SessionKey] = Counter()  # posts on their way
         self._closing: dict[SessionKey, _ClosingInbox] = {}
@@ -303,6 +306,25 @@ class SessionStore(DelegatingStore):
     ) -> RestoreData:
         """Read documents as above, and if the inner store can, the log after them."""
         return await self._with_origin(key, names, await self._read_inner(key, names))
+
+    async def read_many_for_restore(
+        self, keys: Sequence[SessionKey], names: Collection[str] | None = None
+    ) -> list[RestoreData | None]:
+        """Read the same of several sessions, at once if the inner store can."""
+        found: dict[SessionKey, RestoreData | None] = {}
+        if self._restoring_many is not None:
+            read = await self._restoring_many.read_many_for_restore(keys, names)
+            for key, data in zip(keys, read, strict=True):
+                found[key] = None if data is None else await self._with_origin(key, names, data)
+        else:
+
+            async def read_one(key: SessionKey) -> None:
+                found[key] = None
+                with contextlib.suppress(CorruptRecordError, UnsupportedVersionError):
+                    found[key] = await self.read_for_restore(key, names)
+
+            await each(keys, read_one)
+        return [found[key] for key in keys]
 
     async def _with_origin(
         self, key: SessionKey, names: Collection[str] | None, data: RestoreData

@@ -34,12 +34,14 @@ from perdure.store import (
     open_read_only,
 )
 
+_PASSING = ("inner", "begin_append", "read_for_restore", "read_many_for_restore")
+
 
 class DelegatingStore:
     """Forward every call of the port to *inner*, which subclasses change call by call.
 
-    What the inner store offers besides the port is offered too, but for ``begin_append`` and
-    ``read_for_restore``: they would pass by what a subclass does to a log and to documents.
+    What the inner store offers besides the port is offered too, but for ``begin_append`` and the
+    reads for a restore: they would pass by what a subclass does to a log and to documents.
     """
 
     def __init__(self, store: Store) -> None:
@@ -47,7 +49,7 @@ class DelegatingStore:
 
     def __getattr__(self, name: str) -> Any:
         # What a backend has beyond the port, such as a folder for each session.
-        if name.startswith("_") or name in ("inner", "begin_append", "read_for_restore"):
+        if name.startswith("_") or name in _PASSING:
             raise AttributeError(name)
         return getattr(self.inner, name)
 

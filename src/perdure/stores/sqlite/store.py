@@ -17,7 +17,12 @@ import anyio.to_thread
 
 from perdure._lib.ids import random_id
 from perdure._lib.loop import ThreadCall, unopened
-from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    StoreUnavailableError,
+    UnsupportedVersionError,
+)
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
@@ -256,6 +261,22 @@ class SqliteStore:
 
         def read(con: sqlite3.Connection) -> RestoreData:
             return content.read_to_restore(con, key, find_to_open(con, key), names)
+
+        return await self._database.read(read)
+
+    async def read_many_for_restore(
+        self, keys: Sequence[SessionKey], names: Collection[str] | None = None
+    ) -> list[RestoreData | None]:
+        """Read the same of several sessions in one snapshot, as one call of a thread."""
+
+        def read(con: sqlite3.Connection) -> list[RestoreData | None]:
+            found: list[RestoreData | None] = []
+            for key in keys:
+                try:
+                    found.append(content.read_to_restore(con, key, find_to_open(con, key), names))
+                except (CorruptRecordError, UnsupportedVersionError):
+                    found.append(None)
+            return found
 
         return await self._database.read(read)
 
