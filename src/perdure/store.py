@@ -97,10 +97,10 @@ __all__ = [
     "SupportsFolders",
     "SupportsIntegrityCheck",
     "SupportsLocalPath",
+    "SupportsReadMany",
     "SupportsReadOnly",
     "SupportsRebuild",
     "SupportsRestore",
-    "SupportsRestoreMany",
     "SupportsSpill",
     "Taken",
     "Terms",
@@ -466,13 +466,17 @@ class SupportsRestore(Protocol):
         ...
 
 
-class SupportsRestoreMany(Protocol):
-    """A store that reads what restores of several sessions need at once."""
+class SupportsReadMany(Protocol):
+    """A store that reads several sessions at once."""
 
     async def read_many_for_restore(
         self, keys: Sequence[SessionKey], names: Collection[str] | None = None
     ) -> list[RestoreData | None]:
         """Return what ``read_for_restore`` does, for each; None where that would raise."""
+        ...
+
+    async def read_logs(self, keys: Sequence[SessionKey]) -> list[tuple[Record, ...] | None]:
+        """Return the log of each; None where it is long, or damaged."""
         ...
 
 

@@ -112,26 +112,19 @@ class _Reader:
             for put in stored
         ]
 
-    async def filtered(
-        self,
-        thread: Thread,
-        places: Sequence[Placed],
-        wanted: dict[str, Any] | None,
-    ) -> list[Placed]:
-        if not wanted:
-            return list(places)
-        bodies = await self.bodies(thread, places)
-        return [
-            place
-            for place, body in zip(places, bodies, strict=True)
-            if all(body["metadata"].get(name) == value for name, value in wanted.items())
-        ]
-
-    async def tuples(self, thread: Thread, places: Sequence[Placed]) -> list[sdk.CheckpointTuple]:
-        """Return checkpoints as LangGraph knows them."""
-        index = thread.index
+    async def tuples(
+        self, thread: Thread, places: Sequence[Placed], wanted: dict[str, Any] | None = None
+    ) -> list[sdk.CheckpointTuple]:
+        """Return checkpoints as LangGraph knows them, if their metadata have these values."""
+        index, bodies = thread.index, await self.bodies(thread, places)
+        if wanted:
+            both = [
+                (place, body)
+                for place, body in zip(places, bodies, strict=True)
+                if all(body["metadata"].get(name) == value for name, value in wanted.items())
+            ]
+            places, bodies = [place for place, _ in both], [body for _, body in both]
         writes = [index.writes_of(ns, id_) for ns, id_, _ in places]
-        bodies = await self.bodies(thread, places)
         names = [name for _, _, mark in places for name in mark.channels.values()]
         names += [write.value for each in writes for _, _, write in each]
         load = await self.values(thread, names)
@@ -276,39 +269,45 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             thread = await self._threads.current(_place(config).thread)
             runs = _as_one(thread, _matching(thread.index, config, upper))
         else:
-            runs = self._newest(upper, self._owner_in(filter))
+            runs = self._newest(upper, self._owner_in(filter), most=PAGE if filter else limit)
         async with aclosing(runs):
             async for thread, places in runs:
                 for at in range(0, len(places), PAGE):
                     if remaining <= 0:
                         return
                     part = places[at : at + int(min(remaining, PAGE) if not filter else PAGE)]
-                    page = await self._reader.filtered(thread, part, filter)
+                    page = await self._reader.tuples(thread, part, filter)
                     page = page[: int(min(remaining, PAGE))]
                     remaining -= len(page)
-                    for found in await self._reader.tuples(thread, page):
+                    for found in page:
                         yield found
 
     async def _newest(
-        self, upper: str | None, owner: str | None
+        self, upper: str | None, owner: str | None, *, most: int | None
     ) -> AsyncGenerator[tuple[Thread, list[Placed]], None]:
         """Yield checkpoints of all threads, the newest first: those of one thread in a row at once.
 
-        A thread is read when the newest of the others is older than its last activity.
+        Threads are read as long as the newest checkpoint may be one of theirs, some at a time.
         """
         # Of each thread that was read: its newest checkpoint that is left, and the older ones.
         left: list[tuple[str, int, Thread, list[Placed]]] = []
+        at_once = PAGE if most is None else min(most + 1, PAGE)
+        listing = self._threads.listed(owner=owner, newest_first=True)
         count = 0
-        async with aclosing(self._threads.listed(owner=owner, newest_first=True)) as listed:
-            async for info in listed:
-                since = info.updated_at or 0.0
+        async with aclosing(_some(listing, at_once)) as listed:
+            async for part in listed:
+                since = part[0].updated_at or 0.0
                 while left and made_at(left[-1][0]) >= since:
                     yield _pop_run(left, since)
-                thread = await self._threads.current(info.key.agent)
-                places = _matching(thread.index, None, upper)[::-1]
-                if places:
-                    count += 1
-                    insort(left, (places[-1].id, count, thread, places))
+                threads = await self._threads.current_of([info.key.agent for info in part])
+                for info, thread in zip(part, threads, strict=True):
+                    since = info.updated_at or 0.0
+                    while left and made_at(left[-1][0]) >= since:
+                        yield _pop_run(left, since)
+                    places = _matching(thread.index, None, upper)[::-1]
+                    if places:
+                        count += 1
+                        insort(left, (places[-1].id, count, thread, places))
         while left:
             yield _pop_run(left)
 
@@ -634,6 +633,19 @@ def _matching(index: ThreadIndex, config: RunnableConfig | None, upper: str | No
         if (not wanted or id_ == wanted) and (upper is None or id_ < upper)
     ]
     return sorted(found, key=lambda placed: (placed.id, placed.ns), reverse=True)
+
+
+async def _some(items: AsyncGenerator[T, None], count: int) -> AsyncGenerator[list[T], None]:
+    """Yield items, so many at a time."""
+    part: list[T] = []
+    async with aclosing(items):
+        async for item in items:
+            part.append(item)
+            if len(part) == count:
+                yield part
+                part = []
+    if part:
+        yield part
 
 
 async def _as_one(

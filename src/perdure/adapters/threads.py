@@ -35,13 +35,14 @@ from perdure.adapters.thread_log import (
     read_record,
 )
 from perdure.errors import LeaseLostError, SessionError, SessionNotFoundError
-from perdure.records.keys import SessionKey, session_key
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.records.records import Record
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     accept,
     drop_history,
     has_content,
+    read_logs,
     session_open_here,
     store_below,
     tracked_of,
@@ -331,6 +332,27 @@ class ThreadSessions:
         thread.seen = thread.index.upto
         return thread
 
+    async def current_of(self, thread_ids: Sequence[str]) -> list[Thread]:
+        """Return threads as they are now; those that are not held here are read together."""
+        sessions = await self._connection.manager()
+        threads = [self.thread(thread_id) for thread_id in thread_ids]
+        others = [one for one in threads if one.is_idle and self.open_here(one) is None]
+        read = await read_logs(sessions, [thread.key for thread in others])
+        known: set[Thread] = set()
+        for thread, records in zip(others, read, strict=True):
+            if records is not None and thread.is_idle and self.open_here(thread) is None:
+                anchor = (thread.index.upto, thread.index.epoch)
+                if anchor[0] and anchor not in {(one.seq, one.epoch) for one in records}:
+                    thread.restart()  # it was deleted, or its beginning was removed
+                for record in records:
+                    self._take(thread, record)
+                thread.seen = thread.index.upto
+                known.add(thread)
+        return [
+            thread if thread in known else await self.current(thread.key.agent)
+            for thread in threads
+        ]
+
     async def _catch_up(self, thread: Thread, session: Session | None) -> None:
         """Take in what was appended to a thread's session since."""
         while True:
@@ -390,8 +412,10 @@ class ThreadSessions:
                 found.append((record.seq, stored))
                 self._remember(thread, record.seq, stored)
 
-        session = self.open_here(thread)
         wanted = set(seqs)
+        if not wanted:
+            return found
+        session = self.open_here(thread)
         for record in () if session is None else session.unsaved():
             if record.seq in wanted:
                 keep(record)
@@ -437,7 +461,8 @@ class ThreadSessions:
         thread = self._threads.get(key.agent)
         if thread is None:
             thread = self._threads[key.agent] = Thread(key)
-            for other in list(self._threads)[: max(len(self._threads) - KNOWN, 0)]:
+            surplus = max(len(self._threads) - KNOWN, 0)
+            for other in list(self._threads)[:surplus] if surplus else ():
                 if self._threads[other].is_idle and other != key.agent:
                     del self._threads[other]
         self._threads.move_to_end(key.agent)
@@ -463,7 +488,7 @@ class ThreadSessions:
         ):
             after = page[-1]
             for info in page:
-                if info.key == self.key(info.key.agent):
+                if info.key.session == DEFAULT_SESSION:
                     yield info
             if len(page) < LISTED:
                 return

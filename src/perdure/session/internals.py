@@ -335,6 +335,17 @@ async def read_stored(
     return found
 
 
+async def read_logs(
+    sessions: SessionManager, keys: Sequence[SessionKey]
+) -> list[tuple[Record, ...] | None]:
+    """Read the whole logs of sessions together; None for what has to be read by itself."""
+    found: list[tuple[Record, ...] | None] = []
+    for at in range(0, len(keys), READ_AT_ONCE):
+        part = keys[at : at + READ_AT_ONCE]
+        found += await sessions._store.read_logs(part)
+    return found
+
+
 def _summary_in(
     key: SessionKey, name: str, documents: Documents, records: Sequence[Record]
 ) -> StoredSummary | None:

@@ -34,6 +34,7 @@ from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, FoldedDocuments, Manifest, Origin, origin_in
 from perdure.records.media import may_lift
+from perdure.records.records import Record
 from perdure.restore.ladder import validated
 from perdure.session.copied import renamed
 from perdure.session.media import Filled, append_with_media
@@ -51,8 +52,8 @@ from perdure.store import (
     Status,
     Store,
     SupportsBeginAppend,
+    SupportsReadMany,
     SupportsRestore,
-    SupportsRestoreMany,
     Taken,
     Terms,
     first_record,
@@ -159,7 +160,7 @@ class SessionStore(DelegatingStore):
         super().__init__(store)
         self._direct = shortcut(store, SupportsBeginAppend)
         self._restoring = shortcut(store, SupportsRestore)
-        self._restoring_many = shortcut(store, SupportsRestoreMany)
+        self._many = shortcut(store, SupportsReadMany)
         self._held: dict[SessionKey, _HeldSession] = {}
         self._posting: Counter[SessionKey] = Counter()  # posts on their way
         self._closing: dict[SessionKey, _ClosingInbox] = {}
@@ -312,8 +313,8 @@ class SessionStore(DelegatingStore):
     ) -> list[RestoreData | None]:
         """Read the same of several sessions, at once if the inner store can."""
         found: dict[SessionKey, RestoreData | None] = {}
-        if self._restoring_many is not None:
-            read = await self._restoring_many.read_many_for_restore(keys, names)
+        if self._many is not None:
+            read = await self._many.read_many_for_restore(keys, names)
             for key, data in zip(keys, read, strict=True):
                 found[key] = None if data is None else await self._with_origin(key, names, data)
         else:
@@ -325,6 +326,16 @@ class SessionStore(DelegatingStore):
 
             await each(keys, read_one)
         return [found[key] for key in keys]
+
+    async def read_logs(self, keys: Sequence[SessionKey]) -> list[tuple[Record, ...] | None]:
+        """Read logs at once if the inner store can; None for one that is read by itself.
+
+        As is one with history before it.
+        """
+        if self._many is None:
+            return [None] * len(keys)
+        logs = await self._many.read_logs(keys)
+        return [None if log is None or any(map(origin_in, log)) else log for log in logs]
 
     async def _with_origin(
         self, key: SessionKey, names: Collection[str] | None, data: RestoreData

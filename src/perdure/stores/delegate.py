@@ -34,7 +34,7 @@ from perdure.store import (
     open_read_only,
 )
 
-_PASSING = ("inner", "begin_append", "read_for_restore", "read_many_for_restore")
+_PASSING = ("inner", "begin_append", "read_for_restore", "read_many_for_restore", "read_logs")
 
 
 class DelegatingStore:

@@ -30,7 +30,7 @@ from perdure.records.manifest import (
     newer_format,
     require_logged,
 )
-from perdure.records.records import open_sealed, seal
+from perdure.records.records import Record, open_sealed, seal
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all, quoted
 from perdure.stores.postgres.log import (
@@ -70,6 +70,81 @@ def read(
         _checked(one.key, one.names, max([row[0] for row in rows], default=0), rows)
         for one, rows in zip(wanted, found, strict=True)
     ]
+
+
+def read_many(
+    connection: Connection,
+    sql: Statements,
+    keys: Sequence[SessionKey],
+    names: Collection[str] | None,
+) -> list[RestoreData | None]:
+    """Read documents, and the logs after them; None for what has to be read by itself."""
+    places = _places(keys)
+    wanted = (sql["many_documents"], {**places, "ids": _ids(names)})
+    seen, rows = execute_all(connection, [(sql["many_states"], places), wanted])
+    parts: dict[int, list[tuple[Any, ...]]] = {}
+    for number, *part in rows:
+        parts.setdefault(number, []).append((0, *part))
+    missing = RestoreData(Documents(), records=(), may_have_items=False)
+    found: dict[SessionKey, RestoreData | None] = dict.fromkeys(keys, missing)
+    have: dict[SessionKey, Documents] = {}
+    spans: dict[SessionKey, tuple[SessionState, int]] = {}
+    for number, *fields in seen:
+        key, state = keys[number - 1], SessionState(*fields)
+        documents = _checked(key, names, state.head, parts.get(number, ()))
+        found[key] = None
+        if not isinstance(documents, Exception) and documents.log_after is not None:
+            have[key], spans[key] = documents, (state, documents.log_after)
+    for key, records in _logs(connection, sql, spans).items():
+        if records is not None:
+            found[key] = RestoreData(have[key], spans[key][1], records)
+    return [found[key] for key in keys]
+
+
+def read_logs(
+    connection: Connection, sql: Statements, keys: Sequence[SessionKey]
+) -> list[tuple[Record, ...] | None]:
+    """Read logs; None for what has to be read by itself."""
+    (seen,) = execute_all(connection, [(sql["many_states"], _places(keys))])
+    spans = {keys[number - 1]: (SessionState(*fields), 0) for number, *fields in seen}
+    logs = _logs(connection, sql, spans)
+    return [logs.get(key, ()) for key in keys]
+
+
+def _places(keys: Sequence[SessionKey]) -> dict[str, object]:
+    return {
+        "tenants": [key.tenant for key in keys],
+        "agents": [key.agent for key in keys],
+        "sessions": [key.session for key in keys],
+    }
+
+
+def _logs(
+    connection: Connection, sql: Statements, spans: Mapping[SessionKey, tuple[SessionState, int]]
+) -> dict[SessionKey, tuple[Record, ...] | None]:
+    """Return the logs of sessions after a record of each; None for a long or a damaged one."""
+    pending = [span for span in spans.values() if span[1] < span[0].head]
+    values = {
+        "rows": [state.id for state, _ in pending],
+        "lows": [max(after + 1, state.since) for state, after in pending],
+        "highs": [state.head for state, _ in pending],
+        "limit": bigint(PAGE_ROWS),
+        "bytes": _MANY_BYTES,
+    }
+    (rows,) = execute_all(connection, [(sql["many_logs"], values)]) if pending else ((),)
+    commits: dict[int, list[tuple[Any, ...]]] = {}
+    for row_id, *commit in rows:
+        commits.setdefault(row_id, []).append(tuple(commit))
+    return {
+        key: records_after(key, state, after, commits.get(state.id, ()))
+        if after < state.head
+        else ()
+        for key, (state, after) in spans.items()
+    }
+
+
+_MANY_BYTES = 256 * 1024
+"""Bytes of each log that are read together; a longer one is read by itself."""
 
 
 def _query(sql: Statements, key: SessionKey, names: Collection[str] | None) -> Statement:

@@ -326,11 +326,11 @@ def read_to_restore(
     row, data, is_waiting = found
     have = _documents(con, key, row, data, names)
     after = have.log_after
-    records = None if after is None else _records_after(con, row, after)
+    records = None if after is None else records_after(con, row, after)
     return RestoreData(have, after or 0, records, is_waiting)
 
 
-def _records_after(
+def records_after(
     con: sqlite3.Connection, row: SessionRow | None, after: int
 ) -> tuple[Record, ...] | None:
     """Return the rest of a log; None if it is long or damaged."""
