@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from statistics import median
@@ -33,6 +33,7 @@ import perdure
 from benchmarks.figures import Report, Row
 from benchmarks.revisions import Worker
 from benchmarks.stores.network import SERVERS
+from benchmarks.timing import quartile
 from perdure import Autosave, LeaseOptions, Message, Shutdown
 
 __all__ = ["QUICK", "STORES", "Options", "run"]
@@ -51,7 +52,7 @@ class Options(NamedTuple):
 
     sessions: int = 10_000
     rounds: int = 9
-    blocks: int = 40
+    blocks: int = 100
     """Blocks of turns that are compared with the base's."""
     stores: tuple[str, ...] = STORES
     base: Path | None = None
@@ -294,14 +295,16 @@ async def _requests(make: Callable[[], Any], proxy: Any) -> list[int]:
         "shutdown": Shutdown(signals=False),
     }
     counts: list[int] = []
-    async with perdure.connect(make(), **quiet) as sessions:
-        async with sessions.open("ada", owner="ada") as session:
-            await session.save()  # which brings the labels
-            for number in range(9):
-                proxy.take()
-                async with session.turn():
-                    session.append(Message.user(f"{number}"), Message.assistant("hello"))
-                counts.append(len(proxy.take()))
+    async with (
+        perdure.connect(make(), **quiet) as sessions,
+        sessions.open("ada", owner="ada") as session,
+    ):
+        await session.save()  # which brings the labels
+        for number in range(9):
+            proxy.take()
+            async with session.turn():
+                session.append(Message.user(f"{number}"), Message.assistant("hello"))
+            counts.append(len(proxy.take()))
     return counts
 
 
@@ -354,10 +357,5 @@ def _over_base(folder: Path, options: Options, details: dict[str, Any]) -> Row:
                 both[at].append(workers[at].ask(f"a{number}", TURNS))
     ours, theirs = (seconds[WARM_UP:] for seconds in both)
     details["turn_over_base"] = {"own": ours, "base": theirs}
-    value = _blocks_ratio(ours, theirs)
+    value = quartile(ours) / quartile(theirs)  # without what others have added
     return Row("listing.turn_over_base", value, "CPU of a durable turn on SQLite over the base's")
-
-
-def _blocks_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """Return the median of the ratios of neighbors, which have had the same neighbors."""
-    return median(mine / other for mine, other in zip(ours, theirs, strict=True))

@@ -673,16 +673,25 @@ class SessionBase(_Hot):
         runtime, tracked = self._runtime, self._tracked
         if tracked.refuses or runtime.running() is not runtime.loop:
             self._check_open()
-        for entry in entries:
-            if len(entry[1]) > runtime.max_record_bytes:
+        has_labels = False
+        for kind, payload, _ in entries:
+            if len(payload) > runtime.max_record_bytes:
                 check_sizes(
                     tracked.key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes
                 )
+            if kind == META:
+                has_labels = True
         version = runtime.append(tracked, entries)
+        if has_labels:
+            self._relabel(entries)
+        return version
+
+    def _relabel(self, entries: tuple[Entry, ...]) -> None:
+        """Have the next save tell the directory what records have changed."""
+        tracked = self._tracked
         for kind, payload, _ in entries:
             if kind == META:
                 tracked.labels, tracked.labels_due = described(tracked.labels, payload), True
-        return version
 
     def _accept_now(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in, and apply them to the contents at once."""

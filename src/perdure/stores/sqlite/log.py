@@ -241,33 +241,38 @@ class PlannedWrite(NamedTuple):
     sum: int
     data: bytes
     turns: int | None
-    labels: dict[str, str | None]
+    labels: tuple[str | None, str | None, str | None]
 
 
 def labels_of(about: About | None) -> dict[str, str | None]:
-    """Return labels as columns, which are all NULL for None.
+    """Return labels by column, all NULL for None."""
+    return dict(zip(("user", "labels", "tags"), label_values(about), strict=True))
+
+
+def label_values(about: About | None) -> tuple[str | None, str | None, str | None]:
+    """Return the owner, the labels as JSON, and the tags as they are compared.
 
     SQLite's JSON ends a text at a NUL, so a tag is compared without.
 
-    >>> labels_of(About(tags=("a" + chr(0),)))["tags"] == '["a' + chr(0xFFFD) + '"]'
+    >>> label_values(About(tags=("a" + chr(0),)))[2] == '["a' + chr(0xFFFD) + '"]'
     True
     """
     if about is None:
-        return {"user": None, "labels": None, "tags": None}
+        return _SAME
     tags = [comparable_tag(tag) for tag in about.tags]
-    return {
-        "user": about.owner,
-        "labels": msgspec.json.encode(about).decode(),
-        "tags": msgspec.json.encode(tags).decode() if tags else None,
-    }
+    return (
+        about.owner,
+        msgspec.json.encode(about).decode(),
+        msgspec.json.encode(tags).decode() if tags else None,
+    )
+
+
+_SAME = (None, None, None)
 
 
 def comparable_tag(tag: str) -> str:
     """Return a tag in the form that is compared."""
     return tag.replace("\0", "\N{REPLACEMENT CHARACTER}")
-
-
-_SAME = labels_of(None)
 
 
 def require_fit(batch: Batch) -> None:
@@ -293,8 +298,9 @@ def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
     if len(data) > MAX_RECORD_BYTES or not records[-1].end or _EPOCH_MARK in data:
         require_fit(batch)
     head = tail.head + len(records)
-    labels = _SAME if batch.about is None else labels_of(batch.about)
-    return PlannedWrite(tail, head, crc, total(tail.base, head, crc), data, batch.turns, labels)
+    sum_ = total(tail.base, head, crc)
+    labels = _SAME if batch.about is None else label_values(batch.about)
+    return PlannedWrite(tail, head, crc, sum_, data, batch.turns, labels)
 
 
 _NO_ROW = (None,) * 14
@@ -312,7 +318,7 @@ def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float)
         rows: list[object] = []
         for tail, head, crc, sum_, data, turns, labels in part:
             rows += (tail.id, tail.epoch, tail.head, tail.crc, tail.sum, head, crc, sum_, now, data)
-            rows += (turns, labels["user"], labels["labels"], labels["tags"])
+            rows += (turns, *labels)
         count = next(count for count in ROWS_AT_ONCE if count >= len(part))
         rows += _NO_ROW * (count - len(part))
         con.execute(at_once("save", count), rows)
