@@ -26,8 +26,10 @@ from perdure.store import (
     SessionQuery,
     Status,
     Store,
+    SupportsReadMany,
     Taken,
     Terms,
+    shortcut,
     take_after,
 )
 from perdure.testing.conformance._kit import (
@@ -193,6 +195,31 @@ class DocumentConformance(Suite):
         await store.write_documents(KEY, documents, manifest)
         with pytest.raises(UnsupportedVersionError):
             await store.read_documents(KEY)
+
+    async def test_several_are_read_as_each_is(self, store: Store) -> None:
+        many = shortcut(store, SupportsReadMany)
+        if many is None:
+            return
+        keys = [SessionKey(name, tenant=tenant) for name in "ab" for tenant in ("", "t")]
+        documents = {"session.json": b"{}", "other.json": b"[]"}
+        for key in keys:
+            grant = await take(store, key)
+            head = await append_ok(store, grant, 2, *group("a", "b"))
+            if key.agent == "a":
+                await store.write_documents(key, documents, manifest_of(grant, head, documents))
+                await append_ok(store, grant, head + 1, *group("after"))
+        gone = await take(store, SessionKey("gone"))
+        await store.delete(gone.key, gone.epoch)
+        keys += [gone.key, SessionKey("never")]
+        keys.reverse()
+        for key, records in zip(keys, await many.read_logs(keys), strict=True):
+            assert records is not None
+            assert [*records] == await read(store, key)
+        found = await many.read_many_for_restore(keys, {"session.json"})
+        for key, data in zip(keys, found, strict=True):
+            assert data is not None
+            assert data.documents.found == (await store.read_documents(key, {"session.json"})).found
+            assert [*(data.records or ())] == await read(store, key, after=data.after)
 
 
 # Blobs: bytes under the name of their content, and the sweep of unreferenced ones
