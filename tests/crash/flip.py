@@ -109,6 +109,7 @@ async def read_all(store: Store) -> list[str]:
 
     ways: dict[str, Callable[[], Awaitable[Any]]] = {
         "sessions": store.sessions,
+        "newest": lambda: store.sessions(SessionQuery(newest_first=True)),
         "by owner": lambda: store.sessions(SessionQuery(owner="somebody", tag="x")),
         "tenants": store.tenants,
         "waiting": store.sessions_with_pending_items,

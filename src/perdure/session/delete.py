@@ -124,6 +124,8 @@ async def _fits(
     for record in restored.tail:
         if record.kind == META:
             about = described(about, record.payload)
+    if about.owner is None and not about.tags:  # its holder may have died before the first save
+        about = About(owner=info.owner, tags=info.tags)
     return wanted.fits(about.owner, about.tags)
 
 
