@@ -106,7 +106,10 @@ class _Reader:
         """Return what checkpoints have apart from channels: ``checkpoint`` and ``metadata``."""
         puts = await self._threads.puts_at(thread, [mark.seq for _, _, mark in places])
         stored = [puts[mark.seq] for _, _, mark in places]
-        load = await self.values(thread, [put.opaque for put in stored if put.opaque])
+        opaque = [put.opaque for put in stored if put.opaque]
+        if not opaque:
+            return [msgspec.json.decode(put.body) for put in stored]
+        load = await self.values(thread, opaque)
         return [
             load(put.opaque, "metadata") if put.opaque else msgspec.json.decode(put.body)
             for put in stored

@@ -216,7 +216,7 @@ _EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
 class LogTail:
     """Where the log of a session ends, as its holder in this process last knew."""
 
-    __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "sum")
+    __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "step", "sum")
 
     def __init__(self, row: SessionRow) -> None:
         self.id: int = row.id
@@ -226,10 +226,13 @@ class LogTail:
         self.head: int = row.head
         self.crc: int = row.crc
         self.sum: int = total(self.base, self.head, self.crc)
+        self.step: float | None = None
+        """Of the last save's time, as the index has it; None if that is not known."""
 
-    def advance(self, plan: PlannedWrite) -> None:
-        """Move the tail to the end of a committed write."""
+    def advance(self, plan: PlannedWrite, now: float) -> None:
+        """Move the tail to the end of a write that was committed at this time."""
         self.head, self.crc, self.sum = plan.head, plan.crc, plan.sum
+        self.step = now // _STEP
 
 
 class PlannedWrite(NamedTuple):
@@ -241,33 +244,25 @@ class PlannedWrite(NamedTuple):
     sum: int
     data: bytes
     turns: int | None
-    labels: tuple[str | None, str | None, str | None]
+    about: About | None
 
 
 def labels_of(about: About | None) -> dict[str, str | None]:
-    """Return labels by column, all NULL for None."""
-    return dict(zip(("user", "labels", "tags"), label_values(about), strict=True))
-
-
-def label_values(about: About | None) -> tuple[str | None, str | None, str | None]:
-    """Return the owner, the labels as JSON, and the tags as they are compared.
+    """Return labels as columns, which are all NULL for None.
 
     SQLite's JSON ends a text at a NUL, so a tag is compared without.
 
-    >>> label_values(About(tags=("a" + chr(0),)))[2] == '["a' + chr(0xFFFD) + '"]'
+    >>> labels_of(About(tags=("a" + chr(0),)))["tags"] == '["a' + chr(0xFFFD) + '"]'
     True
     """
     if about is None:
-        return _SAME
+        return {"user": None, "labels": None, "tags": None}
     tags = [comparable_tag(tag) for tag in about.tags]
-    return (
-        about.owner,
-        msgspec.json.encode(about).decode(),
-        msgspec.json.encode(tags).decode() if tags else None,
-    )
-
-
-_SAME = (None, None, None)
+    return {
+        "user": about.owner,
+        "labels": msgspec.json.encode(about).decode(),
+        "tags": msgspec.json.encode(tags).decode() if tags else None,
+    }
 
 
 def comparable_tag(tag: str) -> str:
@@ -299,29 +294,34 @@ def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
         require_fit(batch)
     head = tail.head + len(records)
     sum_ = total(tail.base, head, crc)
-    labels = _SAME if batch.about is None else label_values(batch.about)
-    return PlannedWrite(tail, head, crc, sum_, data, batch.turns, labels)
+    return PlannedWrite(tail, head, crc, sum_, data, batch.turns, batch.about)
 
 
-_NO_ROW = (None,) * 14
+_STEP = 64
+"""Seconds of a step, as the statements have it."""
+_NO_ROW = (None,) * 12
 
 
 def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float) -> None:
-    """Append all of them, or none; up to `MAX_ROWS` as one statement.
+    """Append all of them, or none; up to `MAX_ROWS` as one statement if no labels change.
 
     Raises:
         sqlite3.IntegrityError: A log is not where its holder left it.
 
     """
+    step = now // _STEP
     for at in range(0, len(plans), MAX_ROWS):
         part = plans[at : at + MAX_ROWS]
         rows: list[object] = []
-        for tail, head, crc, sum_, data, turns, labels in part:
+        for tail, head, crc, sum_, data, turns, _ in part:
             rows += (tail.id, tail.epoch, tail.head, tail.crc, tail.sum, head, crc, sum_, now, data)
-            rows += (turns, *labels)
+            rows += (turns, None if tail.step == step else step)
         count = next(count for count in ROWS_AT_ONCE if count >= len(part))
         rows += _NO_ROW * (count - len(part))
         con.execute(at_once("save", count), rows)
+    for plan in plans:
+        if plan.about is not None:
+            con.execute(Q["label"], {"id": plan.tail.id, **labels_of(plan.about)})
 
 
 def append_one(
@@ -345,7 +345,7 @@ def append_one(
         return Outcome(Status.PERMANENT, error), tail
     assert plan is not None
     save_all(con, [plan], now)
-    tail.advance(plan)
+    tail.advance(plan, now)
     return Outcome(Status.OK, None, len(plan.data)), tail
 
 

@@ -37,7 +37,7 @@ WHERE id = :id
 -- name: make_save
 CREATE TEMP VIEW save AS
 SELECT 0 AS id, 0 AS epoch, 0 AS was, 0 AS seed, 0 AS had, 0 AS head, 0 AS crc, 0 AS sum,
-       0.0 AS now, x'' AS data, 0 AS turns, '' AS user, '' AS labels, '' AS tags
+       0.0 AS now, x'' AS data, 0 AS turns, 0 AS step
 
 -- name: do_save
 CREATE TEMP TRIGGER do_save INSTEAD OF INSERT ON save WHEN NEW.id IS NOT NULL
@@ -48,19 +48,20 @@ BEGIN
     SELECT RAISE(ABORT, 'the log does not end there') WHERE changes() <> 1;
     INSERT INTO log (session, first, last, epoch, seed, data)
     VALUES (NEW.id, NEW.was + 1, NEW.head, NEW.epoch, NEW.seed, NEW.data);
-    UPDATE session SET step = CAST(NEW.now / 64 AS INTEGER)
-    WHERE id = NEW.id AND step <> CAST(NEW.now / 64 AS INTEGER);
 END
 
--- name: do_label
-CREATE TEMP TRIGGER do_label INSTEAD OF INSERT ON save WHEN NEW.labels IS NOT NULL
+-- name: do_step
+CREATE TEMP TRIGGER do_step INSTEAD OF INSERT ON save WHEN NEW.step IS NOT NULL
 BEGIN
-    UPDATE session SET user = NEW.user, labels = NEW.labels, tags = NEW.tags WHERE id = NEW.id;
+    UPDATE session SET step = CAST(NEW.step AS INTEGER) WHERE id = NEW.id;
 END
 
 -- name: save
-INSERT INTO save (id, epoch, was, seed, had, head, crc, sum, now, data, turns, user, labels, tags)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO save (id, epoch, was, seed, had, head, crc, sum, now, data, turns, step)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: label
+UPDATE session SET user = :user, labels = :labels, tags = :tags WHERE id = :id
 
 -- name: append
 INSERT INTO log (session, first, last, epoch, seed, data) VALUES (?, ?, ?, ?, ?, ?)
