@@ -18,6 +18,7 @@ from benchmarks import (
     imports,
     inspector,
     large,
+    listing,
     live,
     memory,
     observe,
@@ -83,6 +84,11 @@ def _run(given: argparse.Namespace) -> Report:
         chosen = tuple(given.store or opening.STORES)
         sizes = (given.sessions, given.agents, opening.Options().context_kib)
         return opening.run(opening.Options(*sizes, chosen, given.base, given.folder))
+    if given.benchmark == "listing":
+        usual = listing.QUICK if given.quick else listing.Options()
+        sizes = {"sessions": given.sessions or usual.sessions, "base": given.base}
+        chosen = tuple(given.store or usual.stores)
+        return listing.run(usual._replace(**sizes, stores=chosen, folder=given.folder))
     if given.benchmark == "replay":
         return replay.run(replay.Options(given.events, given.few, given.folder))
     if given.benchmark == "observe":
@@ -169,6 +175,12 @@ def _add_openings(kinds: Any, parents: list[argparse.ArgumentParser]) -> None:
     opens.add_argument("--agents", type=_count, default=usual.agents)
     opens.add_argument("--store", action="append", choices=opening.STORES)
     opens.add_argument("--base", type=Path, help="a checkout of the revision to compare with")
+
+    lists = kinds.add_parser("listing", parents=parents, help=listing.__doc__)
+    lists.add_argument("--sessions", type=_count, help="default: 10,000")
+    lists.add_argument("--quick", action="store_true", help="few sessions, on SQLite alone")
+    lists.add_argument("--store", action="append", choices=listing.STORES)
+    lists.add_argument("--base", type=Path, help="a checkout of the revision to compare with")
 
 
 def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> None:

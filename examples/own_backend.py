@@ -48,6 +48,10 @@ class Session(msgspec.Struct):
     head: int = 0
     log: list[Record] = []
     manifest: Manifest | None = None
+    created_at: float = 0.0
+    saved_at: float = 0.0
+    turns: int | None = None
+    about: About | None = None
     documents: dict[str, bytes] = {}
     inbox: dict[str, store.PendingItem] = {}
     dead_letters: dict[str, store.DeadLetter] = {}
@@ -143,16 +147,20 @@ def lease_of(kept: Kept, key: SessionKey) -> store.LeaseState | None:
 
 
 def info_of(session: Session) -> store.SessionInfo:
-    manifest = session.manifest
-    about = manifest.about if manifest is not None else About()
+    manifest, turns, about = session.manifest, session.turns, session.about
+    if turns is None and manifest is not None:  # no save has said it
+        turns, about = manifest.counters.get("turns", 0), manifest.about
+    about = about or About()
     return store.SessionInfo(
         key=session.key,
         epoch=session.epoch,
         head=session.head,
+        created_at=session.created_at,
+        updated_at=session.saved_at,
         owner=about.owner,
         title=about.title,
         tags=about.tags,
-        turns=manifest.counters.get("turns", 0) if manifest is not None else 0,
+        turns=turns or 0,
     )
 
 
@@ -239,6 +247,9 @@ class OneFileStore:
         except errors.NotStorableError as error:
             return store.Outcome(store.Status.PERMANENT, error)
         session.head = max(session.head, batch.first + len(batch.records) - 1)
+        session.saved_at = time.time()  # for the directory, in the same step
+        session.turns = session.turns if batch.turns is None else batch.turns
+        session.about = batch.about or session.about
         return store.Outcome(
             store.Status.OK, written=sum(len(one.payload) for one in batch.records)
         )
@@ -304,6 +315,8 @@ class OneFileStore:
             all_ = {**session.documents, **documents}
             session.documents = {name: all_[name] for name in manifest.documents if name in all_}
             session.manifest = manifest
+            if manifest.as_of_seq >= session.head:
+                session.turns = session.about = None
 
         await self._change(step)
 
@@ -387,6 +400,9 @@ class OneFileStore:
                 session = kept.made(key)
                 session.inbox, session.head = inbox, new.first - 1
                 session.draft, session.unpublished = new.draft, new.draft is not None
+                session.created_at = session.saved_at = time.time()
+                if new.about is not None:
+                    session.turns, session.about = 0, new.about
             session.epoch, session.owner = 1 + (holder.epoch if holder else 0), self.owner
             session.released = session.deleted = False
             session.head += 1
@@ -513,27 +529,10 @@ class OneFileStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[store.SessionInfo]:
+    async def sessions(self, query: store.SessionQuery = store.ALL) -> list[store.SessionInfo]:
         kept = await self._look(lambda kept: kept)
-        there = [one for one in kept.sessions if one.key.tenant == tenant and is_there(one)]
-        infos = [info_of(one) for one in there if one.key.agent.startswith(prefix)]
-        fitting = [
-            one
-            for one in infos
-            if owner in (None, one.owner)
-            and (tag is None or tag in one.tags)
-            and (after is None or one.key > after)
-        ]
-        return sorted(fitting, key=lambda one: one.key)[: max(limit, 0)]
+        there = [one for one in kept.sessions if one.key.tenant == query.tenant and is_there(one)]
+        return query.page(map(info_of, there))
 
     async def tenants(self) -> list[str]:
         kept = await self._look(lambda kept: kept)

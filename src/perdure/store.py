@@ -47,6 +47,7 @@ from perdure.records.manifest import (
     Outcome,
     RestoreData,
     SessionInfo,
+    SessionQuery,
     Status,
     Taken,
     Terms,
@@ -88,6 +89,7 @@ __all__ = [
     "Record",
     "RestoreData",
     "SessionInfo",
+    "SessionQuery",
     "Status",
     "Store",
     "SupportsBeginAppend",
@@ -96,6 +98,7 @@ __all__ = [
     "SupportsIntegrityCheck",
     "SupportsLocalPath",
     "SupportsOwnBlobs",
+    "SupportsReadMany",
     "SupportsReadOnly",
     "SupportsRebuild",
     "SupportsRestore",
@@ -113,6 +116,10 @@ past_damage: ContextVar[bool] = ContextVar("perdure_past_damage", default=False)
 """Whether the task that reads a damaged log wants what is left of it. A store whose ``read_log``
 would refuse all of it for one damaged part then gives each run of records that can be proven, and
 raises CorruptRecordError where one ends, with the next readable record as its fact ``next``."""
+
+
+ALL = SessionQuery()
+"""Lists the first sessions of the unnamed tenant, by key."""
 
 
 class LogStore(Protocol):
@@ -353,19 +360,13 @@ class InboxStore(Protocol):
 class DirectoryStore(Protocol):
     """Which sessions there are."""
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        """List a tenant's sessions, by key after ``after``, whose agent begins with ``prefix``.
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
+        """List a page of a tenant's sessions, as the query chooses and orders them.
 
-        ``owner`` and ``tag`` keep those that have them, as of the last fold.
+        What a listing says of a session is part of what makes it: ``acquire`` with
+        ``terms.beginning.about``, and each ``append_many``, whose time is the session's last
+        activity and whose ``turns`` and ``about`` replace what was known. A manifest says it where
+        nothing else has in this life of the session, and where it is as of the log's end.
         """
         ...
 
@@ -461,6 +462,20 @@ class SupportsRestore(Protocol):
 
         The log need not be read if it is long, damaged, or if a document is.
         """
+        ...
+
+
+class SupportsReadMany(Protocol):
+    """A store that reads several sessions at once."""
+
+    async def read_many_for_restore(
+        self, keys: Sequence[SessionKey], names: Collection[str] | None = None
+    ) -> list[RestoreData | None]:
+        """Return what ``read_for_restore`` does, for each; None where that would raise."""
+        ...
+
+    async def read_logs(self, keys: Sequence[SessionKey]) -> list[tuple[Record, ...] | None]:
+        """Return the log of each; None where it is long, or damaged."""
         ...
 
 

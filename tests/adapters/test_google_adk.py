@@ -48,7 +48,9 @@ from google.adk.tools import ToolContext
 from google.genai import types
 
 from perdure.adapters import PerdureSessionService
+from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.adapters import kills
+from tests.listings import NotedReads
 
 GUARD = 60
 APP, USER = "harbor", "ada"
@@ -890,6 +892,7 @@ from google.adk.errors import StaleSessionError
 from google.adk.events.event import Event
 from google.genai import types
 from perdure.adapters import PerdureSessionService
+from perdure.stores.memory import MemoryBacking, MemoryStore
 
 HERE = {"app_name": "harbor", "user_id": "ada", "session_id": "s"}
 
@@ -944,3 +947,36 @@ async def test_processes_that_share_a_session_lose_nothing(tmp_path: Path) -> No
         mine = [text for text in texts(session) if text.startswith(name)]
         assert mine == [f"{name} {number}" for number in range(12)]
         assert session.state[name] == session.state[f"user:{name}"] == 11
+
+
+async def test_a_list_reads_each_session_once_also_while_another_process_uses_it() -> None:
+    backing = MemoryBacking()
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        ours = PerdureSessionService(sessions)
+        for number in range(5):
+            state = {"n": number, "user:name": "Ada", "app:port": "Harbor"}
+            session = await ours.create_session(**WHO, session_id=f"s{number}", state=state)
+        await ours.append_event(session, said("Hello", at=session.last_update_time + 1, n=44))
+        await ours.create_session(app_name=APP, user_id="bob", session_id="b", state={"n": 7})
+        place = NotedReads(MemoryStore(backing=backing))
+        async with perdure.connect(place) as others:
+            theirs = PerdureSessionService(others)
+            await theirs.list_sessions(**WHO)
+            place.forget()
+            found = (await theirs.list_sessions(**WHO)).sessions
+            assert [each.state["n"] for each in found] == [0, 1, 2, 3, 44]
+            assert {each.state["user:name"] for each in found} == {"Ada"}
+            assert {each.state["app:port"] for each in found} == {"Harbor"}
+            assert [each.id for each in found] == [f"s{number}" for number in range(5)]
+            assert found[-1].last_update_time == pytest.approx(session.last_update_time, abs=1e-3)
+            assert len(place.queries) == 1
+            mine = [key for key in place.read if key.agent == f"{APP}/{USER}"]
+            assert len(mine) == 5
+            every = (await theirs.list_sessions(app_name=APP)).sessions
+            assert [each.state.get("user:name") for each in every if each.id == "b"] == [None]
+            # What was listed can be continued, unless it was continued since.
+            await ours.aclose()
+            stale = found[0].model_copy(deep=True)
+            await theirs.append_event(found[0], said("And now?"))
+            with pytest.raises(StaleSessionError):
+                await ours.append_event(stale, said("No"))

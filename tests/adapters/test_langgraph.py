@@ -32,7 +32,13 @@ from langgraph.types import Command, interrupt
 from pydantic import BaseModel
 
 import perdure
-from perdure import InvalidArgumentError, LeaseLostError, NotStorableError, SessionManager
+from perdure import (
+    InvalidArgumentError,
+    LeaseLostError,
+    NotStorableError,
+    OwnerMismatchError,
+    SessionManager,
+)
 from perdure.adapters import PerdureSaver
 from perdure.adapters.thread_log import read_record
 from perdure.errors import FormatError, SessionError, WrongLoopError
@@ -42,6 +48,7 @@ from perdure.session.retention import Retention
 from perdure.store import Batch, Outcome, take_after
 from perdure.testing import FaultyStore, MemoryBacking, MemoryStore
 from tests.adapters import kills
+from tests.listings import NotedReads
 from tests.servers.postgres import schema_of, shared
 
 TESTS = 81
@@ -907,3 +914,61 @@ def test_a_synchronous_call_while_the_loop_does_not_run_is_refused() -> None:
         saver.get_tuple(CONFIG)
     loop.run_until_complete(manager.__aexit__(None, None, None))
     loop.close()
+
+
+# Lists
+
+
+async def put(
+    saver: BaseCheckpointSaver[Any], thread: str, n: str, ns: str = "", **about: Any
+) -> None:
+    config: Any = {"configurable": {"thread_id": thread, "checkpoint_ns": ns, **about}}
+    await saver.aput(config, empty_checkpoint(), {"n": n, **about}, {})  # type: ignore[typeddict-unknown-key]
+
+
+async def listed(saver: BaseCheckpointSaver[Any], config: Any = None, **options: Any) -> list[str]:
+    return [each.metadata["n"] async for each in saver.alist(config, **options)]  # type: ignore[typeddict-item]
+
+
+async def test_the_newest_checkpoints_are_listed_first_over_threads_and_namespaces() -> None:
+    store = NotedReads(MemoryStore())
+    async with perdure.connect(store) as sessions:
+        saver = PerdureSaver(sessions)
+        for round in range(3):
+            for thread in "abc":
+                await put(saver, thread, f"{thread}{round}", "sub" if round == 1 else "")
+        newest = [f"{thread}{round}" for round in (2, 1, 0) for thread in "cba"]
+        assert await listed(saver) == newest
+        assert await listed(saver, limit=3) == newest[:3]
+        assert await listed(saver, limit=3, filter={"n": "a1"}) == ["a1"]
+        assert await listed(saver, {"configurable": {"thread_id": "a"}}) == ["a2", "a1", "a0"]
+        only = {"configurable": {"thread_id": "a", "checkpoint_ns": "sub"}}
+        assert await listed(saver, only) == ["a1"]
+    async with perdure.connect(NotedReads(store.inner)) as again:  # as another process
+        assert await listed(PerdureSaver(again)) == newest
+
+
+async def test_a_few_checkpoints_are_listed_without_reading_every_thread() -> None:
+    backing = MemoryBacking()
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        saver = PerdureSaver(sessions, owner="user_id")
+        for number in range(20):
+            await put(saver, f"t{number}", f"{number}", user_id="ann" if number < 2 else "bob")
+        store = NotedReads(MemoryStore(backing=backing))
+        async with perdure.connect(store) as other:  # while the first one has them in use
+            saver = PerdureSaver(other, owner="user_id")
+            store.forget()
+            assert await listed(saver, limit=3) == ["19", "18", "17"]
+            assert len(store.queries) == 1
+            assert len(store.read) <= 4
+            store.forget()
+            assert await listed(saver, filter={"user_id": "ann"}) == ["1", "0"]
+            assert {key.agent for key in store.read} == {"t0", "t1"}
+        assert [info.owner for info in await sessions.list(limit=3)] == ["ann", "ann", "bob"]
+
+
+async def test_a_thread_has_one_owner(sessions: SessionManager) -> None:
+    await put(PerdureSaver(sessions, owner="user_id"), "t", "1", user_id="ann")
+    await (await sessions.open("t")).aclose()
+    with pytest.raises(OwnerMismatchError):
+        await put(PerdureSaver(sessions, owner="user_id"), "t", "2", user_id="bob")

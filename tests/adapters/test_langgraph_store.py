@@ -17,6 +17,8 @@ from langgraph.store.memory import InMemoryStore
 import perdure
 from perdure.adapters import PerdureStore
 from perdure.errors import InvalidArgumentError, WrongLoopError
+from perdure.stores.memory import MemoryStore
+from tests.listings import NotedReads
 
 NAMES = st.sampled_from([("a",), ("a", "b"), ("ab",), ("a", "b/c"), ("a", "%2F", "é")])
 KEYS = st.sampled_from(["k", "l", "m/n"])
@@ -147,3 +149,17 @@ def test_a_graph_remembers_in_the_next_process_and_from_threads(tmp_path: Path) 
             assert len(changes) == 2
 
     asyncio.run(look())
+
+
+async def test_a_search_reads_the_namespaces_that_were_saved_last() -> None:
+    place = NotedReads(MemoryStore())
+    async with perdure.connect(place) as sessions:
+        store = PerdureStore(sessions)
+        for number in range(20):
+            await store.aput(("users", f"u{number}"), "k", {"n": number})
+        await store.aput(("users", "u3"), "late", {"n": 33})
+        place.forget()
+        found = await store.asearch(("users",), limit=3)
+        assert [item.value["n"] for item in found] == [33, 19, 18]
+        assert len(place.read) <= 4
+        assert len(await store.asearch(("users",), limit=99)) == 21

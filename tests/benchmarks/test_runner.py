@@ -155,6 +155,15 @@ def test_opening_gives_its_figures(tmp_path: Path) -> None:
     assert names_of("opening") <= set(figures)
 
 
+def test_listing_gives_its_figures(tmp_path: Path) -> None:
+    pytest.importorskip("langgraph.checkpoint.sqlite")
+    pytest.importorskip("google.adk")
+    sizes = ("--quick", "--sessions", "60", "--base", str(Path(__file__).parents[2]))
+    figures = figures_of(tmp_path, "listing", *sizes, "--folder", str(tmp_path))
+    assert names_of("listing") <= set(figures)
+    assert figures["listing.s3.requests"] <= TARGETS["listing.s3.requests"]
+
+
 def test_what_is_asked_of_disk_threads_and_sqlite_is_counted(tmp_path: Path) -> None:
     with count_asked() as asked:
         (tmp_path / "lease-1.json").touch()

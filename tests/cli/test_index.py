@@ -18,12 +18,12 @@ def ada(store: Path) -> Path:
 
 def gone(store: Path) -> None:
     for path in (ada(store), store / "agents" / "bob"):
-        for name in ("manifest-1.json", "session.json"):
-            (path / name).unlink()
+        for name in ("manifest-1.json", "session.json", "labels-1.json"):
+            (path / name).unlink(missing_ok=True)
 
 
 def damaged(store: Path) -> None:
-    for name in ("manifest-1.json", "session.json"):
+    for name in ("manifest-1.json", "session.json", "labels-1.json"):
         (ada(store) / name).write_bytes(b"\xff{")
 
 

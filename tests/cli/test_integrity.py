@@ -81,7 +81,7 @@ def test_sessions_are_found_without_the_index_that_lists_them(
 ) -> None:
     url = f"sqlite:///{database}"
     zero(database, root_of(database, "session_by_key"))
-    assert command("ls", "--store", url).status == 1
+    assert command("ls", "--by-id", "--store", url).status == 1
     report = command("check", "--store", url, "--json").json
     assert [one["agent"] for one in report["sessions"]] == IDS
     assert [one["findings"] for one in report["sessions"]] == [[], [], []]

@@ -251,7 +251,7 @@ def test_looking_at_a_store_that_is_not_there_does_not_make_it(
 def test_an_unexpected_error_is_one_line_too(
     command: Command, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perdure.cli.sessions.list_sessions", None)
+    monkeypatch.setattr("perdure.cli.sessions.print_table", None)
     ran = command("ls", "--by-id", "--store", str(store))
     assert ran.status == 1
     assert ran.err.count("\n") == 1

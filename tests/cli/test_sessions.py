@@ -7,6 +7,7 @@ import anyio
 import pytest
 
 import perdure
+import perdure.sync
 from perdure import Message, Shutdown
 from tests.cli.conftest import Command
 from tests.images import part, png
@@ -108,6 +109,23 @@ def test_ls_lists_those_used_last_first(command: Command, several: str) -> None:
     assert two == found[:2]
     refused = command("ls", "--after", "ada", "--store", several)
     assert (refused.status, "give --by-id" in refused.err) == (2, True)
+
+
+def test_ls_knows_a_session_that_another_process_uses(command: Command, tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/agents.db"
+    with perdure.sync.connect(url) as sessions:
+        for name in ("old", "new"):
+            chat = sessions.open(name, owner="ann", tags=["vip"])
+            with chat.turn():
+                chat.append(perdure.Message.user("Hello"))
+            chat.describe(title=f"The {name} one")
+            chat.save()
+        found = command("ls", "--owner", "ann", "--store", url, "--json").json["sessions"]
+        assert [(one["agent"], one["turns"], one["title"]) for one in found] == [
+            ("new", 1, "The new one"),
+            ("old", 1, "The old one"),
+        ]
+        assert "The new one" in command("ls", "--tag", "vip", "--limit", "1", "--store", url).out
 
 
 def test_ls_lists_what_waits_for_sessions_that_nobody_has_opened(

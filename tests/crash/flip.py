@@ -20,7 +20,7 @@ from typing import Any
 from perdure.errors import CorruptRecordError, PerdureError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Record
-from perdure.store import PendingItem, Store
+from perdure.store import PendingItem, SessionQuery, Store
 from perdure.stores.file import FileStore
 from tests.crash import places
 from tests.crash.forks import Child, Report
@@ -109,7 +109,8 @@ async def read_all(store: Store) -> list[str]:
 
     ways: dict[str, Callable[[], Awaitable[Any]]] = {
         "sessions": store.sessions,
-        "by owner": lambda: store.sessions(owner="somebody", tag="x"),
+        "newest": lambda: store.sessions(SessionQuery(newest_first=True)),
+        "by owner": lambda: store.sessions(SessionQuery(owner="somebody", tag="x")),
         "tenants": store.tenants,
         "waiting": store.sessions_with_pending_items,
         "head": lambda: store.head(AGENT),

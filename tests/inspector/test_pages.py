@@ -17,7 +17,7 @@ from perdure import Message, Shutdown
 from perdure.inspector import conversation, pages
 from perdure.records.keys import SessionKey
 from perdure.stores.delegate import DelegatingStore
-from perdure.stores.memory import MemoryStore
+from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.inspector.conftest import PNG, client, connected, fill, home_of
 
 SESSION_PAGES = [
@@ -248,11 +248,28 @@ async def test_sessions_that_were_used_last_come_first() -> None:
         place = {"after": page["next"]["agent"], "after_at": page["next_at"]}
         page = await get(http, "/", limit=3, **place)
         assert [info["key"]["agent"] for info in page["sessions"]] == ["a"]
-        assert (page["searched"], page["next"]) == (4, None)
+        assert (page["searched"], page["next"]) == (1, None)
         assert 'id="older"' in (await http.get("/?limit=3")).text
         page = await get(http, "/", order="id", limit=2)
         assert [info["key"]["agent"] for info in page["sessions"]] == ["a", "b"]
         assert (await http.get("/?order=size")).status_code == 400
+
+
+async def test_the_list_knows_sessions_that_another_process_uses() -> None:
+    backing, quiet = MemoryBacking(), Shutdown(signals=False)
+    async with (
+        perdure.connect(MemoryStore(backing=backing), shutdown=quiet) as elsewhere,
+        perdure.connect(MemoryStore(backing=backing), shutdown=quiet) as sessions,
+        client(sessions) as http,
+    ):
+        for name in ("ada", "bob"):
+            async with elsewhere.open(name, owner="lovelace", tags=["x"]) as session:
+                session.describe(title=f"Of {name}")
+                async with session.turn():
+                    session.append(Message.user("Hello"))
+        page = await get(http, "/", owner="lovelace", tag="x")
+        shown = [(one["key"]["agent"], one["title"], one["turns"]) for one in page["sessions"]]
+        assert shown == [("bob", "Of bob", 1), ("ada", "Of ada", 1)]
 
 
 async def test_a_search_that_takes_long_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ import perdure
 from perdure import Message, Retention, SessionManager
 from perdure.cli.check import audit
 from perdure.records.keys import SessionKey
-from perdure.store import Store
+from perdure.store import SessionQuery, Store
 from perdure.transfer import backup, migrate, restore_backup, verify_backup
 from tests.schedules.journal import DOUBT, HAPPENED, REFUSED, Journal
 from tests.schedules.places import Place, wobble
@@ -582,7 +582,7 @@ async def problems(store: Store) -> list[tuple[str, str]]:
     """Return what `check` calls a problem, by the session's id."""
     found = []
     for tenant in await store.tenants():
-        for info in await store.sessions(tenant=tenant, limit=1000):
+        for info in await store.sessions(SessionQuery(tenant=tenant, limit=1000)):
             try:
                 seen = await audit(store, info.key)
             except perdure.CorruptRecordError as error:

@@ -35,7 +35,7 @@ from perdure import (
     Shutdown,
 )
 from perdure.session.internals import kill
-from perdure.store import Store
+from perdure.store import SessionQuery, Store
 from perdure.transfer import backup, migrate, restore_backup, verify_backup
 from tests.schedules import oracle
 from tests.schedules.acts import BARE, NEVER, THEMES, Actor, Theme, problems, traced
@@ -281,7 +281,7 @@ async def read_logs(store: Store) -> dict[str, list[Line]]:
     """Return every log of a store, scopes left out."""
     whole = lineage_of(store)
     logs: dict[str, list[Line]] = {}
-    for info in await store.sessions(limit=1000):
+    for info in await store.sessions(SessionQuery(limit=1000)):
         if info.key.agent.startswith("perdure:"):
             continue
         logs[info.key.agent] = await read_log(whole, info.key)
@@ -348,7 +348,7 @@ class Judge:
     async def note_seen(self, store: Store) -> None:
         """Keep what the logs have now: later it may be pruned."""
         whole = lineage_of(store)
-        for info in await store.sessions(limit=1000):
+        for info in await store.sessions(SessionQuery(limit=1000)):
             id = info.key.agent
             with contextlib.suppress(perdure.PerdureError):
                 life = {line.seq: line for line in await read_log(whole, info.key)}
@@ -364,7 +364,7 @@ class Judge:
     async def live(self, manager: SessionManager, store: Store) -> None:
         """Compare sessions that are open with what the log and their unsaved records say."""
         logs = lineage_of(store)
-        for info in await store.sessions(limit=1000):
+        for info in await store.sessions(SessionQuery(limit=1000)):
             id = info.key.agent
             if id.startswith("perdure:") or any(
                 id in one.ids and one.outcome == DOUBT for one in self._journal.acts.values()
@@ -423,7 +423,7 @@ class Judge:
     async def _logs(self, store: Store) -> dict[str, list[Line]]:
         logs: dict[str, list[Line]] = {}
         whole = lineage_of(store)
-        for info in await store.sessions(limit=1000):
+        for info in await store.sessions(SessionQuery(limit=1000)):
             id = info.key.agent
             if not id.startswith("perdure:"):
                 with self._noted(self._label(id, "log-unreadable"), id, f"reading the log of {id}"):

@@ -14,12 +14,14 @@ import httpx
 import pytest
 
 import perdure
-from perdure import ConfigError, InvalidArgumentError, LeaseHeldError, Message, Shutdown
+from perdure import ConfigError, InvalidArgumentError, LeaseHeldError, Message, Shutdown, connect
 from perdure.agent import AgentConfig, EchoModel
 from perdure.asgi import problem_of
 from perdure.errors import SessionQuarantinedError, StoreUnavailableError
 from perdure.serve import Access, AgentServer, Token
 from perdure.serve.api import MAX_PAGE_BYTES, Source
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests.listings import NotedReads
 
 ANN = Token(token="ann-token-0123456789", owners=("ann",))
 BOB = Token(token="bob-token-0123456789", owners=("bob",))
@@ -38,7 +40,7 @@ async def serving(
 
 @asynccontextmanager
 async def serving_of(
-    source: Source, store: str = "memory:", **options: Any
+    source: Source, store: Any = "memory:", **options: Any
 ) -> AsyncGenerator[tuple[AgentServer, httpx.AsyncClient], None]:
     server = AgentServer(source, store, shutdown=Shutdown(signals=False), **options)
     async with server.sessions.lifespan():
@@ -354,3 +356,21 @@ async def test_what_a_client_is_not_told_is_in_the_log(caplog: pytest.LogCapture
     assert (told.status_code, told.json()["detail"]) == (503, "try again later")
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert INSIDE in record.getMessage()
+
+
+async def test_a_list_of_one_owner_s_agents_is_one_question_and_knows_those_in_use() -> None:
+    backing = MemoryBacking()
+    place = NotedReads(MemoryStore(backing=backing))
+    async with (
+        connect(MemoryStore(backing=backing), shutdown=Shutdown(signals=False)) as elsewhere,
+        serving_of(ECHO, place, access=Access([ANN])) as (_, http),
+    ):
+        for name in ("a1", "b1", "a2", "b2"):
+            session = await elsewhere.open(name, owner="ann" if name[0] == "a" else "bob")
+            async with session.turn():
+                session.append(Message.user("Hello"))
+        place.forget()
+        told = (await http.get("/agents", headers=bearer(ANN))).json()["agents"]
+        assert [(one["agent"], one["turns"]) for one in told] == [("a2", 1), ("a1", 1)]
+        assert [(query.owner, query.limit) for query in place.queries] == [("ann", 51)]
+        assert place.read == set()

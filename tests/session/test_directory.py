@@ -1,14 +1,18 @@
-"""Listings: sessions that are in use here are in them as of now, and those used last come first."""
+"""Listings: sessions in use are in them as of now, in every process; those used last come first."""
 
 from __future__ import annotations
 
 import anyio
+import msgspec
 from hypothesis import given, settings, strategies as st
 
 import perdure
 from perdure import Message, SessionManager, Shutdown
-from perdure.stores.memory import MemoryStore
-from tests.session.conftest import Connect
+from perdure.store import SessionQuery
+from perdure.stores import EncryptedStore
+from perdure.stores.memory import MemoryBacking, MemoryStore
+from tests.listings import NotedReads
+from tests.session.conftest import Connect, Place
 
 
 async def talk(sessions: SessionManager, id: str, **options: object) -> perdure.Session:
@@ -78,6 +82,72 @@ async def test_those_used_last_come_first_and_pages_continue(again: Connect) -> 
             page = await sessions.list(newest_first=True, limit=2, after=page[-1])
         assert pages == whole
         assert (await ids(sessions, newest_first=True, owner="ann"))[:2] == ["e", "c"]
+
+
+async def test_another_process_lists_a_session_in_use(place: Place) -> None:
+    """Its labels when it is open, and all else with each save; nothing is closed or folded."""
+    quiet = Shutdown(signals=False)
+    async with (
+        perdure.connect(place(), shutdown=quiet) as sessions,
+        perdure.connect(place(), shutdown=quiet) as other,
+    ):
+        async with sessions.open("chat", owner="ann", tags=["vip"]) as chat:
+            (info,) = await other.list(owner="ann", tag="vip")
+            assert (info.key.agent, info.owner, info.tags) == ("chat", "ann", ("vip",))
+            for turns in (1, 2, 3):
+                async with chat.turn():
+                    chat.append(Message.user("Hello"), Message.assistant("Hello!"))
+                (info,) = await other.list(owner="ann")
+                assert (info.turns, info.title) == (turns, None)
+            chat.describe(title="Holiday plans", tags=["vip", "late"])
+            await chat.save()
+            (info,) = await other.list(tag="late")
+            assert (info.title, info.tags, info.turns) == ("Holiday plans", ("vip", "late"), 3)
+            later = await talk(sessions, "later", owner="ann")
+            assert await ids(other, newest_first=True) == ["later", "chat"]
+            async with chat.turn():
+                chat.append(Message.user("And now?"))
+            assert await ids(other, newest_first=True, owner="ann") == ["chat", "later"]
+            (info, _) = await other.list(newest_first=True)
+            assert await ids(other, since=info.updated_at) == ["chat"]
+            assert await ids(other, before=info.updated_at) == ["later"]
+            await later.aclose()  # folds it, which is no activity
+            assert await ids(other, newest_first=True, owner="ann") == ["chat", "later"]
+
+
+async def test_another_process_lists_an_encrypted_session_in_use() -> None:
+    backing, quiet = MemoryBacking(), Shutdown(signals=False)
+
+    def store() -> EncryptedStore:
+        return EncryptedStore(MemoryStore(backing=backing), "ab" * 32)
+
+    async with (
+        perdure.connect(store(), shutdown=quiet) as sessions,
+        perdure.connect(store(), shutdown=quiet) as other,
+    ):
+        chat = await talk(sessions, "chat", owner="ann", tags=["vip"])
+        chat.describe(title="Holiday plans")
+        await chat.save()
+        (info,) = await other.list(owner="ann", tag="vip")
+        assert (info.owner, info.tags, info.title) == ("ann", ("vip",), "Holiday plans")
+        assert info.turns == 1
+        (seen,) = await MemoryStore(backing=backing).sessions(SessionQuery(prefix="chat"))
+        assert b"ann" not in msgspec.json.encode(seen)
+        assert b"Holiday" not in msgspec.json.encode(seen)
+        assert b"vip" not in msgspec.json.encode(seen)
+
+
+async def test_a_page_is_one_call_of_the_store() -> None:
+    counted = NotedReads(MemoryStore())
+    async with perdure.connect(counted, shutdown=Shutdown(signals=False)) as sessions:
+        for id in ("a", "b", "c"):
+            await (await talk(sessions, id, owner="ann")).aclose()
+            await sessions.scope(f"user:{id}").set("x", 1)
+        counted.forget()
+        assert await ids(sessions, newest_first=True, owner="ann", limit=2) == ["c", "b"]
+        assert [query.limit for query in counted.queries] == [2]
+        assert await ids(sessions, limit=2) == ["a", "b"]
+        assert len(counted.queries) == 2
 
 
 OWNERS = st.sampled_from(["ann", "bob", None])

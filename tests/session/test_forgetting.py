@@ -23,12 +23,13 @@ from perdure import (
     connect,
 )
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import About
 from perdure.records.messages import EncodedRecord
 from perdure.session import spill as spilling
 from perdure.session.delete import RetainedItem
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
-from perdure.store import Draft, take_after
+from perdure.store import Beginning, Draft, Terms, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.pausing import PausingStore, meanwhile, reached_or_ended
@@ -589,3 +590,19 @@ async def test_what_is_named_while_another_session_is_forgotten_stays(
                 pause.go()
             await require_blob(second, new, name)
             await second.forget(new)
+
+
+async def test_a_session_is_forgotten_whose_holder_died_before_it_saved_its_labels(
+    place: Place,
+) -> None:
+    """They are listed once it is open."""
+    store = place()
+    await store.open()
+    beginning = Beginning(about=About(owner="ann", tags=("vip",)))
+    await store.acquire(SessionKey("chat"), Terms(me=store.owner, after=0, beginning=beginning))
+    await store.aclose()
+    async with connect(place(), shutdown=QUIET) as sessions:
+        assert [info.owner for info in await sessions.list(tag="vip")] == ["ann"]
+        report = await sessions.forget(owner="ann")
+        assert report.sessions == (SessionKey("chat"),)
+        assert await ids(sessions) == []

@@ -116,6 +116,8 @@ UNFIT = {
     "test_an_old_epoch_folds_nothing": "another object does not see this one's documents",
     "test_readers_beside_a_folding_writer_see_whole_prefixes": "documents are the folder's own",
     "test_epochs_never_start_again": "what is deleted is gone, its epoch too, for others",
+    "test_a_listing_knows_what_a_session_begins_with": "the directory knows what it has seen",
+    "test_a_listing_knows_what_was_saved": "the directory knows what this object has seen",
     "test_what_is_deleted_is_gone": "the directory knows what this object has seen",
     "test_a_cancelled_put_is_whole_or_nothing": "there are no blobs",
     "test_it_is_folded_reopened_and_taken_over": "the state is what they would be folded to",

@@ -10,7 +10,7 @@ import pytest
 import perdure
 from perdure.errors import StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.store import Batch, Outcome, Status, Store, take_after
+from perdure.store import Batch, Outcome, SessionQuery, Status, Store, take_after
 from perdure.stores.delegate import DelegatingStore
 from perdure.tuning import measure
 from perdure.tuning.measure import TENANT
@@ -32,7 +32,7 @@ class Counted(DelegatingStore):
 
 
 async def left_in(store: Store) -> list[SessionKey]:
-    return [info.key for info in await store.sessions(tenant=TENANT)]
+    return [info.key for info in await store.sessions(SessionQuery(tenant=TENANT))]
 
 
 async def test_batches_are_as_large_as_the_store_takes_them(tmp_path: Path) -> None:

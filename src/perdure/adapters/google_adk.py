@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
 
 import msgspec
 
-from perdure._lib.tasks import each
 from perdure.adapters.google_adk_events import (
     SDK,
     SHAPE,
@@ -32,6 +31,7 @@ from perdure.adapters.google_adk_events import (
     as_json,
     encoded,
     not_json,
+    origin_in,
     origin_of,
     read_log,
     tail_behind,
@@ -53,6 +53,7 @@ from perdure.session.internals import (
     has_content,
     other_holder,
     post_entries,
+    read_stored,
     release_unused,
     running_turn,
     session_open_here,
@@ -91,6 +92,8 @@ TAIL_DOCUMENT: Final = f"state/{SDK}/tail.json"
 """The named state that says from where on events are needed next to the last summary."""
 IMPORTED: Final = 200
 """Events of a session that are imported between two saves."""
+LISTED: Final = 500
+"""Sessions that are listed at once."""
 CACHED_BYTES: Final = 16 * 1024 * 1024
 """JSON of events that is kept in memory, of sessions that are open here."""
 
@@ -236,22 +239,34 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     async def list_sessions(
         self, *, app_name: str, user_id: str | None = None
     ) -> sdk.ListSessionsResponse:
-        """List sessions with their state and without events, the oldest update first.
-
-        It reads the end of every session's log.
-        """
+        """List sessions with their state and without events, the oldest update first."""
+        sessions = await self._connection.manager()
+        keys = [key async for key in self._keys(app_name, user_id)]
+        app = await self._app_state(app_name)
+        users = {user: await self._user_state(app_name, user) for user in set(map(_user_of, keys))}
         found: list[AdkSession] = []
-        newest = sdk.GetSessionConfig(num_recent_events=0)
 
-        async def read(key: SessionKey) -> None:
+        def add(key: SessionKey, state: dict[str, Any], updated_at: float) -> None:
             user = _user_of(key)
-            session = await self.get_session(
-                app_name=app_name, user_id=user, session_id=key.session, config=newest
-            )
-            if session is not None:
-                found.append(session)
+            listed = AdkSession(id=key.session, app_name=app_name, user_id=user)
+            listed.state = state | copy.deepcopy(app | users[user])
+            listed.last_update_time = updated_at
+            found.append(listed)
 
-        await each([key async for key in self._keys(app_name, user_id)], read)
+        stored = [key for key in keys if session_open_here(sessions, key) is None]
+        read = await read_stored(sessions, stored, STATE_DOCUMENT)
+        for key, (info, state, active_at) in read.items():
+            origin = origin_in(info)
+            if origin is not None:
+                updated_at = active_at if info.messages else None
+                add(key, json.loads(state or "{}"), updated_at or origin.created_at)
+        for key in keys:
+            if key not in read:  # it is open here, or takes more than a look
+                source = await self._connection.peek(key)
+                origin = None if source is None else origin_of(source)
+                if source is not None and origin is not None:
+                    log = await self._log(source, origin, EventRange(newest=1))
+                    add(key, await self._state(source, log), log.updated_at)
         found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
         return sdk.ListSessionsResponse(sessions=found)
 
@@ -403,12 +418,14 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         sessions = await self._connection.manager()
         prefix, after = f"{quoted(app_name)}/{user_id or ''}", None
         while page := await sessions.list(
-            tenant=self._tenant, prefix=prefix, after=after, limit=500
+            tenant=self._tenant, prefix=prefix, after=after, limit=LISTED
         ):
             after = page[-1]
             for info in page:
                 if user_id in (None, _user_of(info.key)):
                     yield info.key
+            if len(page) < LISTED:
+                return
 
     async def _open(self, key: SessionKey, *, create: bool = False) -> Session:
         sessions = await self._connection.manager()
@@ -558,11 +575,15 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     async def _shared(self, app_name: str, user_id: str) -> dict[str, Any]:
         """Return the state of the app and of the user, by the keys that a session shows."""
-        app = await (await self._app_scope(app_name)).values()
-        user = await self.get_user_state(app_name=app_name, user_id=user_id)
-        return {f"app:{name}": value for name, value in app.items()} | {
-            f"user:{name}": value for name, value in user.items()
-        }
+        return await self._app_state(app_name) | await self._user_state(app_name, user_id)
+
+    async def _app_state(self, app_name: str) -> dict[str, Any]:
+        values = await (await self._app_scope(app_name)).values()
+        return {f"app:{name}": value for name, value in values.items()}
+
+    async def _user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
+        values = await self.get_user_state(app_name=app_name, user_id=user_id)
+        return {f"user:{name}": value for name, value in values.items()}
 
 
 class _Delta:

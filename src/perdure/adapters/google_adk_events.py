@@ -26,6 +26,7 @@ from perdure.adapters.items import (
 )
 from perdure.adapters.versions import unreadable, warn_untested
 from perdure.errors import NotStorableError, TooLargeError
+from perdure.memory.documents import SessionDocument
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import Entry
@@ -408,7 +409,12 @@ def not_json(what: str, error: ValueError) -> NotStorableError:
 
 def origin_of(source: Session | SessionView) -> SessionOrigin | None:
     """Return what is said about a session that is the SDK's; None for any other."""
-    said = source.info.metadata.extra.get(SDK)
+    return origin_in(source.info)
+
+
+def origin_in(info: SessionDocument) -> SessionOrigin | None:
+    """Return the same from what a session says of itself."""
+    said = info.metadata.extra.get(SDK)
     return None if said is None else msgspec.json.decode(said, type=SessionOrigin)
 
 

@@ -7,7 +7,9 @@ before it. Values are stored once: see `perdure.adapters.thread_log`.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import (
+    AsyncGenerator,
     AsyncIterator,
     Callable,
     Collection,
@@ -15,7 +17,9 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast, final
+from uuid import UUID
 
 import msgspec
 
@@ -67,6 +71,14 @@ class _Place(NamedTuple):
     id: str | None
 
 
+class Placed(NamedTuple):
+    """A checkpoint of a thread."""
+
+    ns: str
+    id: str
+    mark: Mark
+
+
 class _Reader:
     """Read a thread's checkpoints with one serializer."""
 
@@ -90,40 +102,32 @@ class _Reader:
 
         return load
 
-    async def bodies(
-        self, thread: Thread, places: Sequence[tuple[str, str, Mark]]
-    ) -> list[dict[str, Any]]:
+    async def bodies(self, thread: Thread, places: Sequence[Placed]) -> list[dict[str, Any]]:
         """Return what checkpoints have apart from channels: ``checkpoint`` and ``metadata``."""
         puts = await self._threads.puts_at(thread, [mark.seq for _, _, mark in places])
         stored = [puts[mark.seq] for _, _, mark in places]
-        load = await self.values(thread, [put.opaque for put in stored if put.opaque])
+        opaque = [put.opaque for put in stored if put.opaque]
+        if not opaque:
+            return [msgspec.json.decode(put.body) for put in stored]
+        load = await self.values(thread, opaque)
         return [
             load(put.opaque, "metadata") if put.opaque else msgspec.json.decode(put.body)
             for put in stored
         ]
 
-    async def filtered(
-        self,
-        thread: Thread,
-        places: Sequence[tuple[str, str, Mark]],
-        wanted: dict[str, Any] | None,
-    ) -> list[tuple[str, str, Mark]]:
-        if not wanted:
-            return list(places)
-        bodies = await self.bodies(thread, places)
-        return [
-            place
-            for place, body in zip(places, bodies, strict=True)
-            if all(body["metadata"].get(name) == value for name, value in wanted.items())
-        ]
-
     async def tuples(
-        self, thread: Thread, places: Sequence[tuple[str, str, Mark]]
+        self, thread: Thread, places: Sequence[Placed], wanted: dict[str, Any] | None = None
     ) -> list[sdk.CheckpointTuple]:
-        """Return checkpoints as LangGraph knows them."""
-        index = thread.index
+        """Return checkpoints as LangGraph knows them, if their metadata have these values."""
+        index, bodies = thread.index, await self.bodies(thread, places)
+        if wanted:
+            both = [
+                (place, body)
+                for place, body in zip(places, bodies, strict=True)
+                if all(body["metadata"].get(name) == value for name, value in wanted.items())
+            ]
+            places, bodies = [place for place, _ in both], [body for _, body in both]
         writes = [index.writes_of(ns, id_) for ns, id_, _ in places]
-        bodies = await self.bodies(thread, places)
         names = [name for _, _, mark in places for name in mark.channels.values()]
         names += [write.value for each in writes for _, _, write in each]
         load = await self.values(thread, names)
@@ -170,6 +174,9 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         serde: A serializer of yours, which then decides what is read back.
         tenant: Whose the threads are, where customers share a store.
         tags: Labels for listing.
+        owner: Which value of a config's ``configurable`` says whose a thread is, such as
+            ``"user_id"``: it is the session's owner. `alist` with a filter by it then looks at
+            that owner's threads alone.
         on_held: What a write does if another process holds the session: ``"handover"`` asks for
             it, ``"steal"`` waits for it to be released or to expire, ``"raise"`` raises at once.
         wait: Seconds to wait for another process.
@@ -187,6 +194,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         serde: SerializerProtocol | None = None,
         tenant: str = "",
         tags: Sequence[str] = (SDK,),
+        owner: str | None = None,
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> None:
@@ -198,6 +206,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         self._threads = ThreadSessions(
             self._connection, tenant=tenant, tags=tags, on_held=on_held, wait=wait
         )
+        self._owner = owner
         self._reader = _Reader(self._threads, ValueCodec(self.serde))
 
     async def release(self, thread_id: str) -> None:
@@ -237,7 +246,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         if id_ is None or mark is None or mark.hidden:
             return None
         thread.note(place.ns, id_)
-        (found,) = await self._reader.tuples(thread, [(place.ns, id_, mark)])
+        (found,) = await self._reader.tuples(thread, [Placed(place.ns, id_, mark)])
         return found._replace(config=config) if place.id else found
 
     async def alist(
@@ -248,7 +257,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[sdk.CheckpointTuple]:
-        """Return checkpoints, each namespace's newest first; of all threads without a config.
+        """Return checkpoints, the newest first; of all threads without a config.
 
         Args:
             config: Of which thread, and of which namespace and checkpoint, if it names them.
@@ -259,20 +268,60 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         """
         remaining = float("inf") if limit is None else limit
         upper = sdk.get_checkpoint_id(before) if before else None
-        ids = (
-            [_place(config).thread] if config else [id_ async for id_ in self._threads.thread_ids()]
-        )
-        for id_ in ids:
-            thread = await self._threads.current(id_)
-            places = _matching(thread.index, config, upper)
-            for at in range(0, len(places), PAGE):
-                if remaining <= 0:
-                    return
-                page = await self._reader.filtered(thread, places[at : at + PAGE], filter)
-                page = page[: int(min(remaining, PAGE))]
-                remaining -= len(page)
-                for found in await self._reader.tuples(thread, page):
-                    yield found
+        if config:
+            thread = await self._threads.current(_place(config).thread)
+            runs = _as_one(thread, _matching(thread.index, config, upper))
+        else:
+            runs = self._newest(upper, self._owner_in(filter), most=PAGE if filter else limit)
+        async with aclosing(runs):
+            async for thread, places in runs:
+                for at in range(0, len(places), PAGE):
+                    if remaining <= 0:
+                        return
+                    part = places[at : at + int(min(remaining, PAGE) if not filter else PAGE)]
+                    page = await self._reader.tuples(thread, part, filter)
+                    page = page[: int(min(remaining, PAGE))]
+                    remaining -= len(page)
+                    for found in page:
+                        yield found
+
+    async def _newest(
+        self, upper: str | None, owner: str | None, *, most: int | None
+    ) -> AsyncGenerator[tuple[Thread, list[Placed]], None]:
+        """Yield checkpoints of all threads, the newest first: those of one thread in a row at once.
+
+        Threads are read as long as the newest checkpoint may be one of theirs, some at a time.
+        """
+        # Of each thread that was read: its newest checkpoint that is left, and the older ones.
+        left: list[tuple[str, int, Thread, list[Placed]]] = []
+        at_once = PAGE if most is None else min(most + 1, PAGE)
+        listing = self._threads.listed(owner=owner, newest_first=True)
+        count = 0
+        async with aclosing(_some(listing, at_once)) as listed:
+            async for part in listed:
+                since = part[0].updated_at or 0.0
+                while left and made_at(left[-1][0]) >= since:
+                    yield _pop_run(left, since)
+                threads = await self._threads.current_of([info.key.agent for info in part])
+                for info, thread in zip(part, threads, strict=True):
+                    since = info.updated_at or 0.0
+                    while left and made_at(left[-1][0]) >= since:
+                        yield _pop_run(left, since)
+                    places = _matching(thread.index, None, upper)[::-1]
+                    if places:
+                        count += 1
+                        insort(left, (places[-1].id, count, thread, places))
+        while left:
+            yield _pop_run(left)
+
+    def _owner_in(self, filter: dict[str, Any] | None) -> str | None:
+        """Return the owner that a filter names, if threads have owners."""
+        owner = (filter or {}).get(self._owner) if self._owner is not None else None
+        return owner if isinstance(owner, str) else None
+
+    def _owner_of(self, config: RunnableConfig) -> str | None:
+        """Return whose a thread is."""
+        return self._owner_in(config["configurable"])
 
     async def aput(
         self,
@@ -301,7 +350,11 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             return self._put(place, checkpoint, about, new_versions, known)
 
         session, version = await self._threads.append(
-            thread, (place.ns, place.id), change, within=_within(config)
+            thread,
+            (place.ns, place.id),
+            change,
+            within=_within(config),
+            owner=self._owner_of(config),
         )
         at = place.ns, id_
         if thread.writing and at in thread.index.writes and has_room(session):
@@ -342,7 +395,11 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             return WritesChange(about, tuple(values))
 
         session, _ = await self._threads.append(
-            thread, (place.ns, id_), change, within=_within(config)
+            thread,
+            (place.ns, id_),
+            change,
+            within=_within(config),
+            owner=self._owner_of(config),
         )
         thread.writing += 1
         try:
@@ -393,8 +450,8 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
         """
         runs = set(run_ids)
-        async for thread_id in self._threads.thread_ids():
-            thread = await self._threads.current(thread_id)
+        async for info in self._threads.listed():
+            thread = await self._threads.current(info.key.agent)
             places = _matching(thread.index, None, None)
             gone = set[tuple[str, str]]()
             for at in range(0, len(places), PAGE):
@@ -567,19 +624,65 @@ def _config(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
     return {"configurable": about}
 
 
-def _matching(
-    index: ThreadIndex, config: RunnableConfig | None, upper: str | None
-) -> list[tuple[str, str, Mark]]:
-    """Return a thread's checkpoints that a config names, each namespace's newest first."""
+def _matching(index: ThreadIndex, config: RunnableConfig | None, upper: str | None) -> list[Placed]:
+    """Return a thread's checkpoints that a config names, the newest first."""
     about = config["configurable"] if config else {}
     namespace, wanted = about.get("checkpoint_ns"), about.get("checkpoint_id")
-    return [
-        (ns, id_, mark)
+    found = [
+        Placed(ns, id_, mark)
         for ns in index.checkpoints
         if namespace in (None, ns)
-        for id_, mark in sorted(index.visible(ns), reverse=True)
+        for id_, mark in index.visible(ns)
         if (not wanted or id_ == wanted) and (upper is None or id_ < upper)
     ]
+    return sorted(found, key=lambda placed: (placed.id, placed.ns), reverse=True)
+
+
+async def _some(items: AsyncGenerator[T, None], count: int) -> AsyncGenerator[list[T], None]:
+    """Yield items, so many at a time."""
+    part: list[T] = []
+    async with aclosing(items):
+        async for item in items:
+            part.append(item)
+            if len(part) == count:
+                yield part
+                part = []
+    if part:
+        yield part
+
+
+async def _as_one(
+    thread: Thread, places: list[Placed]
+) -> AsyncGenerator[tuple[Thread, list[Placed]], None]:
+    yield thread, places
+
+
+def _pop_run(
+    left: list[tuple[str, int, Thread, list[Placed]]], since: float = 0.0
+) -> tuple[Thread, list[Placed]]:
+    """Take the newest checkpoints that are of one thread, down to those made before *since*."""
+    _, count, thread, places = left.pop()
+    bound = left[-1][0] if left else ""
+    run = [places.pop()]
+    while places and places[-1].id > bound and made_at(places[-1].id) >= since:
+        run.append(places.pop())
+    if places:
+        insort(left, (places[-1].id, count, thread, places))
+    return thread, run
+
+
+def made_at(checkpoint_id: str) -> float:
+    """Return when a checkpoint was made, in seconds since 1970; 0.0 if its id does not say it.
+
+    >>> int(made_at("1efb6f3c-0000-6000-8000-000000000000"))
+    1733834348
+    """
+    with suppress(ValueError):
+        number = UUID(checkpoint_id).int
+        if (number >> 76) & 0xF == 6:
+            ticks = (number >> 80) << 12 | (number >> 64) & 0xFFF  # of 100 ns since 1582
+            return ticks / 1e7 - 12_219_292_800
+    return 0.0
 
 
 def _as_json(value: Any) -> Any:

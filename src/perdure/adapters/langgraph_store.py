@@ -6,7 +6,8 @@ forgotten, and is backed up and encrypted with everything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from urllib.parse import quote, unquote
@@ -14,7 +15,10 @@ from urllib.parse import quote, unquote
 from perdure._lib.lazy import import_extra
 from perdure.adapters.items import BlockingAdapter
 from perdure.errors import InvalidArgumentError
+from perdure.records.keys import SCOPES
+from perdure.session.internals import store_below
 from perdure.session.manager import SessionManager
+from perdure.store import SessionQuery
 
 if TYPE_CHECKING:
     from langgraph.store import base as sdk
@@ -125,23 +129,28 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
             )
             raise InvalidArgumentError(message, option="query")
         found: list[dict[str, Any]] = []
-        for namespace in await self._namespaces(op.namespace_prefix):
-            stored = await (await self._scope(namespace)).values()
-            found += [
-                _item(namespace, key, each)
-                for key, each in stored.items()
-                if _fits(each["value"], op.filter or {})
-            ]
-        found.sort(key=lambda item: str(item["updated_at"]), reverse=True)
-        return [sdk.SearchItem(**item) for item in found[op.offset : op.offset + op.limit]]
+        wanted = op.offset + op.limit
+        async with aclosing(self._newest(op.namespace_prefix)) as namespaces:
+            async for namespace, saved_at in namespaces:
+                if wanted <= 0 or (len(found) >= wanted and _at(found[wanted - 1]) >= saved_at):
+                    break  # whatever else there is was put earlier
+                stored = await (await self._scope(namespace)).values()
+                found += [
+                    _item(namespace, key, each)
+                    for key, each in stored.items()
+                    if _fits(each["value"], op.filter or {})
+                ]
+                found = sorted(found, key=_at, reverse=True)[: max(wanted, 0)]
+        return [sdk.SearchItem(**item) for item in found[op.offset :]]
 
     async def _list(self, op: sdk.ListNamespacesOp) -> list[Namespace]:
         found: set[Namespace] = set()
-        for namespace in await self._namespaces(()):
-            if all(_matches(one, namespace) for one in op.match_conditions or ()):
-                scope = await self._scope(namespace)
-                if await scope.keys():  # else everything was deleted
-                    found.add(namespace[: op.max_depth])
+        async with aclosing(self._newest(())) as namespaces:
+            async for namespace, _ in namespaces:
+                if all(_matches(one, namespace) for one in op.match_conditions or ()):
+                    scope = await self._scope(namespace)
+                    if await scope.keys():  # else everything was deleted
+                        found.add(namespace[: op.max_depth])
         return sorted(found)[op.offset : op.offset + op.limit]
 
     # Where it is
@@ -150,17 +159,19 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
         sessions = await self._connection.manager()
         return sessions.scope(_id(namespace), tenant=self._tenant, wait=self._wait)
 
-    async def _namespaces(self, prefix: Namespace) -> list[Namespace]:
-        sessions = await self._connection.manager()
-        found: list[Namespace] = []
-        last = None
-        while page := await sessions.list_scopes(
-            tenant=self._tenant, prefix=_id(prefix), after=last, limit=PAGE
-        ):
-            last = page[-1]
-            namespaces = [_namespace(info.key.session) for info in page]
-            found += [one for one in namespaces if one[: len(prefix)] == prefix]
-        return found
+    async def _newest(self, prefix: Namespace) -> AsyncGenerator[tuple[Namespace, float], None]:
+        """Yield the namespaces below one, and when each was saved last; the newest first."""
+        store = store_below(await self._connection.manager())
+        query = SessionQuery(tenant=self._tenant, prefix=SCOPES, newest_first=True, limit=PAGE)
+        while page := await store.sessions(query):
+            query = query.after_page(page[-1])
+            for info in page:
+                if info.key.session.startswith(PREFIX):
+                    namespace = _namespace(info.key.session)
+                    if namespace[: len(prefix)] == prefix:
+                        yield namespace, info.updated_at or 0.0
+            if len(page) < PAGE:
+                return
 
 
 def _id(namespace: Namespace) -> str:
@@ -174,6 +185,11 @@ def _namespace(id: str) -> Namespace:
 def _item(namespace: Namespace, key: str, stored: Mapping[str, Any]) -> dict[str, Any]:
     times = {name: datetime.fromisoformat(stored[name]) for name in ("created_at", "updated_at")}
     return {"namespace": namespace, "key": key, "value": stored["value"], **times}
+
+
+def _at(item: Mapping[str, Any]) -> float:
+    """Return when an item was put."""
+    return float(item["updated_at"].timestamp())
 
 
 def _matches(condition: sdk.MatchCondition, namespace: Namespace) -> bool:

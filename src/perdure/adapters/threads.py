@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import (
     AsyncGenerator,
-    AsyncIterator,
     Callable,
     Collection,
     Iterable,
@@ -36,13 +35,14 @@ from perdure.adapters.thread_log import (
     read_record,
 )
 from perdure.errors import LeaseLostError, SessionError, SessionNotFoundError
-from perdure.records.keys import SessionKey, session_key
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.records.records import Record
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     accept,
     drop_history,
     has_content,
+    read_logs,
     session_open_here,
     store_below,
     tracked_of,
@@ -51,12 +51,15 @@ from perdure.session.session import Session
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
+    from perdure.store import SessionInfo
 
 BACKLOG: Final = 4 * 1024 * 1024
 """Bytes that a thread may have unsaved while LangGraph already goes on, by ``durability="async"``.
 """
 RECENT_BYTES: Final = 32 * 1024 * 1024
 """What is kept in memory of what is stored."""
+LISTED: Final = 100
+"""Threads that are listed at once."""
 KNOWN: Final = 1000
 """Threads whose index is kept in memory."""
 NEAR: Final = 64
@@ -168,6 +171,7 @@ class ThreadSessions:
         change: Callable[[Collection[str]], Change],
         *,
         within: Collection[At] = (),
+        owner: str | None = None,
     ) -> tuple[Session, int]:
         """Append a change to a thread's session, in the order of the calls.
 
@@ -176,6 +180,7 @@ class ThreadSessions:
             at: The checkpoint that its run has come to.
             change: Returns the change, given the names of what is stored already.
             within: Those of the graphs that this one runs in.
+            owner: Whose the thread is, if it is new.
 
         Raises:
             LeaseLostError: Another process has changed the thread since, or it was deleted.
@@ -195,7 +200,8 @@ class ThreadSessions:
         try:
             # Writes may be called before the checkpoint that they belong to.
             goes_on = bool(known) or (at[1] is not None and thread.seen > 0)
-            async with thread.lock, self._held(thread, create=not goes_on) as session:
+            holding = self._held(thread, create=not goes_on, owner=owner)
+            async with thread.lock, holding as session:
                 self._require_current(thread, at, known)
                 thread.epochs.add(session.epoch)
                 return session, self._accept(thread, session, encoded)
@@ -260,12 +266,15 @@ class ThreadSessions:
         raise LeaseLostError(message, **facts)
 
     @asynccontextmanager
-    async def _held(self, thread: Thread, *, create: bool = True) -> AsyncGenerator[Session, None]:
+    async def _held(
+        self, thread: Thread, *, create: bool = True, owner: str | None = None
+    ) -> AsyncGenerator[Session, None]:
         """Hold a thread's session, and know all of it."""
         sessions, key = await self._connection.manager(), thread.key
         opening = sessions.open(
             key.agent,
             tenant=key.tenant,
+            owner=owner,
             tags=self._tags,
             create=create,
             on_held=self._on_held,
@@ -322,6 +331,27 @@ class ThreadSessions:
                 await self._catch_up(thread, self.open_here(thread))
         thread.seen = thread.index.upto
         return thread
+
+    async def current_of(self, thread_ids: Sequence[str]) -> list[Thread]:
+        """Return threads as they are now; those that are not held here are read together."""
+        sessions = await self._connection.manager()
+        threads = [self.thread(thread_id) for thread_id in thread_ids]
+        others = [one for one in threads if one.is_idle and self.open_here(one) is None]
+        read = await read_logs(sessions, [thread.key for thread in others])
+        known: set[Thread] = set()
+        for thread, records in zip(others, read, strict=True):
+            if records is not None and thread.is_idle and self.open_here(thread) is None:
+                anchor = (thread.index.upto, thread.index.epoch)
+                if anchor[0] and anchor not in {(one.seq, one.epoch) for one in records}:
+                    thread.restart()  # it was deleted, or its beginning was removed
+                for record in records:
+                    self._take(thread, record)
+                thread.seen = thread.index.upto
+                known.add(thread)
+        return [
+            thread if thread in known else await self.current(thread.key.agent)
+            for thread in threads
+        ]
 
     async def _catch_up(self, thread: Thread, session: Session | None) -> None:
         """Take in what was appended to a thread's session since."""
@@ -382,8 +412,10 @@ class ThreadSessions:
                 found.append((record.seq, stored))
                 self._remember(thread, record.seq, stored)
 
-        session = self.open_here(thread)
         wanted = set(seqs)
+        if not wanted:
+            return found
+        session = self.open_here(thread)
         for record in () if session is None else session.unsaved():
             if record.seq in wanted:
                 keep(record)
@@ -429,7 +461,8 @@ class ThreadSessions:
         thread = self._threads.get(key.agent)
         if thread is None:
             thread = self._threads[key.agent] = Thread(key)
-            for other in list(self._threads)[: max(len(self._threads) - KNOWN, 0)]:
+            surplus = max(len(self._threads) - KNOWN, 0)
+            for other in list(self._threads)[:surplus] if surplus else ():
                 if self._threads[other].is_idle and other != key.agent:
                     del self._threads[other]
         self._threads.move_to_end(key.agent)
@@ -441,15 +474,24 @@ class ThreadSessions:
         session = None if sessions is None else session_open_here(sessions, thread.key)
         return session if session is not None and session.is_writable else None
 
-    async def thread_ids(self) -> AsyncIterator[str]:
-        """Return the ids of all sessions that may be threads."""
-        sessions = await self._connection.manager()
-        after = None
-        while page := await sessions.list(tenant=self._tenant, after=after, limit=500):
+    async def listed(
+        self, *, owner: str | None = None, newest_first: bool = False
+    ) -> AsyncGenerator[SessionInfo, None]:
+        """Return all sessions that may be threads."""
+        sessions, after = await self._connection.manager(), None
+        while page := await sessions.list(
+            tenant=self._tenant,
+            owner=owner,
+            after=after,
+            limit=LISTED,
+            newest_first=newest_first,
+        ):
             after = page[-1]
             for info in page:
-                if info.key == self.key(info.key.agent):
-                    yield info.key.agent
+                if info.key.session == DEFAULT_SESSION:
+                    yield info
+            if len(page) < LISTED:
+                return
 
     async def save_checkpoint(
         self, thread: Thread, session: Session, version: int, at: tuple[str, str]

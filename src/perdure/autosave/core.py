@@ -471,7 +471,10 @@ class Core:
         records: Sequence[Entry] = t.records or ()
         if count < len(records):
             records = records[:count]
-        t.carried = batch = Batch(t.key, t.epoch, t.durable + 1, tuple(records))
+        turns = about = None
+        if count == limit:  # else what they say is not all saved with it
+            turns, about = t.turns, t.labels if t.labels_due else None
+        t.carried = batch = Batch(t.key, t.epoch, t.durable + 1, tuple(records), turns, about)
         return batch
 
     def prepared(self, t: Tracked, now: float) -> None:
@@ -501,8 +504,11 @@ class Core:
         is_late, t.given_up = t.given_up, False
         if not is_late:
             self.in_flight -= 1
-        sent, t.inflight, t.carried = t.inflight or t.durable, None, None
+        sent, batch = t.inflight or t.durable, t.carried
+        t.inflight = t.carried = None
         if outcome.status is Status.OK:
+            if t.labels_due and batch is not None and batch.about is t.labels:
+                t.labels_due = False
             return self._ok(t, sent, outcome.written, now, took)
         t.captured_bytes = 0
         t.first_at = t.oldest_at

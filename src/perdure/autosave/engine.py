@@ -330,6 +330,10 @@ class Autosaver:
             t.give_up(number, waiters)
             raise
 
+    def unsaved_keys(self) -> list[SessionKey]:
+        """Return the sessions whose newest records are not durable."""
+        return [t.key for t in self._registry.unsaved]
+
     async def flush(self, deadline: float | None = None) -> bool:
         """Save all sessions now, and return whether all is durable within ``deadline`` seconds."""
         tracked.require_outside(None, "to flush")

@@ -29,7 +29,7 @@ from perdure.errors import (
     TooLargeError,
 )
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Batch
+from perdure.records.manifest import About, Batch
 from perdure.records.records import Entry, Record
 
 OVERHEAD: Final = 64
@@ -212,6 +212,8 @@ class Tracked(_Hot):
         "idle_slot",
         "inherits",
         "key",
+        "labels",
+        "labels_due",
         "last_error",
         "narrow",
         "occupied",
@@ -223,6 +225,7 @@ class Tracked(_Hot):
         "prepared",
         "rescue",
         "sealed",
+        "turns",
         "waiters",
     )
 
@@ -245,6 +248,10 @@ class Tracked(_Hot):
         # The batch with the store: an answer to another one is not for it.
         self.carried: Batch | None = None
         self.waiters: Waiters | None = None  # None without waiters
+        # What saves say for the directory: the turns, and the labels until a save has said them.
+        self.turns: int | None = None
+        self.labels: About = About()
+        self.labels_due: bool = False
 
         self.attempt: int = 0  # failed saves in a row
         # Capture at most so many records, while bisecting for a refused one; 0 for all.

@@ -49,6 +49,7 @@ from perdure.store import (
     DraftInfo,
     LeaseState,
     SessionInfo,
+    SessionQuery,
     Store,
     SupportsIntegrityCheck,
     SupportsRebuild,
@@ -741,7 +742,7 @@ async def _keys(store: Store, tenant: str) -> list[SessionKey]:
     require_filters(tenant=tenant)
     while True:
         after = None if last is None else last.key
-        page = await store.sessions(tenant=tenant, after=after, limit=PAGE)
+        page = await store.sessions(SessionQuery(tenant=tenant, after=after, limit=PAGE))
         keys += [info.key for info in page]
         if len(page) < PAGE:
             return keys

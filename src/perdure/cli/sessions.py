@@ -48,12 +48,10 @@ from perdure.records.messages import Message
 from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport, SessionFilter
-from perdure.session.directory import newest_first
 from perdure.session.fork import Fork
 from perdure.session.internals import contents_of, forget_stored
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
-from perdure.session.scope import list_sessions
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
 from perdure.store import LeaseState, SessionInfo, Store
@@ -127,11 +125,13 @@ async def _ls(
     by_id: bool,
 ) -> None:
     async with opened(where.store) as store:
-        if by_id:
-            sessions = await _list(store, filters, after, limit)
-        else:
-            require_filters(**filters)
-            sessions = await newest_first(store, {}, SessionQuery(**filters, limit=limit), None)
+        require_filters(**filters)
+        without = () if filters["prefix"] == SCOPES else (SCOPES,)
+        sessions = await store.sessions(
+            SessionQuery(
+                **filters, without=without, newest_first=not by_id, after=after, limit=limit
+            )
+        )
         copied: dict[SessionKey, str | None] = {}
 
         async def look(info: SessionInfo) -> None:
@@ -157,23 +157,6 @@ async def _ls(
                 f"what was folded of {damaged} of them is damaged: `perdure check --repair` "
                 "rebuilds it from the log"
             )
-
-
-async def _list(
-    store: Store, filters: dict[str, Any], after: SessionKey | None, limit: int
-) -> list[SessionInfo]:
-    sessions: list[SessionInfo] = []
-    require_filters(**filters)
-    while len(sessions) < limit:
-        last = sessions[-1].key if sessions else after
-        count = min(PAGE, limit - len(sessions))
-        page = await list_sessions(
-            store, **filters, after=last, limit=count, scopes=filters["prefix"] == SCOPES
-        )
-        sessions += page
-        if len(page) < count:
-            break
-    return sessions
 
 
 async def _ls_waiting(

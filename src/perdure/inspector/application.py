@@ -203,7 +203,7 @@ class _Inspector:
             after_session = query.text("after_session") or DEFAULT_SESSION
             key = SessionKey(after, after_session, filters.tenant)
             last = SessionInfo(key=key, updated_at=query.decimal("after_at"))
-        return await pages.sessions_page(self._reads(), filters, last, limit)
+        return await pages.sessions_page(self._manager(), filters, last, limit)
 
     async def _complete(self, query: Query) -> list[str]:
         return await pages.completions(self._manager(), query.text("tenant"), query.text("prefix"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -25,7 +24,6 @@ from perdure.records.media import decode_read
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
-from perdure.session.directory import last_used
 from perdure.session.internals import (
     contents_of,
     in_managers_background,
@@ -55,8 +53,6 @@ LISTED: Final = 100
 """Sessions on a page."""
 BUDGET: Final = 0.15
 """Seconds that a search of the list may take before it answers with what it has."""
-CHUNK: Final = 500
-"""Sessions that are listed at once when all are looked at."""
 COMPLETIONS: Final = 10
 FORMATS: Final = ("openai", "openai-responses", "anthropic", "gemini")
 
@@ -146,14 +142,10 @@ class SessionFilters(msgspec.Struct, frozen=True, kw_only=True):
     """Text in an id, a title, an owner or a tag."""
 
     def fits(self, info: SessionInfo) -> bool:
-        """Whether a session passes; its prefix and tenant are the store's to look at."""
+        """Whether a session has the text; the rest is the store's to look at."""
         texts = (info.key.agent, info.key.session, info.title or "", info.owner or "", *info.tags)
         wanted = self.q.casefold()
-        return (
-            (not self.owner or info.owner == self.owner)
-            and (not self.tag or self.tag in info.tags)
-            and (not wanted or any(wanted in text.casefold() for text in texts))
-        )
+        return not wanted or any(wanted in text.casefold() for text in texts)
 
 
 class SessionsPage(msgspec.Struct, kw_only=True):
@@ -169,8 +161,6 @@ class SessionsPage(msgspec.Struct, kw_only=True):
     """After which session to continue; None at the end."""
     next_at: float | None = None
     """When that one was used, in a list by last use."""
-    looking: bool = False
-    """Whether the list is being read."""
 
     @property
     def owners(self) -> list[str]:
@@ -184,71 +174,49 @@ class SessionsPage(msgspec.Struct, kw_only=True):
 
 
 async def sessions_page(
-    reads: LongReads, filters: SessionFilters, after: SessionInfo | None, limit: int = LISTED
+    sessions: SessionManager,
+    filters: SessionFilters,
+    after: SessionInfo | None,
+    limit: int = LISTED,
 ) -> SessionsPage:
-    """Return sessions as of their last folds; a search that takes long is continued by the next.
+    """Return a page of sessions; a search that takes long is continued by the next.
 
     Raises:
         InvalidArgumentError: A filter is no text that an id can have.
 
     """
     require_filters(tenant=filters.tenant, prefix=filters.prefix)
-    sessions = reads.sessions
     store = store_below(sessions)
     page = SessionsPage(
         location=store.location, tenants=sorted({"", *await store.tenants()}), filters=filters
     )
-    if filters.order != "id":
-        place = None if after is None else last_used(after)
-        look = partial(_last_used, sessions, filters, place, limit)
-        found, page.looking = await reads.result((filters, place, limit), look)
-        if found is not None:
-            page.searched, page.sessions = found[0], found[1][:limit]
-        if found is not None and len(found[1]) > limit:
-            page.next_at, page.next = last_used(page.sessions[-1])
-        return page
     until = anyio.current_time() + BUDGET
-    last = after
+    last, is_newest = after, filters.order != "id"
     while True:
         chunk = await sessions.list(
-            tenant=filters.tenant, prefix=filters.prefix, after=last, limit=limit
+            tenant=filters.tenant,
+            prefix=filters.prefix,
+            owner=filters.owner or None,
+            tag=filters.tag or None,
+            after=last,
+            limit=limit + 1,
+            newest_first=is_newest,
         )
         for info in chunk:
+            is_full = len(page.sessions) == limit
+            if is_full:
+                break
             page.searched += 1
+            last = info
             if filters.fits(info):
                 page.sessions.append(info)
-            if len(page.sessions) == limit:
-                page.next = info.key
+        else:
+            if len(chunk) <= limit:
                 return page
-        if len(chunk) < limit:
+            is_full = anyio.current_time() > until
+        if is_full and last is not None:
+            page.next, page.next_at = last.key, last.updated_at if is_newest else None
             return page
-        last = chunk[-1]
-        if anyio.current_time() > until:
-            page.next = last.key
-            return page
-
-
-async def _last_used(
-    sessions: SessionManager,
-    filters: SessionFilters,
-    place: tuple[float, SessionKey] | None,
-    limit: int,
-) -> tuple[int, list[SessionInfo]]:
-    """Return how many sessions were looked at, and one more of those used last than fit a page."""
-    searched, newest = 0, list[SessionInfo]()
-    last: SessionInfo | None = None
-    while chunk := await sessions.list(
-        tenant=filters.tenant, prefix=filters.prefix, after=last, limit=CHUNK
-    ):
-        searched += len(chunk)
-        fitting = (
-            info
-            for info in chunk
-            if filters.fits(info) and (place is None or last_used(info) < place)
-        )
-        newest = heapq.nlargest(limit + 1, (*newest, *fitting), key=last_used)
-        last = chunk[-1]
-    return searched, newest
 
 
 async def completions(sessions: SessionManager, tenant: str, prefix: str) -> list[str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+import heapq
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import msgspec
@@ -196,6 +197,10 @@ class Batch(msgspec.Struct, frozen=True):
     """The seq of ``records[0]``; the others follow without a gap."""
     records: tuple[Entry, ...]
     """Whole groups: the last one has ``end``."""
+    turns: int | None = None
+    """The session's turns with them, for the directory; None: as before."""
+    about: About | None = None
+    """Its labels with them, for the directory; None: as before."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -299,6 +304,8 @@ class Beginning(msgspec.Struct, frozen=True):
     first: int = 1
     base: Origin | None = None
     draft: Draft | None = None
+    about: About | None = None
+    """The labels that the directory has of it until a save brings others."""
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -390,7 +397,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A session as the directory lists it: as of its last fold, so it may lag."""
+    """A session as the directory lists it: as of its last save, on files and buckets see
+    docs/stores.md; as of its last fold where it was not saved by this release yet."""
 
     key: SessionKey
     epoch: int = 0
@@ -399,33 +407,97 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float | None = None
     """Seconds since 1970."""
     updated_at: float | None = None
+    """When it was last saved: its last activity."""
     owner: str | None = None
     title: str | None = None
     tags: tuple[str, ...] = ()
     turns: int = 0
     damaged: bool = False
-    """Whether the fold cannot be read, so that owner, title, tags and turns are not known."""
+    """Whether the fold cannot be read."""
+
+    @property
+    def last_used(self) -> tuple[float, SessionKey]:
+        """What listings are ordered by that begin with the newest activity."""
+        return self.updated_at or 0.0, self.key
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """The filters of a listing, and its page."""
+    """What a listing chooses, its order and its page."""
 
     tenant: str = ""
     owner: str | None = None
     tag: str | None = None
     prefix: str = ""
+    """What the agent's id begins with."""
+    without: tuple[str, ...] = ()
+    """Agents that are left out."""
+    since: float | None = None
+    """The earliest last activity, in seconds since 1970."""
+    before: float | None = None
+    """The time that the last activity is before."""
+    newest_first: bool = False
+    """By the last activity, the newest first (of the same time by key, backward); else by key."""
     after: SessionKey | None = None
+    """The last session of the page before."""
+    after_at: float | None = None
+    """Its last activity: where ``newest_first`` is, a page begins behind both."""
     limit: int = 100
 
+    def after_page(self, last: SessionInfo) -> SessionQuery:
+        """Return the query of the page after the one with this last session."""
+        return msgspec.structs.replace(self, after=last.key, after_at=last.updated_at or 0.0)
+
     def matches(self, info: SessionInfo) -> bool:
-        """Return whether a session of this tenant and prefix has the owner and the tag."""
-        return self.owner in (None, info.owner) and (self.tag is None or self.tag in info.tags)
+        """Return whether a session of this tenant is chosen, on whatever page."""
+        at = info.updated_at or 0.0
+        return (
+            info.key.agent.startswith(self.prefix)
+            and info.key.agent not in self.without
+            and self.owner in (None, info.owner)
+            and (self.tag is None or self.tag in info.tags)
+            and (self.since is None or at >= self.since)
+            and (self.before is None or at < self.before)
+        )
+
+    def is_next(self, info: SessionInfo) -> bool:
+        """Return whether a session comes after the page before."""
+        if self.after is None:
+            return True
+        if self.newest_first:
+            return info.last_used < (self.after_at or 0.0, self.after)
+        return info.key > self.after
+
+    def page(self, infos: Iterable[SessionInfo]) -> list[SessionInfo]:
+        """Return the page that is made of sessions of this tenant, in whatever order they come."""
+        chosen = [info for info in infos if self.matches(info) and self.is_next(info)]
+        limit = max(self.limit, 0)
+        if self.newest_first:
+            return heapq.nlargest(limit, chosen, key=lambda info: info.last_used)
+        return heapq.nsmallest(limit, chosen, key=lambda info: info.key)
 
 
-def session_info(key: SessionKey, manifest: Manifest | None, **facts: Any) -> SessionInfo:
-    """Return a session's entry in a listing: what its manifest says, and further facts."""
-    about = About() if manifest is None else manifest.about
-    turns = 0 if manifest is None else manifest.counters.get("turns", 0)
+def session_info(
+    key: SessionKey,
+    manifest: Manifest | None,
+    *,
+    turns: int | None = None,
+    about: About | None = None,
+    **facts: Any,
+) -> SessionInfo:
+    """Return a session's entry in a listing.
+
+    Args:
+        key: The session.
+        manifest: Of its last fold: it says what no save has said.
+        turns: What the last save said; None if none did.
+        about: The labels that a save or its beginning has said.
+        facts: Further fields.
+
+    """
+    if turns is None and manifest is not None:
+        turns, about = manifest.counters.get("turns", 0), manifest.about
+    about = about or About()
+    turns = turns or 0
     named = {"owner": about.owner, "title": about.title, "tags": about.tags, "turns": turns}
     return SessionInfo(key=key, **{**named, **facts})
 

@@ -44,7 +44,6 @@ from perdure.observe import Metrics
 from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
-from perdure.session.directory import last_used
 from perdure.session.internals import contents_of
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
@@ -467,12 +466,12 @@ class AgentServer:
                 newest_first=is_newest,
             )
         if is_newest:
-            shown = heapq.nlargest(limit, found, key=last_used)
+            shown = heapq.nlargest(limit, found, key=lambda info: info.last_used)
         else:
             shown = heapq.nsmallest(limit, found, key=lambda info: info.key)
         more = None
         if len(found) > limit:
-            at, key = last_used(shown[-1])
+            at, key = shown[-1].last_used
             more = key.agent
             if is_newest:
                 more = msgspec.json.encode((at, key.agent, key.session)).decode()

@@ -32,14 +32,14 @@ from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError, StoreError, TurnReusedError
 from perdure.memory.attempts import cut_attempt, request_of
 from perdure.memory.context import RetractionPayload, WorkingContext
-from perdure.memory.documents import SessionDocument, TurnPayload, note_turn
+from perdure.memory.documents import SessionDocument, TurnPayload, described, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
 from perdure.records.manifest import FORMAT
 from perdure.records.media import LEAST, decode_read, text_bytes
 from perdure.records.messages import EncodedRecord, Message, encode_message, message_of
-from perdure.records.records import CONTEXT, OUTSIDE, RETRACT, TURN, Entry, Record
+from perdure.records.records import CONTEXT, META, OUTSIDE, RETRACT, TURN, Entry, Record
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
@@ -192,7 +192,7 @@ class Turn:
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
                 session._accept((*retraction, Entry(TURN, encode(self._turned("begin")))))
-                session._behind.turns = self.number
+                session._count_turns(self.number)
             self._scope = enter(self, turns)
             queue.begin(self)
             if retraction:
@@ -503,10 +503,17 @@ class SessionBase(_Hot):
         """Begin with the contents that were restored."""
         runtime = self._runtime
         self._behind: Contents = Contents(runtime.store, runtime.registry, restored, self)
+        contents, tracked = self._behind, self._tracked
+        tracked.turns, tracked.labels = contents.turns, contents.about()
+        tracked.labels_due = bool(contents.changes((META,)))  # no save may have said them
         # What a save under way has brought to the store may have been read already.
         self._noted: int = max(self._tracked.durable, restored.head)
         self._tail_bytes: int = restored.tail_bytes
         self._tail_records: int = restored.tail_records
+
+    def _count_turns(self, number: int) -> None:
+        """Note the number of the turn that has begun."""
+        self._behind.turns = self._tracked.turns = number
 
     @property
     def key(self) -> SessionKey:
@@ -665,12 +672,25 @@ class SessionBase(_Hot):
         runtime, tracked = self._runtime, self._tracked
         if tracked.refuses or runtime.running() is not runtime.loop:
             self._check_open()
-        for entry in entries:
-            if len(entry[1]) > runtime.max_record_bytes:
+        has_labels = False
+        for kind, payload, _ in entries:
+            if len(payload) > runtime.max_record_bytes:
                 check_sizes(
                     tracked.key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes
                 )
-        return runtime.append(tracked, entries)
+            if kind == META:
+                has_labels = True
+        version = runtime.append(tracked, entries)
+        if has_labels:
+            self._relabel(entries)
+        return version
+
+    def _relabel(self, entries: tuple[Entry, ...]) -> None:
+        """Have the next save tell the directory what records have changed."""
+        tracked = self._tracked
+        for kind, payload, _ in entries:
+            if kind == META:
+                tracked.labels, tracked.labels_due = described(tracked.labels, payload), True
 
     def _accept_now(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in, and apply them to the contents at once."""

@@ -52,6 +52,7 @@ from perdure.store import (
     DeadLetter,
     Draft,
     SessionInfo,
+    SessionQuery,
     Store,
     blobs_are_apart,
     first_record,
@@ -132,6 +133,8 @@ async def _fits(
     for record in restored.tail:
         if record.kind == META:
             about = described(about, record.payload)
+    if about.owner is None and not about.tags:  # its holder may have died before the first save
+        about = About(owner=info.owner, tags=info.tags)
     return wanted.fits(about.owner, about.tags)
 
 
@@ -485,7 +488,9 @@ async def tenant_sessions(
 ) -> AsyncGenerator[SessionInfo, None]:
     """Yield a tenant's sessions, as they are listed."""
     after: SessionKey | None = None
-    while page := await store.sessions(tenant=tenant, prefix=prefix, after=after, limit=_PAGE):
+    while page := await store.sessions(
+        SessionQuery(tenant=tenant, prefix=prefix, after=after, limit=_PAGE)
+    ):
         for info in page:
             yield info
         after = page[-1].key

@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple, cast
 
 import msgspec
 
@@ -20,12 +20,22 @@ from perdure.autosave.tracked import State
 from perdure.errors import SessionAlreadyActiveError, SessionClosedError, StoreUnavailableError
 from perdure.lease import named
 from perdure.memory.context import CONTEXT_KINDS, RetractionPayload
-from perdure.memory.documents import StateSet, TurnPayload, fold_state
+from perdure.memory.documents import (
+    SESSION,
+    SessionDocument,
+    StateSet,
+    TurnPayload,
+    fold_session,
+    fold_state,
+    names_of,
+    time_of,
+)
 from perdure.memory.ledger import LEDGER, Ledger, fold_ledger
 from perdure.memory.state import FOLDER
-from perdure.records.json import encode
+from perdure.records.json import decode, encode
 from perdure.records.records import (
     CONTEXT,
+    EPOCH,
     MESSAGE_KINDS,
     RETRACT,
     STATE,
@@ -58,7 +68,7 @@ if TYPE_CHECKING:
     from perdure.session.open import SessionOpening
     from perdure.session.rebuild import RebuildReport
     from perdure.session.session import Session, SessionView
-    from perdure.store import Store
+    from perdure.store import Documents, Store
 
 
 def claim(session: Session, worker: object) -> None:
@@ -144,8 +154,9 @@ def running_turn(session: Session) -> int:
 
 def next_turn(session: Session) -> int:
     """Return the number of a new turn."""
-    session._contents.turns += 1
-    return session._contents.turns
+    number = session._contents.turns + 1
+    session._count_turns(number)
+    return number
 
 
 def begin_turn(session: Session, *entries: Entry, at: float) -> int:
@@ -154,7 +165,7 @@ def begin_turn(session: Session, *entries: Entry, at: float) -> int:
     turned = TurnPayload(turn=f"turn_{number:04d}", number=number, phase="begin", at=at)
     version = session._accept((Entry(TURN, encode(turned)), *entries))
     session._turns.unended = None
-    session._contents.turns = number
+    session._count_turns(number)
     return version
 
 
@@ -298,6 +309,76 @@ def open_stored(
 async def load_stored(sessions: SessionManager, key: SessionKey) -> SessionView | None:
     """Read a session that may be one of perdure's own; None if there is none."""
     return await sessions._load(key)
+
+
+READ_AT_ONCE: Final = 64
+"""Sessions that are read together."""
+
+
+class StoredSummary(NamedTuple):
+    """What a session says of itself, and one of its documents."""
+
+    info: SessionDocument
+    document: bytes | None
+    active_at: float | None
+    """The time of its newest record that has one; a folded one's in milliseconds, rounded up."""
+
+
+async def read_stored(
+    sessions: SessionManager, keys: Sequence[SessionKey], name: str
+) -> dict[SessionKey, StoredSummary]:
+    """Read what sessions say of themselves, and a document of STATE records of each.
+
+    Left out is what is no session, or takes more than a look, as where a document is lost.
+    """
+    store = sessions._store
+    found: dict[SessionKey, StoredSummary] = {}
+    for at in range(0, len(keys), READ_AT_ONCE):
+        part = keys[at : at + READ_AT_ONCE]
+        read = await store.read_many_for_restore(part, {SESSION, name})
+        for key, data in zip(part, read, strict=True):
+            if data is not None and not data.documents.damaged:
+                records = data.records
+                if records is None:
+                    log = store.read_log(key, after=data.after)
+                    records = tuple(await all_records(log))
+                summary = _summary_in(key, name, data.documents, records)
+                if summary is not None:
+                    found[key] = summary
+    return found
+
+
+async def read_logs(
+    sessions: SessionManager, keys: Sequence[SessionKey]
+) -> list[tuple[Record, ...] | None]:
+    """Read the whole logs of sessions together; None for what has to be read by itself."""
+    found: list[tuple[Record, ...] | None] = []
+    for at in range(0, len(keys), READ_AT_ONCE):
+        part = keys[at : at + READ_AT_ONCE]
+        found += await sessions._store.read_logs(part)
+    return found
+
+
+def _summary_in(
+    key: SessionKey, name: str, documents: Documents, records: Sequence[Record]
+) -> StoredSummary | None:
+    folded, document = documents.found.get(SESSION), documents.found.get(name)
+    counted = 0 if folded is None else folded.as_of_seq
+    newer = [one for one in records if one.seq > counted and one.kind != EPOCH]
+    if folded is None and not newer:
+        return None
+    encoded = None if folded is None else folded.data
+    if encoded is None or newer:
+        encoded = fold_session(encoded, key, newer)
+    info = decode(encoded, SessionDocument)
+    times = (at for one in reversed(newer) if (at := time_of(one)) is not None)
+    active_at = next(times, None)
+    if active_at is None and (folded_at := info.about.updated_at) is not None:
+        active_at = folded_at + 0.001
+    since = 0 if document is None else document.as_of_seq
+    changes = [one for one in records if one.seq > since and name in names_of(one)]
+    state = fold_state(name, None if document is None else document.data, changes)
+    return StoredSummary(info, state, active_at)
 
 
 async def forget_stored(

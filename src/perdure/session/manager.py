@@ -28,18 +28,18 @@ from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
 from perdure.lease import LeaseOptions, OnHeld
 from perdure.providers.context_fit import Format
-from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters, session_key
+from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters, session_key
 from perdure.records.manifest import SessionQuery
 from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
-from perdure.session import directory
 from perdure.session.connected import ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
     SessionFilter,
 )
+from perdure.session.directory import list_sessions
 from perdure.session.fork import Fork, History, LostSession, require_history
 from perdure.session.inbox import PostReceipt
 from perdure.session.lifecycle import HandoverTerms
@@ -395,11 +395,14 @@ class SessionManager:
         after: SessionInfo | None = None,
         limit: int = 100,
         newest_first: bool = False,
+        since: float | None = None,
+        before: float | None = None,
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page.
 
-        What it reports, and what ``owner`` and ``tag`` match, is as of now for sessions that are
-        open here, and as of its last fold for any other. Scopes are not in it: see `list_scopes`.
+        What it reports, and chooses by, is as of now for sessions that are open here, and as of
+        its last save for any other; docs/stores.md says what files and buckets know of others.
+        Scopes are not in it: see `list_scopes`.
 
         Args:
             tenant: Whose, where customers share a store.
@@ -408,17 +411,28 @@ class SessionManager:
             prefix: Only agents whose id begins with this.
             after: The last session of the page before.
             limit: How many, at most.
-            newest_first: List them by their last use instead; reads the whole listing each time.
+            newest_first: List those first that were saved last.
+            since: Only sessions that were saved then or later, in seconds since 1970.
+            before: Only sessions that were not saved since.
 
         """
-        sessions = self._check().runtime.sessions
-        last = None if after is None or newest_first else after.key
+        runtime = self._check().runtime
         query = SessionQuery(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=last, limit=limit
+            tenant=tenant,
+            owner=owner,
+            tag=tag,
+            prefix=prefix,
+            without=(SCOPES,),
+            since=since,
+            before=before,
+            newest_first=newest_first,
+            limit=limit,
         )
-        if newest_first:
-            return await directory.newest_first(self._store, sessions, query, after)
-        return await directory.by_id(self._store, sessions, query)
+        if after is not None:
+            query = query.after_page(after)
+        open_here = map(runtime.sessions.get, runtime.saver.unsaved_keys())
+        unsaved = [session for session in open_here if session and session.is_writable]
+        return await list_sessions(self._store, query, unsaved)
 
     async def exists(
         self,

@@ -46,7 +46,7 @@ from perdure.session.runtime import (
 )
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
-from perdure.store import Store, Taken, Terms, require_same
+from perdure.store import About, Beginning, Store, Taken, Terms, require_same
 
 _LONGEST_OWNER = 64
 
@@ -220,8 +220,10 @@ class Opener:
         runtime, key = self._runtime, wanted.key
         began = anyio.current_time()
         names = None if wanted.strict else RESTORED
+        labels = About(owner=wanted.owner, tags=tuple(wanted.tags))
         terms = Terms(
             me=runtime.store.owner,
+            beginning=Beginning(about=None if labels == About() else labels),
             create=wanted.create,
             new=wanted.new,
             given=self._lifecycle.given(key),

@@ -9,8 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Final, final
+from typing import TYPE_CHECKING, Any, final
 
 import msgspec
 
@@ -19,6 +18,7 @@ from perdure.memory.documents import TurnPayload
 from perdure.memory.index import DroppedPayload, MemoryEntry
 from perdure.records.json import decode
 from perdure.records.keys import SCOPES, SessionKey, require_name
+from perdure.records.manifest import SessionQuery
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, TURN
 from perdure.records.values import decode_value, encode_value
 from perdure.session.delete import SessionFilter
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
     from perdure.store import SessionInfo, Store
 
-_LAST: Final = "\U0010ffff"
 """Sorts behind every scope's id."""
 
 
@@ -236,44 +235,16 @@ def scope_key(id: str, tenant: str) -> SessionKey:
     return SessionKey(SCOPES, id, tenant)
 
 
-async def list_sessions(
-    store: Store,
-    tenant: str = "",
-    *,
-    owner: str | None = None,
-    tag: str | None = None,
-    prefix: str = "",
-    after: SessionKey | None = None,
-    limit: int = 100,
-    scopes: bool = False,
-) -> list[SessionInfo]:
-    """Return sessions, up to ``limit``: no scopes, or only scopes."""
-    prefix = SCOPES if scopes else prefix
-    find = partial(store.sessions, tenant=tenant, owner=owner, tag=tag, prefix=prefix)
-    found: list[SessionInfo] = []
-    while len(found) < limit:
-        page = await find(after=after, limit=limit - len(found))
-        if not page:
-            break
-        found += [info for info in page if (info.key.agent == SCOPES) == scopes]
-        after = page[-1].key
-        if after.agent == SCOPES and not scopes:
-            after = SessionKey(SCOPES, _LAST, tenant)
-    return found
-
-
 async def list_scopes(
     store: Store, *, tenant: str, owner: str | None, prefix: str, after: str, limit: int
 ) -> list[SessionInfo]:
     """Return scopes whose ids begin with a prefix, up to ``limit``."""
     found: list[SessionInfo] = []
     last = SessionKey(SCOPES, after, tenant) if after else None
-    while len(found) < limit:
-        page = await list_sessions(store, tenant, owner=owner, after=last, limit=limit, scopes=True)
+    query = SessionQuery(tenant=tenant, owner=owner, prefix=SCOPES, after=last, limit=limit)
+    while len(found) < limit and (page := await store.sessions(query)):
         found += [info for info in page if info.key.session.startswith(prefix)]
-        if len(page) < limit:
-            break
-        last = page[-1].key
+        query = query.after_page(page[-1])
     return found[:limit]
 
 

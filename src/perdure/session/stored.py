@@ -25,13 +25,15 @@ import anyio
 import msgspec
 
 from perdure import lineage
+from perdure._lib.tasks import each
 from perdure.autosave.core import REFUSALS
-from perdure.errors import PerdureError
+from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocument, FoldedDocuments, Manifest, Origin, origin_in
 from perdure.records.media import may_lift
+from perdure.records.records import Record
 from perdure.restore.ladder import validated
 from perdure.session.copied import renamed
 from perdure.session.media import Filled, append_with_media
@@ -47,6 +49,7 @@ from perdure.store import (
     Status,
     Store,
     SupportsBeginAppend,
+    SupportsReadMany,
     SupportsRestore,
     Taken,
     Terms,
@@ -146,6 +149,7 @@ class SessionStore(DelegatingStore):
         super().__init__(store)
         self._direct = shortcut(store, SupportsBeginAppend)
         self._restoring = shortcut(store, SupportsRestore)
+        self._many = shortcut(store, SupportsReadMany)
         self._held: dict[SessionKey, _HeldSession] = {}
 
     async def aclose(self) -> None:
@@ -290,6 +294,35 @@ class SessionStore(DelegatingStore):
     ) -> RestoreData:
         """Read documents as above, and if the inner store can, the log after them."""
         return await self._with_origin(key, names, await self._read_inner(key, names))
+
+    async def read_many_for_restore(
+        self, keys: Sequence[SessionKey], names: Collection[str] | None = None
+    ) -> list[RestoreData | None]:
+        """Read the same of several sessions, at once if the inner store can."""
+        found: dict[SessionKey, RestoreData | None] = {}
+        if self._many is not None:
+            read = await self._many.read_many_for_restore(keys, names)
+            for key, data in zip(keys, read, strict=True):
+                found[key] = None if data is None else await self._with_origin(key, names, data)
+        else:
+
+            async def read_one(key: SessionKey) -> None:
+                found[key] = None
+                with contextlib.suppress(CorruptRecordError, UnsupportedVersionError):
+                    found[key] = await self.read_for_restore(key, names)
+
+            await each(keys, read_one)
+        return [found[key] for key in keys]
+
+    async def read_logs(self, keys: Sequence[SessionKey]) -> list[tuple[Record, ...] | None]:
+        """Read logs at once if the inner store can; None for one that is read by itself.
+
+        As is one with history before it.
+        """
+        if self._many is None:
+            return [None] * len(keys)
+        logs = await self._many.read_logs(keys)
+        return [None if log is None or any(map(origin_in, log)) else log for log in logs]
 
     async def _with_origin(
         self, key: SessionKey, names: Collection[str] | None, data: RestoreData

@@ -11,6 +11,7 @@ from perdure.errors import SessionError
 from perdure.records.keys import SessionKey, require_filters
 from perdure.records.manifest import Manifest
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -25,6 +26,7 @@ from perdure.store import (
     Outcome,
     PendingItem,
     SessionInfo,
+    SessionQuery,
     Status,
     Store,
     Taken,
@@ -32,12 +34,14 @@ from perdure.store import (
     open_read_only,
 )
 
+_PASSING = ("inner", "begin_append", "read_for_restore", "read_many_for_restore", "read_logs")
+
 
 class DelegatingStore:
     """Forward every call of the port to *inner*, which subclasses change call by call.
 
-    What the inner store offers besides the port is offered too, but for ``begin_append`` and
-    ``read_for_restore``: they would pass by what a subclass does to a log and to documents.
+    What the inner store offers besides the port is offered too, but for ``begin_append`` and the
+    reads for a restore: they would pass by what a subclass does to a log and to documents.
     """
 
     def __init__(self, store: Store) -> None:
@@ -45,7 +49,7 @@ class DelegatingStore:
 
     def __getattr__(self, name: str) -> Any:
         # What a backend has beyond the port, such as a folder for each session.
-        if name.startswith("_") or name in ("inner", "begin_append", "read_for_restore"):
+        if name.startswith("_") or name in _PASSING:
             raise AttributeError(name)
         return getattr(self.inner, name)
 
@@ -164,26 +168,15 @@ class DelegatingStore:
     ) -> None:
         await self.inner.ack(key, epoch, op_ids, dead=dead)
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         """List sessions; the filters are checked here, for every store below.
 
         Raises:
             ConfigError: A filter is not a string.
 
         """
-        require_filters(tenant=tenant, owner=owner, tag=tag, prefix=prefix)
-        return await self.inner.sessions(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
+        require_filters(tenant=query.tenant, owner=query.owner, tag=query.tag, prefix=query.prefix)
+        return await self.inner.sessions(query)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         return await self.inner.sessions_with_pending_items(dead_letters=dead_letters)

@@ -26,8 +26,8 @@ from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     FORMAT,
+    About,
     Manifest,
-    SessionQuery,
     epoch_payload,
     lease_lost,
     matched,
@@ -40,6 +40,7 @@ from perdure.records.manifest import (
 from perdure.records.posts import acked_ids, oldest_first
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
+    ALL,
     Batch,
     Beginning,
     BlobSweep,
@@ -57,6 +58,7 @@ from perdure.store import (
     PendingItem,
     RestoreData,
     SessionInfo,
+    SessionQuery,
     Status,
     Taken,
     Terms,
@@ -71,6 +73,7 @@ class StoredSession:
     """One session: its lease, its log and its documents."""
 
     __slots__ = (
+        "about",
         "created_at",
         "deleted",
         "documents",
@@ -84,6 +87,7 @@ class StoredSession:
         "owner",
         "published",
         "released",
+        "turns",
         "updated_at",
     )
 
@@ -107,6 +111,9 @@ class StoredSession:
         self.manifest: Manifest | None = None
         self.created_at: float | None = None
         self.updated_at: float | None = None
+        # What saves have said for the directory.
+        self.turns: int | None = None
+        self.about: About | None = None
 
     @property
     def head(self) -> int:
@@ -129,6 +136,9 @@ class StoredSession:
         created = not self.epochs
         if created:
             self.first, self.draft, self.published = new.first, new.draft, new.draft is None
+            self.created_at = self.updated_at = at
+            if new.about is not None:
+                self.turns, self.about = 0, new.about
         self.epoch, self.owner = epoch, owner
         self.released = self.deleted = False
         payload = epoch_payload(owner, new.base if created else None, at=at)
@@ -136,6 +146,12 @@ class StoredSession:
         self.epochs.append(epoch)
         self.epoch_starts.append(self.head)
         return created
+
+    def note_saved(self, batch: Batch, at: float) -> None:
+        """Note for the directory what a save says of the session."""
+        self.updated_at = at
+        self.turns = self.turns if batch.turns is None else batch.turns
+        self.about = batch.about or self.about
 
     @property
     def is_public(self) -> bool:
@@ -148,6 +164,8 @@ class StoredSession:
         merged = {**self.documents, **documents}
         self.documents = {name: merged[name] for name in manifest.documents if name in merged}
         self.manifest = manifest
+        if manifest.as_of_seq >= self.head:
+            self.turns = self.about = None  # the manifest knows as much
 
     def trim(self, below: int) -> int:
         """Remove the records below a seq, and return how many bytes they had."""
@@ -279,14 +297,11 @@ def restore_data(
     return RestoreData(documents, after or 0, records, may_have_items).with_low(session.first)
 
 
-def list_sessions(backing: MemoryBacking, query: SessionQuery) -> Iterator[SessionInfo]:
-    """Yield sessions by key."""
-    after = query.after
-    for key in sorted(key for key in backing.sessions if key.tenant == query.tenant):
-        session = backing.sessions[key]
-        is_next = key.agent.startswith(query.prefix) and (not after or key > after)
-        if is_next and session.is_public and query.matches(info := info_of(key, session)):
-            yield info
+def list_sessions(backing: MemoryBacking, query: SessionQuery) -> list[SessionInfo]:
+    """Return the page that a query asks for."""
+    sessions = backing.sessions.items()
+    shown = ((key, one) for key, one in sessions if key.tenant == query.tenant and one.is_public)
+    return query.page(info_of(key, session) for key, session in shown)
 
 
 def info_of(key: SessionKey, session: StoredSession) -> SessionInfo:
@@ -298,6 +313,8 @@ def info_of(key: SessionKey, session: StoredSession) -> SessionInfo:
         head=session.head,
         created_at=session.created_at,
         updated_at=session.updated_at,
+        turns=session.turns,
+        about=session.about,
     )
 
 
@@ -363,7 +380,7 @@ class MemoryStore:
         if isinstance(new, Exception):
             return Outcome(Status.PERMANENT, new)
         session.entries.extend(new)
-        session.updated_at = now
+        session.note_saved(batch, now)
         return Outcome(Status.OK, written=sum([len(entry.payload) for entry in new]))
 
     async def read_log(
@@ -501,9 +518,6 @@ class MemoryStore:
             self._backing.dead_letters.pop(key, None)
         now = self._backing.clock()
         created = session.begin_epoch(session.epoch + 1, self._owner, now, terms.beginning)
-        session.updated_at = now
-        if created:
-            session.created_at = now
         may_have_items = bool(self._backing.inboxes.get(key))
         record = session.entries[-1].payload
         found = restore_data(session, documents, may_have_items=may_have_items)
@@ -615,19 +629,9 @@ class MemoryStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         await anyio.lowlevel.checkpoint()
-        query = SessionQuery(tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after)
-        return list(itertools.islice(list_sessions(self._backing, query), max(limit, 0)))
+        return list_sessions(self._backing, query)
 
     async def tenants(self) -> list[str]:
         await anyio.lowlevel.checkpoint()

@@ -22,7 +22,6 @@ import contextlib
 import datetime
 import secrets
 import time
-from bisect import bisect_right
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -50,9 +49,10 @@ from perdure.formats.records import log_in, state_of, unfold, with_log
 from perdure.formats.state import FullAgentState, StateStorage
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.manifest import Manifest
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -67,6 +67,7 @@ from perdure.store import (
     Outcome,
     PendingItem,
     SessionInfo,
+    SessionQuery,
     Status,
     Taken,
     Terms,
@@ -129,6 +130,7 @@ class StorageSlot:
             self.session = await _run_maybe_in_thread(
                 len(state.context.core.history), lambda: _read(state)
             )
+            self.session.updated_at = None if modified is None else modified.timestamp()
             _keep_documents(self.session, previous)
         self._modified, self._is_current = modified, True
 
@@ -346,7 +348,7 @@ class StateStore:
                 if isinstance(new, Exception):
                     return Outcome(Status.PERMANENT, new)
                 if new:
-                    await slot.keep(_with_entries(session, new))
+                    await slot.keep(_with_entries(session, new, batch))
                 return Outcome(Status.OK, written=sum([len(entry.payload) for entry in new]))
         except NotStorableError as error:
             return Outcome(Status.PERMANENT, error)
@@ -580,31 +582,14 @@ class StateStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         """List the sessions that this object has seen, and that exist."""
-        keys = sorted(
-            key for key in self._slots if key.tenant == tenant and key.agent.startswith(prefix)
-        )
-        query = SessionQuery(owner=owner, tag=tag)
         infos: list[SessionInfo] = []
-        for key in keys[bisect_right(keys, after) if after else 0 :]:
-            if len(infos) == limit:
-                break
+        for key in [key for key in self._slots if key.tenant == query.tenant]:
             session = await self._session(key)
             if session is not None and session.is_public:
-                info = info_of(key, session)
-                if query.matches(info):
-                    infos.append(info)
-        return infos
+                infos.append(info_of(key, session))
+        return query.page(infos)
 
     async def tenants(self) -> list[str]:
         """List the tenants of the sessions that this object has seen, and that exist."""
@@ -630,8 +615,8 @@ class StateStore:
         await anyio.lowlevel.checkpoint()
 
 
-def _with_entries(session: StoredSession, new: Sequence[Entry]) -> StoredSession:
+def _with_entries(session: StoredSession, new: Sequence[Entry], batch: Batch) -> StoredSession:
     copy = copy_of(session)
     copy.entries.extend(new)
-    copy.updated_at = time.time()
+    copy.note_saved(batch, time.time())
     return copy

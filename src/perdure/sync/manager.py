@@ -322,6 +322,8 @@ class SessionManager:
         after: SessionInfo | None = None,
         limit: int = 100,
         newest_first: bool = False,
+        since: float | None = None,
+        before: float | None = None,
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page."""
         return self._loop.call(
@@ -333,6 +335,8 @@ class SessionManager:
                 after=after,
                 limit=limit,
                 newest_first=newest_first,
+                since=since,
+                before=before,
             )
         )
 

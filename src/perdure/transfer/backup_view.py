@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Callable, Collection
-from typing import Any, final
+from typing import final
 
 import anyio
 import msgspec
@@ -15,12 +15,14 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import HOLDER_KINDS, Record
 from perdure.session.reach import Reach, ReachedBlob, lost_error
 from perdure.store import (
+    ALL,
     DeadLetter,
     Document,
     Documents,
     LeaseState,
     PendingItem,
     SessionInfo,
+    SessionQuery,
     Store,
     first_record,
     take_after,
@@ -217,12 +219,9 @@ class BackupView(SessionsView):
         point = self.point(key)
         return [] if point is None else point.letters
 
-    async def sessions(
-        self, *, tenant: str = "", after: SessionKey | None = None, limit: int = 100, **_: Any
-    ) -> list[SessionInfo]:
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         await anyio.lowlevel.checkpoint()
-        keys = [key for key in self.keys if key.tenant == tenant and (after is None or key > after)]
-        return [SessionInfo(key=key) for key in keys[:limit]]
+        return query.page(SessionInfo(key=key) for key in self.keys if key.tenant == query.tenant)
 
 
 async def verify_backup(

@@ -23,7 +23,7 @@ from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.session.stored import followed
-from perdure.store import Batch, Outcome, SessionInfo, Status, Store, take_after
+from perdure.store import Batch, Outcome, SessionInfo, SessionQuery, Status, Store, take_after
 from perdure.tuning.advice import (
     LoadLevel,
     StoreMeasurement,
@@ -138,7 +138,7 @@ async def _sessions(store: Store, count: int) -> AsyncGenerator[list[_Log], None
 
 async def _clear(store: Store) -> None:
     """Delete what a run has left that was killed."""
-    while infos := await store.sessions(tenant=TENANT, limit=1000):
+    while infos := await store.sessions(SessionQuery(tenant=TENANT, limit=1000)):
         keys = [info.key for info in infos]
         deleted = [key for key in keys if await _delete(store, key)]
         if len(deleted) < len(keys):
@@ -193,7 +193,7 @@ async def _newest(store: Store) -> list[SessionInfo]:
     for tenant in await store.tenants():
         after: SessionKey | None = None
         while tenant != TENANT and len(infos) < _LISTED:
-            page = await store.sessions(tenant=tenant, after=after, limit=1000)
+            page = await store.sessions(SessionQuery(tenant=tenant, after=after, limit=1000))
             infos += page
             if not page:
                 break

@@ -25,7 +25,7 @@ import perdure
 from perdure import Message
 from perdure.lease import LeaseOptions, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
-from perdure.store import Store, Terms
+from perdure.store import SessionQuery, Store, Terms
 from perdure.transfer import write_bundle
 from tests.integration.journeys.backends import ENVIRONMENT, url_of
 from tests.transfer.sessions import fill
@@ -166,10 +166,10 @@ async def listed(store: Store) -> list[SessionKey]:
     """List all sessions of a store."""
     found: list[SessionKey] = []
     for tenant in await store.tenants():
-        page = await store.sessions(tenant=tenant, limit=500)
+        page = await store.sessions(SessionQuery(tenant=tenant, limit=500))
         while page:
             found += [info.key for info in page]
-            page = await store.sessions(tenant=tenant, limit=500, after=page[-1].key)
+            page = await store.sessions(SessionQuery(tenant=tenant, limit=500, after=page[-1].key))
     return found
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.store import SessionQuery
 from perdure.tuning import measure
 from perdure.tuning.measure import TENANT
 from tests.integration.journeys.backends import ALL, store_of
@@ -23,6 +24,6 @@ async def test_a_store_is_measured_and_left_as_it_was(kind: str, tmp_path: Path)
         assert all(level.seconds > 0 and level.rounds == 3 for level in found.levels)
         assert found.rate == max(level.sessions / level.seconds for level in found.levels)
         assert found.save_time == found.levels[0].seconds
-        assert await store.sessions(tenant=TENANT) == []
+        assert await store.sessions(SessionQuery(tenant=TENANT)) == []
     finally:
         await store.aclose()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from perdure.records.keys import SessionKey
+from perdure.store import SessionQuery
 from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
 from tests.stores.file.kit import KEY
 
@@ -40,7 +41,7 @@ async def test_a_listing_says_what_session_json_says(store) -> None:
 async def test_a_session_without_a_fold_is_listed_with_its_times(store) -> None:
     await take(store)
     (info,) = await store.sessions()
-    assert (info.key, info.epoch, info.head, info.title) == (KEY, 1, 0, None)
+    assert (info.key, info.epoch, info.head, info.title) == (KEY, 1, 1, None)
     assert info.created_at is not None
     assert info.updated_at is not None
     assert info.created_at - 10 < info.updated_at
@@ -88,12 +89,14 @@ async def test_ids_that_are_only_hashed_come_out_of_the_files(store) -> None:
     for key in keys:
         await folded(store, key, b"{}")
     assert [info.key for info in await store.sessions()] == sorted(keys)
-    assert [info.key for info in await store.sessions(prefix="ÜÜÜ")] == sorted(keys[:2])
+    assert [info.key for info in await store.sessions(SessionQuery(prefix="ÜÜÜ"))] == sorted(
+        keys[:2]
+    )
 
 
 async def test_no_limit_below_one_gives_anything(store) -> None:
     await take(store)
-    assert await store.sessions(limit=0) == []
+    assert await store.sessions(SessionQuery(limit=0)) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes there")
@@ -127,6 +130,6 @@ async def test_names_that_no_session_may_have_hide_nothing(store, root: Path) ->
             (root / place / name / "log/1-0.jsonl").touch()
     assert [info.key for info in await store.sessions()] == [KEY]
     for tenant in await store.tenants():
-        await store.sessions(tenant=tenant)
+        await store.sessions(SessionQuery(tenant=tenant))
     assert await store.sessions_with_pending_items() == []
     await store.scrub()

@@ -18,7 +18,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import open_sealed
-from perdure.store import Draft, Taken, Terms, past_damage, take_after
+from perdure.store import Draft, SessionQuery, Taken, Terms, past_damage, take_after
 from perdure.stores.file import FileStore, acquire, documents, leases
 from perdure.testing.conformance._kit import (
     append_ok,
@@ -243,7 +243,7 @@ async def test_what_was_published_is_seen_at_each_step_of_its_takeover(
         if method == "read_log":
             look = partial(read, other, key)
         elif method == "sessions":
-            look = partial(other.sessions, prefix=key.agent)
+            look = partial(other.sessions, SessionQuery(prefix=key.agent))
         else:
             look = partial(getattr(other, method), key)
         seen, _, is_amid = await amid(step, look, partial(take, store, key))

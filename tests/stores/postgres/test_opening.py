@@ -14,10 +14,20 @@ from perdure.errors import (
     StoreUnavailableError,
     UnsupportedVersionError,
 )
-from perdure.store import Status
+from perdure.records.keys import SessionKey
+from perdure.records.manifest import About
+from perdure.store import Batch, SessionQuery, Status
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.schema import LATEST
-from perdure.testing.conformance._kit import KEY, append, append_ok, group, read, take
+from perdure.testing.conformance._kit import (
+    KEY,
+    append,
+    append_ok,
+    group,
+    manifest_of,
+    read,
+    take,
+)
 from tests.servers import free_port
 from tests.servers.postgres import PASSWORD, Postgres
 from tests.stores.postgres.conftest import OpenStore
@@ -177,3 +187,37 @@ def test_the_driver_is_imported_late() -> None:
     code = "import sys, perdure.stores.postgres as p; p.PostgresStore('postgresql://a/b'); "
     code += "assert 'psycopg' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_tables_of_version_3_are_listed_as_of_their_folds_until_they_are_saved(
+    server: Postgres, schema: str, open_store: OpenStore
+) -> None:
+    store = await open_store("one")
+    for name, owner in (("old", "ann"), ("new", "ann"), ("other", "bob")):
+        grant = await take(store, SessionKey(name))
+        head = await append_ok(store, grant, 2, *group("a"))
+        about = About(owner=owner, title=f"The {name} one", tags=("vip",) * (name == "old"))
+        documents = {"session.json": b"{}"}
+        manifest = manifest_of(grant, head, documents, about=about, counters={"turns": 7})
+        await store.write_documents(grant.key, documents, manifest)
+    await store.aclose()
+    for statement in (
+        """UPDATE {0}.manifests AS m SET owner = s.belongs, turns = s.turns, title = l.title,
+        tags = l.tags FROM {0}.sessions AS s, {0}.labels AS l
+        WHERE s.id = m.session AND l.session = m.session""",
+        "DROP TABLE {0}.labels",
+        "ALTER TABLE {0}.sessions DROP COLUMN turns, DROP COLUMN belongs, DROP COLUMN step",
+        "ALTER TABLE {0}.manifests ALTER COLUMN tags SET NOT NULL, ALTER turns SET NOT NULL",
+        "UPDATE {0}.perdure SET version = 3",
+    ):
+        server.run(statement.format(f'"{schema}"'))
+    store = await open_store("two")
+    (info,) = await store.sessions(SessionQuery(owner="ann", tag="vip"))
+    assert (info.key.agent, info.title, info.turns) == ("old", "The old one", 7)
+    newest = await store.sessions(SessionQuery(newest_first=True))
+    assert [info.key.agent for info in newest] == ["other", "new", "old"]
+    grant = await take(store, SessionKey("old"))
+    batch = Batch(grant.key, grant.epoch, grant.head + 1, group("b"), turns=8)
+    assert [outcome.status for outcome in await store.append_many([batch])] == [Status.OK]
+    (info, _) = await store.sessions(SessionQuery(newest_first=True, owner="ann"))
+    assert (info.key.agent, info.title, info.turns) == ("old", "The old one", 8)

@@ -7,6 +7,7 @@ from pathlib import Path
 import psycopg
 
 from perdure.records.keys import SessionKey
+from perdure.store import SessionQuery
 from perdure.testing.conformance._kit import append_ok, group, read, take
 from tests.servers.postgres import Postgres
 from tests.stores.postgres.conftest import OpenStore
@@ -40,7 +41,7 @@ async def test_a_partitioned_store_continues_where_it_was(
     await second.scrub()
     assert await second.trim(KEYS[0], 2, 3)
     await second.delete(KEYS[1], 2)
-    assert len(await second.sessions(limit=100)) == len(KEYS) - 1
+    assert len(await second.sessions(SessionQuery(limit=100))) == len(KEYS) - 1
     with psycopg.connect(server.url) as connection:
         sql = f'SELECT count(DISTINCT tableoid) FROM "{schema}".commits'
         row = connection.execute(sql).fetchone()

@@ -154,7 +154,7 @@ async def test_one_that_is_refused_does_not_spoil_the_others(
     assert [type(grant) for grant in grants] == ([LeaseHeldError] + 3 * [Taken]) * 5
     held = [grant for grant in grants if isinstance(grant, Taken)]
 
-    server.run(f"ALTER TABLE {schema}.manifests ADD CHECK (title <> 'refused')")
+    server.run(f"ALTER TABLE {schema}.labels ADD CHECK (title <> 'refused')")
     documents = {"session.json": b"folded"}
     manifests = [manifest_of(grant, 1, documents, about=About(title="fine")) for grant in held]
     manifests[3] = manifest_of(held[3], 1, documents, about=About(title="refused"))

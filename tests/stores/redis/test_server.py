@@ -10,12 +10,13 @@ from typing import Any
 import anyio
 import pytest
 
-from perdure import LeaseOptions, Message, Shutdown, connect
+from perdure import LeaseOptions, Message, OwnerMismatchError, Shutdown, connect
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
+from perdure.records.manifest import About
 from perdure.records.records import MESSAGE
-from perdure.store import Batch, PendingItem, Status, take_after
+from perdure.store import Batch, PendingItem, SessionQuery, Status, take_after
 from perdure.stores.redis import RedisStore
 from perdure.stores.redis.connection import RedisCall
 from perdure.testing.conformance._kit import (
@@ -212,7 +213,7 @@ async def test_the_listing_is_made_anew_from_the_sessions(
     gone = SessionKey("agent 3")
     await store.delete(gone, 1)
     await take(neighbor, SessionKey("somebody else's"))
-    before = [await store.sessions(tenant=tenant) for tenant in ("", "t")]
+    before = [await store.sessions(SessionQuery(tenant=tenant)) for tenant in ("", "t")]
     prefix = url.partition("prefix=")[2]
     waiting = [SessionKey("a/{b}:c", "s", "t"), SessionKey("agent 1")]
     for key in waiting:
@@ -221,7 +222,7 @@ async def test_the_listing_is_made_anew_from_the_sessions(
         assert server.say("DEL", f"{prefix}:{name}") == b":1"
     assert await store.sessions() == await store.sessions_with_pending_items() == []
     assert await store.rebuild_directory() == len(keys) - 1
-    assert [await store.sessions(tenant=tenant) for tenant in ("", "t")] == before
+    assert [await store.sessions(SessionQuery(tenant=tenant)) for tenant in ("", "t")] == before
     assert await store.tenants() == ["", "t"]
     assert await store.sessions_with_pending_items() == sorted(waiting)
 
@@ -342,3 +343,46 @@ async def test_a_server_that_may_evict_later_on_is_told(own_server: Valkey) -> N
             while sessions.health().status != "ok":
                 await anyio.sleep(0.05)
         assert [event.reason for event in told] == [reason]  # type: ignore[attr-defined]
+
+
+async def test_what_no_index_has_is_listed_too(own_server: Valkey) -> None:
+    """A release without the indexes by owner and activity has written it."""
+    store = RedisStore(own_server.url)
+    await store.open()
+    for name in ("old", "new", "other"):
+        grant = await take(store, SessionKey(name))
+        about = About(owner="bob" if name == "other" else "ann")
+        batch = Batch(grant.key, grant.epoch, 2, group("a"), turns=1, about=about)
+        assert [outcome.status for outcome in await store.append_many([batch])] == [Status.OK]
+    await store.aclose()
+    assert own_server.ask("DEL", "perdure:{@}:owned", "perdure:{@}:recent").strip() == b":2"
+    store = RedisStore(own_server.url)
+    await store.open()
+    newest = await store.sessions(SessionQuery(newest_first=True))
+    assert [info.key.agent for info in newest] == ["other", "new", "old"]
+    mine = await store.sessions(SessionQuery(newest_first=True, owner="ann"))
+    assert [info.key.agent for info in mine] == ["new", "old"]
+    grant = await take(store, SessionKey("old"))
+    await store.delete(grant.key, grant.epoch)
+    for index in ("owned", "recent"):
+        left = own_server.ask("ZRANGE", f"perdure:{{@}}:{index}", "0", "-1")
+        assert (b"new" in left, b"old" in left) == (True, False)
+    await store.aclose()
+
+
+async def test_an_owner_s_label_that_changes_leaves_the_index(
+    own_server: Valkey,
+) -> None:
+    async with connect(RedisStore(own_server.url), shutdown=Shutdown(signals=False)) as sessions:
+        session = await sessions.open("chat", owner="ann")
+        assert [info.key.agent for info in await sessions.list(owner="ann")] == ["chat"]
+        session.describe(owner="bob")
+        await session.save()
+        assert [info.key.agent for info in await sessions.list(owner="bob")] == ["chat"]
+        await session.aclose()
+        with pytest.raises(OwnerMismatchError):
+            await sessions.open("chat", owner="eve")
+        owned = own_server.ask("ZRANGE", "perdure:{@}:owned", "0", "-1")
+        assert (b"bob" in owned, b"ann" in owned, b"eve" in owned) == (True, False, False)
+        assert await sessions.delete("chat")
+        assert b"bob" not in own_server.ask("ZRANGE", "perdure:{@}:owned", "0", "-1")

@@ -11,7 +11,7 @@ import pytest
 from perdure.errors import CorruptRecordError, FormatError, PerdureError, UnsupportedVersionError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
-from perdure.store import Batch, PendingItem, Status, Taken, take_after
+from perdure.store import Batch, PendingItem, SessionQuery, Status, Taken, take_after
 from perdure.stores.objects import layout
 from perdure.stores.s3 import S3Store
 from perdure.testing.conformance._kit import manifest_of, take
@@ -180,8 +180,8 @@ async def test_a_damaged_head_hides_no_other_session(open_store: OpenS3, raw: An
     obstore.put(raw, HEAD, bytes(obstore.get(raw, HEAD).bytes())[:-20])
     found = await store.sessions()
     assert [(one.key, one.epoch) for one in found] == [(KEY, 0), (other.key, other.epoch)]
-    assert [one.key for one in await store.sessions(limit=1)] == [KEY]
-    assert await store.sessions(owner="somebody") == []
+    assert [one.key for one in await store.sessions(SessionQuery(limit=1))] == [KEY]
+    assert await store.sessions(SessionQuery(owner="somebody")) == []
     assert await store.rebuild_directory() == 1
     assert await store.sessions() == found
     await store.scrub()

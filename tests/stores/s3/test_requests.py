@@ -12,7 +12,7 @@ from benchmarks.counts import count_asked
 from benchmarks.stores.wire import CountingProxy, http_requests
 from perdure import Autosave, LeaseOptions, Message, Shutdown, connect
 from perdure.store import take_after
-from perdure.stores.objects import leases, reader
+from perdure.stores.objects import leases, log, reader
 from perdure.stores.objects.layout import with_checksum
 from perdure.testing.conformance._kit import KEY, append_ok, group, take
 from perdure.testing.conformance.inbox import posted
@@ -116,3 +116,42 @@ async def test_an_emptied_inbox_costs_an_open_no_read(open_store: OpenS3) -> Non
     assert await store.receive(KEY, grant.epoch) == []
     await store.enqueue(KEY, posted("c"))
     assert [item.op_id for item in await store.receive(KEY, grant.epoch)] == ["c"]
+
+
+async def test_a_listing_costs_a_save_no_request_but_once_a_minute(
+    server: S3Server, proxy: CountingProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = store_on(server, tmp_path, endpoint=f"http://127.0.0.1:{proxy.port}")
+    other = store_on(server, tmp_path, owner="other")
+    async with (
+        connect(store, autosave=Autosave(), shutdown=QUIET, lease=RARE) as sessions,
+        connect(other, shutdown=QUIET, lease=RARE) as others,
+    ):
+        session = await sessions.open("agent", owner="ann")
+        (info,) = await others.list(owner="ann")
+        assert (info.key.agent, info.turns) == ("agent", 0)
+        await session.save()  # which brings the labels
+
+        async def turn() -> int:
+            asked(proxy)
+            async with session.turn():
+                session.append(Message.user("hello"))
+            return len(asked(proxy))
+
+        assert [await turn() for _ in range(3)] == [1, 1, 1]
+        assert [info.turns for info in await sessions.list()] == [3]
+        assert [info.turns for info in await others.list()] == [0]
+        monkeypatch.setattr(log, "LISTED_EVERY", 0.0)  # a minute is over
+        assert await turn() == 2
+        assert [info.turns for info in await others.list()] == [4]
+        monkeypatch.undo()
+        assert await turn() == 1
+        session.describe(title="The agent")
+        asked(proxy)
+        await session.save()
+        assert len(asked(proxy)) == 2
+        (info,) = await others.list()
+        assert (info.title, info.turns) == ("The agent", 5)
+        assert await turn() == 1
+        await session.aclose()
+        assert [info.turns for info in await others.list()] == [6]

@@ -74,3 +74,38 @@ async def test_a_newer_format_is_told_and_what_is_unsaved_is_kept_for_the_newer_
     async with connect(SqliteStore(path), **options) as sessions:
         async with sessions.open("ada") as session:
             assert [one.text for one in session.context()] == [str(n) for n in range(saved + 1)]
+
+
+async def test_a_database_of_format_3_is_listed_as_of_its_folds_until_it_is_saved(
+    tmp_path: Path,
+) -> None:
+    path, options = tmp_path / "a.db", {"shutdown": Shutdown(signals=False)}
+    async with connect(SqliteStore(path), **options) as sessions:
+        for name, owner in (("old", "ann"), ("new", "ann"), ("other", "bob"), ("bare", None)):
+            async with sessions.open(name, owner=owner, tags=["vip"] * (name == "old")) as session:
+                async with session.turn():
+                    session.append(Message.user("Hello"))
+                session.describe(title=f"The {name} one")
+            await session.aclose()
+    before = sqlite3.connect(path)
+    with before:
+        before.execute(
+            "UPDATE manifest SET tags = (SELECT coalesce(s.tags, '[]') FROM session AS s "
+            "WHERE s.id = manifest.session), owner = (SELECT s.user FROM session AS s "
+            "WHERE s.id = manifest.session)"
+        )
+        for index in ("session_by_use", "session_by_user"):
+            before.execute(f"DROP INDEX {index}")
+        for column in ("user", "labels", "tags", "turns", "step"):
+            before.execute(f"ALTER TABLE session DROP COLUMN {column}")
+    before.close()
+    changed_to(path, 3)
+    async with connect(SqliteStore(path), **options) as sessions:
+        (info,) = await sessions.list(owner="ann", tag="vip")
+        assert (info.key.agent, info.title, info.turns) == ("old", "The old one", 1)
+        newest = [info.key.agent for info in await sessions.list(newest_first=True)]
+        assert newest == ["bare", "other", "new", "old"]
+        async with sessions.open("old") as session, session.turn():
+            session.append(Message.user("Hello again"))
+        (info, _) = await sessions.list(newest_first=True, owner="ann")
+        assert (info.key.agent, info.title, info.turns) == ("old", "The old one", 2)

@@ -14,7 +14,7 @@ from perdure.testing.conformance._kit import group, read, take
 
 
 def test_a_statement_gets_a_row_of_marks_for_each_session() -> None:
-    assert at_once("save", 3).count("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") == 3
+    assert at_once("save", 3).count("(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)") == 3
 
 
 async def test_commits_of_any_size_save_each_session_once(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ def test_every_field_of_what_is_written_is_encoded_or_carries_no_content() -> No
     """As of the calls: what a struct of the port gets has to be encoded, or be put here."""
     fields = {struct.__name__: struct.__struct_fields__ for struct in (Batch, Beginning, Manifest)}
     assert fields == {
-        "Batch": ("key", "epoch", "first", "records"),  # the last is encoded
-        "Beginning": ("first", "base", "draft"),
+        "Batch": ("key", "epoch", "first", "records", "turns", "about"),  # encoded: records, about
+        "Beginning": ("first", "base", "draft", "about"),  # encoded: about
         "Manifest": (
             *("format", "key", "epoch", "as_of_seq", "counters"),
             *("documents", "about"),  # encoded

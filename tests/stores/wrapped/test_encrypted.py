@@ -36,7 +36,7 @@ from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, Manifest
 from perdure.records.records import MESSAGE, Entry, Record
-from perdure.store import DeadLetter, PendingItem, Status, Store, take_after
+from perdure.store import DeadLetter, PendingItem, SessionQuery, Status, Store, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.file.layout import encode_name
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -106,9 +106,9 @@ async def test_nothing_that_people_wrote_is_in_any_file(inner: Inner, tmp_path: 
     nothing_readable(tmp_path)
     store = EncryptedStore(inner(), OLD)
     async with connect(store, shutdown=shutdown) as sessions:
-        (info,) = await store.sessions(owner=f"{CANARY} owner", tag=f"{CANARY}-tag")
+        (info,) = await store.sessions(SessionQuery(owner=f"{CANARY} owner", tag=f"{CANARY}-tag"))
         assert (info.title, info.owner) == (f"{CANARY} title", f"{CANARY} owner")
-        assert await store.sessions(owner="somebody else") == []
+        assert await store.sessions(SessionQuery(owner="somebody else")) == []
         async with sessions.open("agent") as session:
             assert CANARY in str(session.context())
             assert await session.state.get(f"{CANARY}/notes") == {"text": f"{CANARY} state"}
@@ -374,7 +374,7 @@ async def test_a_page_of_sessions_is_as_long_as_it_was_asked_for(inner: Inner) -
     for limit in range(1, len(names) + 2):
         pages: list[list[str]] = []
         after = None
-        while page := await store.sessions(after=after, limit=limit):
+        while page := await store.sessions(SessionQuery(after=after, limit=limit)):
             pages.append([info.key.agent for info in page])
             after = page[-1].key
         assert sum(pages, []) == names
@@ -392,7 +392,9 @@ async def test_many_at_once_make_one_key_for_a_tenant(inner: Inner) -> None:
     for store in stores:
         assert await store.blob_names("t") == sorted(names)
         assert await store.get_blob("t", names[4]) == b"4"
-        assert await store.sessions(tenant="t") == []  # the keys' own session is not shown
+        assert (
+            await store.sessions(SessionQuery(tenant="t")) == []
+        )  # the keys' own session is not shown
     for store in stores:
         await store.aclose()
 

@@ -173,6 +173,9 @@ class _Taking:
                 begun = self._begun(log, manifests, terms.beginning)
                 self._require_newest()
                 self._remove_leftovers(manifests, begun)
+                about = terms.beginning.about
+                if begun.tip is None and about is not None:
+                    documents.save_labels(folder, epoch, begun.end.seq, about)
                 found = self._found(log, manifests, begun, terms.names)
         except BaseException:
             leases.release_unused(folder, epoch)

@@ -1,7 +1,8 @@
 """Directory of sessions: what the folders contain, by key, a page at a time.
 
 Ids are decoded from the folders' names, or read from the files inside where a name was too
-long. A session's facts are as of its last fold, so they may lag the log.
+long. A session's labels are those of its last fold, or of the save that changed them since; its
+last activity and its turns are what the end of its log says.
 Blocking: each public function is one call into a thread.
 """
 
@@ -9,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
 
 import msgspec
 
@@ -34,6 +37,8 @@ from perdure.stores.file.layout import (
     tenant_path,
 )
 from perdure.stores.file.leases import LeaseFile, NewestLease, newest_lease
+from perdure.stores.file.log import LogWriter
+from perdure.stores.file.reader import position_of
 
 _SESSION = "session.json"
 _MAX_SESSION_BYTES = 1024 * 1024
@@ -94,25 +99,27 @@ def _tenant_inside(tenant: Folder) -> str | None:
     return None
 
 
-def list_sessions(root: Folder, query: SessionQuery) -> list[SessionInfo]:
-    """List sessions by key."""
+def list_sessions(
+    root: Folder, query: SessionQuery, held: Mapping[SessionKey, LogWriter]
+) -> list[SessionInfo]:
+    """List a page of a tenant's sessions; of the held ones, this process knows more."""
     listed: list[SessionInfo] = []
-    tenant, prefix, after = query.tenant, query.prefix, query.after
+    after = None if query.newest_first else query.after
     try:
-        agents = root.enter(*agents_of(tenant))
+        agents = root.enter(*agents_of(query.tenant))
     except FileNotFoundError:
         return []
     with agents:
         for agent, name in sorted(_agents(agents)):
-            if not agent.startswith(prefix) or (after is not None and agent < after.agent):
+            is_left_out = agent in query.without or not agent.startswith(query.prefix)
+            if is_left_out or (after is not None and agent < after.agent):
                 continue
             with skip_unreadable(), agents.enter(name) as folder:
-                infos = _sessions(folder, SessionKey(agent, tenant=tenant))
-                fresh = (info for info in infos if after is None or info.key > after)
-                listed += filter(query.matches, fresh)
-            if len(listed) >= query.limit:
+                infos = _sessions(folder, SessionKey(agent, tenant=query.tenant), held)
+                listed += [info for info in infos if query.matches(info) and query.is_next(info)]
+            if len(listed) >= query.limit and not query.newest_first:
                 break
-    return listed[: max(query.limit, 0)]
+    return query.page(listed)
 
 
 def list_waiting(root: Folder, *, dead_letters: bool) -> list[SessionKey]:
@@ -207,8 +214,10 @@ def _newest_lease(folder: Folder) -> LeaseFile | None:
     return None
 
 
-def _sessions(folder: Folder, default: SessionKey) -> list[SessionInfo]:
-    infos = [_info(folder, default)]
+def _sessions(
+    folder: Folder, default: SessionKey, held: Mapping[SessionKey, LogWriter]
+) -> list[SessionInfo]:
+    infos = [_info(folder, default, held.get(default))]
     with contextlib.suppress(FileNotFoundError), folder.enter(SESSIONS) as sessions:
         for name in sessions.names():
             with skip_unreadable(), sessions.enter(name) as inner:
@@ -217,64 +226,130 @@ def _sessions(folder: Folder, default: SessionKey) -> list[SessionInfo]:
                     lease = _newest_lease(inner)
                     session = lease.key.session if lease else None
                 if session and session != DEFAULT_SESSION:
-                    infos.append(_info(inner, SessionKey(default.agent, session, default.tenant)))
-    return sorted(filter(None, infos), key=lambda info: info.key)
+                    key = SessionKey(default.agent, session, default.tenant)
+                    infos.append(_info(inner, key, held.get(key)))
+    return list(filter(None, infos))
 
 
-def _info(folder: Folder, key: SessionKey) -> SessionInfo | None:
+def _info(folder: Folder, key: SessionKey, writer: LogWriter | None) -> SessionInfo | None:
     newest = _shown(folder)
     if newest is None:
         return None
-    epoch, lease, _ = newest
+    epoch, lease, names = newest
     since = 1 if lease is None else lease.since
-    manifest = _manifest(folder, key, since)
-    folded = manifest.about if manifest else About()
-    about = _metadata(folder)  # older releases folded no metadata into the manifest
-    began, updated = _times(folder, key)
+    manifest = _manifest(folder, key, since, names)
+    about, as_of = (manifest.about, manifest.as_of_seq) if manifest else (About(), 0)
+    turns = manifest.counters.get("turns", 0) if manifest else 0
+    end = _log_end(folder, key, manifest)
+    if about.created_at is None:  # not folded, or by a release that kept it elsewhere
+        about = _older_about(folder, about)
+    saved = documents.read_labels(folder, names, since)
+    if saved is not None and saved.seq > as_of:
+        about = msgspec.structs.replace(about, **_labels(saved.about))
+    turns = turns if end.turns is None else end.turns
+    updated = end.written_at
+    if writer is not None and writer.epoch == epoch:
+        updated = writer.saved_at or updated
+        if writer.turns is not None and writer.listed_at > as_of:
+            turns = writer.turns
     return SessionInfo(
         key=key,
         epoch=epoch,
-        head=manifest.as_of_seq if manifest else 0,
-        created_at=_seconds(about.created_at) or began,
+        head=max(as_of, end.head),
+        created_at=about.created_at or end.began_at,
         updated_at=updated,
-        owner=folded.owner or about.metadata.owner,
-        title=folded.title or about.metadata.title,
-        tags=folded.tags or tuple(about.metadata.tags),
-        turns=manifest.counters.get("turns", 0) if manifest else 0,
-        damaged=manifest is None and documents.has_damaged_manifest(folder, since),
+        turns=turns,
+        damaged=manifest is None and documents.has_damaged_manifest(folder, since, names),
+        **_labels(about),
     )
 
 
-def _manifest(folder: Folder, key: SessionKey, since: int) -> Manifest | None:
+def _labels(about: About) -> dict[str, Any]:
+    return {"owner": about.owner, "title": about.title, "tags": about.tags}
+
+
+def _manifest(
+    folder: Folder, key: SessionKey, since: int, names: Collection[str]
+) -> Manifest | None:
     # One bad session must not hide the others: opening it reports what is wrong.
     with contextlib.suppress(FormatError):
-        manifests = documents.read_manifests(folder, key, since=since)
+        manifests = documents.read_manifests(folder, key, since=since, names=names)
         if manifests and not manifests[0].is_pending:
             return manifests[0].manifest
     return None
 
 
-def _metadata(folder: Folder) -> _SessionMetadata:
-    """Read session.json as a hint: it may have any shape, or be part of another fold."""
-    with contextlib.suppress(OSError, FormatError):
+def _older_about(folder: Folder, about: About) -> About:
+    """Return labels with those of session.json: a hint, of any shape, or of another fold."""
+    with contextlib.suppress(OSError, FormatError, ValueError):
         status = folder.stat(_SESSION)
         if status is not None and status.st_size <= _MAX_SESSION_BYTES:
-            return decode(folder.read(_SESSION) or b"{}", _SessionMetadata)
-    return _SessionMetadata()
+            found = decode(folder.read(_SESSION) or b"{}", _SessionMetadata)
+            created = found.created_at and datetime.datetime.fromisoformat(found.created_at)
+            return About(
+                owner=about.owner or found.metadata.owner,
+                title=about.title or found.metadata.title,
+                tags=about.tags or tuple(found.metadata.tags),
+                created_at=created.timestamp() if created else None,
+            )
+    return about
 
 
-def _seconds(iso: str | None) -> float | None:
-    with contextlib.suppress(ValueError):
-        return datetime.datetime.fromisoformat(iso).timestamp() if iso else None
-    return None
+# The end of a log, which is newer than the fold
 
 
-def _times(folder: Folder, key: SessionKey) -> tuple[float | None, float | None]:
-    """Return the time of the log's first record, and of the last write to its newest file."""
+_TAIL_BYTES = 64 * 1024
+_LAST = re.compile(rb'^\{"n":([0-9]+),.*\n\Z', re.MULTILINE)
+_TURN = re.compile(rb'^\{"n":[0-9]+,"e":[0-9]+,"k":"turn",.*$', re.MULTILINE)
+
+
+class _TurnLine(msgspec.Struct):
+    class _Payload(msgspec.Struct):
+        number: int
+
+    r: _Payload
+
+
+class _LogEnd(msgspec.Struct):
+    began_at: float | None = None
+    written_at: float | None = None
+    """When records were written last; opening a session is not that."""
+    head: int = 0
+    """The last record; 0 where there is none after the fold."""
+    turns: int | None = None
+    """The number of the last turn, if one began in what was read."""
+
+
+def _log_end(folder: Folder, key: SessionKey, manifest: Manifest | None) -> _LogEnd:
+    """Return what the end of a log says, not verified: whoever opens the session does that."""
+    end = _LogEnd()
+    mark = None if manifest is None else position_of(manifest.position)
     with contextlib.suppress(OSError, CorruptRecordError), folder.enter(LOG) as log:
-        names = sorted(filter(None, map(segment_of, log.names())))
-        if names:
-            first = segments.read_first(log, *names[0], key)
-            last = log.stat(segment_name(*names[-1]))
-            return (first.first.at if first else None), (last.st_mtime if last else None)
-    return None, None
+        places = sorted(filter(None, map(segment_of, log.names())))
+        first = segments.read_first(log, *places[0], key) if places else None
+        end.began_at = first.first.at if first else None
+        for epoch, number in reversed(places):
+            name = segment_name(epoch, number)
+            status = log.stat(name)
+            if status is None:
+                continue
+            end.written_at = status.st_mtime
+            is_marked = mark is not None and (epoch, number) == (mark.epoch, mark.number)
+            if mark is not None and is_marked and status.st_size <= mark.at.offset:
+                break
+            tail = _tail_of(log, name, status.st_size)
+            end.head = end.head or max([int(n) for n in _LAST.findall(tail)], default=0)
+            if number == 0 and tail.count(b"\n") <= 1 and status.st_size == len(tail):
+                continue  # it was only opened
+            for line in _TURN.findall(tail)[-1:]:
+                with contextlib.suppress(msgspec.DecodeError):  # encrypted
+                    end.turns = msgspec.json.decode(line, type=_TurnLine).r.number
+            break
+    return end
+
+
+def _tail_of(log: Folder, name: str, size: int) -> bytes:
+    fd = log.open(name)
+    with open(fd, "rb") as file:
+        file.seek(max(size - _TAIL_BYTES, 0))
+        return file.read(_TAIL_BYTES)

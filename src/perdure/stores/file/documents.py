@@ -23,7 +23,7 @@ from perdure._lib.logs import LogOnce
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FoldedDocument, Manifest, decode_manifest
+from perdure.records.manifest import About, FoldedDocument, Manifest, decode_manifest
 from perdure.records.records import open_sealed
 from perdure.store import BlobSweep, Document, Documents
 from perdure.stores.file.layout import (
@@ -34,6 +34,8 @@ from perdure.stores.file.layout import (
     document_path,
     encode_name,
     inbox_generation,
+    labels_epoch,
+    labels_name,
     manifest_epoch,
     manifest_name,
     next_manifest_name,
@@ -337,6 +339,7 @@ def remove_owned(
     _remove_files(
         folder, LOG, lambda name: (segment_of(name) or start_of(name) or (below,))[0] < below
     )
+    remove_labels(folder, below)
     for name in folder.names():
         if (
             0 < inbox_generation(name) < (inbox or below)
@@ -345,6 +348,38 @@ def remove_owned(
             _remove_files(folder, name, lambda _: True)
     if evidence:
         _remove_files(folder, QUARANTINE, lambda _: True)
+
+
+# Labels that a listing shows: those of the last save that changed them
+
+
+class SavedLabels(msgspec.Struct, frozen=True):
+    """Content of ``labels-<epoch>.json``."""
+
+    seq: int
+    """The record that they are as of: a fold as of a later one knows better."""
+    about: About
+
+
+def save_labels(folder: Folder, epoch: int, seq: int, about: About) -> None:
+    """Keep labels for listings. They are in the log: it need not be durable, nor work."""
+    with contextlib.suppress(OSError):
+        folder.replace(labels_name(epoch), sealed(SavedLabels(seq, about)), durable=False)
+        remove_labels(folder, epoch)
+
+
+def remove_labels(folder: Folder, below: int) -> None:
+    """Remove the labels that holders of epochs below *below* saved."""
+    for name in folder.names():
+        if 0 < labels_epoch(name) < below:
+            folder.remove(name)
+
+
+def read_labels(folder: Folder, names: Collection[str], since: int) -> SavedLabels | None:
+    """Return the newest labels of a session's generation; None without any."""
+    epoch = max(map(labels_epoch, names), default=0)
+    data = folder.read(labels_name(epoch)) if epoch >= since else None
+    return unsealed(data, SavedLabels)
 
 
 def _remove_files(folder: Folder, step: str, is_ours: Callable[[str], bool]) -> None:

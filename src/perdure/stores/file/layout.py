@@ -34,7 +34,7 @@ _PREFIX_CHARACTERS = 60
 _RESERVED_FIRST_STEPS = frozenset({LOG, QUARANTINE, SESSIONS, "files"})
 """Names that a document's first path component may not have."""
 _SUFFIXES = (".jsonl", ".json")
-_DOCUMENT_CLASH = re.compile(r"(dead-letters|inbox|lease|manifest)-")
+_DOCUMENT_CLASH = re.compile(r"(dead-letters|inbox|labels|lease|manifest)-")
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])\Z")
 _PLAIN = re.compile(r"[a-z0-9_\-]{1,150}\Z")
 _UNSAFE = re.compile(rb"[^a-z0-9_\-]")
@@ -129,6 +129,7 @@ _INBOX = re.compile(r"inbox-([1-9][0-9]{0,17})\Z")
 _DEAD_LETTERS = re.compile(r"dead-letters-([1-9][0-9]{0,17})\Z")
 _MARK = re.compile(r"lease-([1-9][0-9]{0,17})\.(draft|dropped|published|released)\Z")
 _LEASE = re.compile(r"lease-([1-9][0-9]{0,17})\.json\Z")
+_LABELS = re.compile(r"labels-([1-9][0-9]{0,17})\.json\Z")
 _MANIFEST = re.compile(r"manifest-([1-9][0-9]{0,17})\.(json|next)\Z")
 _START = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.start\Z")
 _SEGMENT = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.jsonl\Z")
@@ -174,6 +175,16 @@ def mark_epoch(name: str) -> int:
 def lease_epoch(name: str) -> int:
     """Return the epoch of a lease file, 0 for any other file."""
     return _number(_LEASE, name)
+
+
+def labels_name(epoch: int) -> str:
+    """Return the name of the file with the labels that an epoch's holder saved last."""
+    return f"labels-{epoch}.json"
+
+
+def labels_epoch(name: str) -> int:
+    """Return the epoch of a file with labels, 0 for any other file."""
+    return _number(_LABELS, name)
 
 
 def inbox_name(generation: int) -> str:

@@ -17,6 +17,7 @@ import contextlib
 import itertools
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Protocol, final
@@ -32,7 +33,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import other_records, too_large
 from perdure.records.records import EPOCH, Entry, Position, Record, Scanner
 from perdure.store import Batch, Outcome, Status
-from perdure.stores.file import segments
+from perdure.stores.file import documents, segments
 from perdure.stores.file.acquire import TakenSession
 from perdure.stores.file.layout import (
     LOG,
@@ -190,7 +191,10 @@ class LogWriter:
         "first_seq",
         "is_intact",
         "key",
+        "listed_at",
         "lock",
+        "saved_at",
+        "turns",
     )
 
     def __init__(
@@ -208,6 +212,12 @@ class LogWriter:
         """The same, one append ago."""
         self.is_intact: bool = True
         """False once another process changed the files: then *durable* does not hold."""
+        self.turns: int | None = None
+        """The turns that the last save said."""
+        self.listed_at: int = 0
+        """The last record that came with them."""
+        self.saved_at: float | None = None
+        """When the last save was; None before the first one."""
         self.lock: threading.Lock = threading.Lock()
         self._root = root
         self._files = files
@@ -246,13 +256,23 @@ class LogWriter:
         self._require_fit(batch, size)
         new_entries = self._new_entries(folder, batch)
         if not new_entries:
+            self._note_listed(folder, batch)
             return Outcome(Status.OK)
         written = self._write(folder, new_entries, size)
         self._in_doubt = batch.first + len(batch.records) - 1
         if not self.fence.is_valid(folder):
             return self._after_takeover(folder, batch)
         self._mark_durable()
+        self._note_listed(folder, batch)
         return Outcome(Status.OK, None, written)
+
+    def _note_listed(self, folder: Folder, batch: Batch) -> None:
+        """Note what a save says for listings: only changed labels cost a file."""
+        self.saved_at = time.time()
+        if batch.turns is not None:
+            self.turns, self.listed_at = batch.turns, self.durable.at.seq
+        if batch.about is not None:
+            documents.save_labels(folder, self.epoch, self.durable.at.seq, batch.about)
 
     def _require_fit(self, batch: Batch, size: int) -> None:
         """Raise if a batch can never be accepted."""

@@ -29,6 +29,7 @@ from perdure.errors import ConfigError, SessionError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -382,6 +383,10 @@ class HeldSessions:
         """
         writer = self._writers.get(key)
         return writer.durable if writer is not None and writer.is_intact else None
+
+    def writers(self) -> dict[SessionKey, LogWriter]:
+        """Return the writers of all held sessions."""
+        return dict(self._writers)
 
     def writer_of(self, key: SessionKey, epoch: int) -> LogWriter | None:
         """Return the writer of a session in an epoch, None if it is not held here."""
@@ -787,20 +792,9 @@ class FileStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        query = SessionQuery(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
-        return await self._run_in_thread("read", directory.list_sessions, self._root, query)
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
+        held = self._held_sessions.writers()
+        return await self._run_in_thread("read", directory.list_sessions, self._root, query, held)
 
     async def tenants(self) -> list[str]:
         return await self._run_in_thread("read", directory.list_tenants, self._root)

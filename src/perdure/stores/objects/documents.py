@@ -18,6 +18,7 @@ import itertools
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -32,14 +33,15 @@ from perdure.stores.objects import inbox, layout, leases, log as merging, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import (
     GONE,
+    DirectoryEntry,
     DocumentRef,
     MergedSegment,
     ReadMark,
     SessionHead,
     tenant_name,
 )
-from perdure.stores.objects.leases import Acquired, add_to_directory
-from perdure.stores.objects.log import CommitMerge, ObjectLogWriter
+from perdure.stores.objects.leases import Acquired, record_tenant
+from perdure.stores.objects.log import CommitMerge, ObjectLogWriter, Said
 
 _LARGE_DOCUMENT = 64 * 1024
 """Bytes from which on a document is an object of its own, not copied with others."""
@@ -149,6 +151,7 @@ def fold(
             )
 
         _replace_head(bucket, writer, change, merging.MIN_COMMITS)
+    writer.list_said()
 
 
 def compact(bucket: Bucket, writer: ObjectLogWriter) -> None:
@@ -397,43 +400,64 @@ _log = logging.getLogger("perdure")
 _WINDOW = 32
 
 
-def sessions(bucket: Bucket, query: SessionQuery) -> list[SessionInfo]:
-    """List sessions by key."""
+class _Listed(NamedTuple):
+    """A session in the directory, and its last activity."""
+
+    key: SessionKey
+    name: str
+    at: float
+
+
+def sessions(
+    bucket: Bucket, query: SessionQuery, said: Mapping[SessionKey, Said]
+) -> list[SessionInfo]:
+    """List a page of a tenant's sessions; of those held here, *said* is what is not written yet."""
     listed: list[SessionInfo] = []
-    keys = _keys(bucket, query)
+    entries = _entries(bucket, query, said)
+    if query.newest_first:
+        entries = iter(sorted(entries, key=lambda entry: (entry.at, entry.key), reverse=True))
     while len(listed) < query.limit and (
-        window := list(itertools.islice(keys, min(_WINDOW, query.limit - len(listed) + 4)))
+        window := list(itertools.islice(entries, min(_WINDOW, query.limit - len(listed) + 4)))
     ):
-        infos = bucket.many(lambda key: _info(bucket, key), window)
+        infos = bucket.many(lambda entry: _info(bucket, entry, said.get(entry.key)), window)
         listed += [info for info in infos if info is not None and query.matches(info)]
-    return listed[: query.limit]
+    return listed[: max(query.limit, 0)]
 
 
-def _keys(bucket: Bucket, query: SessionQuery) -> Iterator[SessionKey]:
-    """Yield the directory's keys that match the prefix, each once, in order."""
-    before: SessionKey | None = query.after
-    for key in _ordered(bucket, query):
-        if not key.agent.startswith(query.prefix):
-            continue
-        if before is None or key > before:
-            before = key
-            yield key
+def _entries(
+    bucket: Bucket, query: SessionQuery, said: Mapping[SessionKey, Said]
+) -> Iterator[_Listed]:
+    """Yield what the directory has of the page and after it, each session once, by key."""
+    runs = itertools.groupby(_ordered(bucket, query), key=lambda entry: entry.key)
+    for key, generations in runs:
+        *_, entry = generations
+        known = said.get(key)
+        entry = entry._replace(at=max(entry.at, known.at)) if known is not None else entry
+        info = SessionInfo(key=key, updated_at=entry.at)
+        if key.agent.startswith(query.prefix) and query.is_next(info):
+            yield entry
 
 
-def _ordered(bucket: Bucket, query: SessionQuery) -> Iterator[SessionKey]:
+def _ordered(bucket: Bucket, query: SessionQuery) -> Iterator[_Listed]:
     prefix = layout.directory_prefix(query.tenant)
     begin = prefix + layout.encode_id(query.prefix).partition("~")[0]
     start = begin
-    if query.after is not None:
+    if query.after is not None and not query.newest_first:
         name = layout.directory_name(query.after, 0).rpartition("-")[0]
         start = max(start, name.partition("~")[0])
     # One digit less: some services skip names that extend the one that a listing starts after.
     pages = bucket.pages(prefix, None if start == prefix else start[:-1])
-    names = (entry.name for page in pages for entry in page if entry.name > begin)
-    fitting = itertools.takewhile(lambda name: name.startswith(begin), names)
-    for alike, run in itertools.groupby(fitting, key=_shared_prefix):
-        keys = filter(None, (_key(bucket, name, query.tenant) for name in run))
-        yield from sorted(keys) if alike.endswith("~") else keys
+    entries = (entry for page in pages for entry in page if entry.name > begin)
+    fitting = itertools.takewhile(lambda entry: entry.name.startswith(begin), entries)
+    for alike, run in itertools.groupby(fitting, key=lambda entry: _shared_prefix(entry.name)):
+        found = (_listed_of(bucket, entry, query.tenant) for entry in run)
+        known = filter(None, found)
+        yield from sorted(known) if alike.endswith("~") else known
+
+
+def _listed_of(bucket: Bucket, entry: ListedObject, tenant: str) -> _Listed | None:
+    key = _key(bucket, entry.name, tenant)
+    return None if key is None else _Listed(key, entry.name, entry.modified)
 
 
 def _shared_prefix(name: str) -> str:
@@ -450,24 +474,39 @@ def _key(bucket: Bucket, name: str, tenant: str) -> SessionKey | None:
     return None if stored is None else layout.decode_object(name, stored.data, SessionKey)
 
 
-def _info(bucket: Bucket, key: SessionKey) -> SessionInfo | None:
+def _info(bucket: Bucket, entry: _Listed, said: Said | None) -> SessionInfo | None:
+    key = entry.key
     try:
         current = reader.read_head(bucket, key)
         if current is None or current[0].deleted:
             return None
         head = current[0]
         manifest = layout.manifest_of(f"{layout.folder_of(key)}/head", head)
+        seq = 0 if manifest is None else manifest.as_of_seq
+        turns = about = None
+        if not head.released:  # else everything is folded
+            stored = bucket.get(entry.name)
+            if stored is not None:
+                saved = layout.decode_object(entry.name, stored.data, DirectoryEntry)
+                if saved.seq > seq:
+                    seq, turns, about = saved.seq, saved.turns, saved.about
     except CorruptRecordError as error:  # list it as damaged; opening it raises
         _log.warning("session %s is damaged: %s", key, error, extra={"session": str(key)})
-        return SessionInfo(key=key, damaged=True)
-    return session_info(
+        return SessionInfo(key=key, updated_at=entry.at, damaged=True)
+    info = session_info(
         key,
         manifest,
         epoch=head.epoch,
-        head=max(head.floor, 0 if manifest is None else manifest.as_of_seq),
+        head=max(head.floor, seq),
         created_at=head.created_at,
-        updated_at=head.updated_at,
+        updated_at=entry.at,
+        turns=turns,
+        about=about,
     )
+    if said is not None and said.epoch == head.epoch and said.seq > seq:
+        turns = info.turns if said.turns is None else said.turns
+        return msgspec.structs.replace(info, head=said.seq, turns=turns)
+    return info
 
 
 def rebuild(bucket: Bucket) -> int:
@@ -477,7 +516,10 @@ def rebuild(bucket: Bucket) -> int:
         head = _head_in(bucket, f"s/{folder}")
         if head is None or head.deleted:
             return False
-        add_to_directory(bucket, head.key, head.generation)
+        record_tenant(bucket, head.key.tenant)
+        # One that is there stays: the age of the object is the session's last activity.
+        name = layout.directory_name(head.key, head.generation)
+        bucket.create(name, layout.directory_entry(head.key))
         return True
 
     return sum(bucket.many(enter, bucket.folders("s/")))

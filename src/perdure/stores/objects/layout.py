@@ -6,7 +6,8 @@
     s/<folder>/doc/<epoch>-<id>            documents of one fold
     inbox/<folder>/<number>                the items of one ``enqueue``
     dead-letters/<folder>/<hash>           a dead letter
-    dir/<tenant>/<agent>/<session>-<gen.>  the directory: names in the order of their keys
+    dir/<tenant>/<agent>/<session>-<gen.>  the directory: names in the order of their keys, written
+                                           at most once a minute while the session is saved
     drafts/<tenant>/<agent>/<session>-<gen.>  a draft, as the directory has sessions
     tenants/<tenant>                       a tenant whose name is too long for an object's name
     blobs/<tenant>/<name>                  a blob
@@ -37,7 +38,7 @@ import msgspec
 from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.records import json, records as frames
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Draft, Manifest, decode_manifest, newer_format
+from perdure.records.manifest import About, Draft, Manifest, decode_manifest, newer_format
 from perdure.records.records import Entry, Position, Record, open_sealed, seal
 
 _MAX_BYTES = 100
@@ -444,6 +445,33 @@ def referenced_objects(head: SessionHead) -> set[str]:
     """Return the names of the objects that a head references: documents and segments."""
     documents = {ref.object for ref in head.documents.values()}
     return documents | {segment.object for segment in head.segments}
+
+
+class DirectoryEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A session in the directory: its key, and what its holder has said since the last fold."""
+
+    agent: str
+    session: str
+    tenant: str
+    seq: int = 0
+    """The record that the rest is as of: a fold as of a later one knows better."""
+    turns: int = 0
+    about: About = About()
+
+
+def directory_entry(
+    key: SessionKey, seq: int = 0, turns: int = 0, about: About | None = None
+) -> bytes:
+    """Return the bytes of a session in the directory."""
+    entry = DirectoryEntry(
+        agent=key.agent,
+        session=key.session,
+        tenant=key.tenant,
+        seq=seq,
+        turns=turns,
+        about=about or About(),
+    )
+    return with_checksum(entry)
 
 
 def with_checksum(value: msgspec.Struct) -> bytes:

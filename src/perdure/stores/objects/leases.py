@@ -34,7 +34,7 @@ from perdure.records.manifest import (
     lease_lost,
 )
 from perdure.records.records import EPOCH, Entry
-from perdure.store import Documents, Held, LeaseState, Origin, Terms
+from perdure.store import About, Documents, Held, LeaseState, Origin, Terms
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import Header, SessionHead
@@ -165,7 +165,7 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
             continue
         end = appended
         if end.seq == 1:
-            add_to_directory(bucket, key, end.generation)
+            add_to_directory(bucket, key, end.generation, new.about)
         writer, plan = _granted_writer(bucket, key, current, end, new_holder)
         replaced = head if created else None
         return Acquired(writer, record.payload, documents, plan, replaced=replaced)
@@ -246,7 +246,7 @@ def _begin_hidden(
         bucket.put(name, data)  # of somebody who began at 1, and whose head came too late
     plan = None
     if new.draft is None:
-        add_to_directory(bucket, key, generation)
+        add_to_directory(bucket, key, generation, new.about, new.first)
         shown = msgspec.structs.replace(head, deleted=False, hidden=False, nonce=random_id(8))
         tag = replace_head(bucket, key, (head, tag), shown)
         if tag is None:
@@ -546,10 +546,13 @@ class _Tenant(msgspec.Struct):
     name: str
 
 
-def add_to_directory(bucket: Bucket, key: SessionKey, generation: int) -> None:
-    """Add a generation of a session to the directory."""
+def add_to_directory(
+    bucket: Bucket, key: SessionKey, generation: int, about: About | None = None, seq: int = 1
+) -> None:
+    """Add a generation of a session to the directory, with labels as of a record."""
     record_tenant(bucket, key.tenant)
-    bucket.put(layout.directory_name(key, generation), layout.with_checksum(key))
+    entry = layout.directory_entry(key, 0 if about is None else seq, 0, about)
+    bucket.put(layout.directory_name(key, generation), entry)
 
 
 def record_tenant(bucket: Bucket, tenant: str) -> None:

@@ -27,7 +27,9 @@ The methods block; they run in a thread.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Sequence
 
 import msgspec
@@ -42,13 +44,27 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
 from perdure.records.records import EPOCH, Entry, Position
-from perdure.store import Batch, Outcome, Status
+from perdure.store import About, Batch, Outcome, Status
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.layout import Commit, MergedSegment, ReadMark, SessionHead
 
+LISTED_EVERY = 60.0
+"""Seconds: what changes with each save is written to the directory at most so often."""
 _MAX_FIRSTS = 1024
 """Remembered commits from which on merged ones are dropped."""
+
+
+class Said(msgspec.Struct):
+    """What a holder's saves say of a session for listings, and when that was written."""
+
+    epoch: int
+    seq: int = 0
+    turns: int | None = None
+    about: About | None = None
+    at: float = 0.0
+    """When the last save was; 0.0 before the first."""
+    listed_at: float = 0.0
 
 
 class ObjectLogWriter:
@@ -70,6 +86,7 @@ class ObjectLogWriter:
         "log_lock",
         "loose",
         "owner",
+        "said",
         "stored_head",
     )
 
@@ -96,6 +113,8 @@ class ObjectLogWriter:
         """Commits since the last merge."""
         self._commit_firsts: list[int] = [epoch_seq]
         """First seqs of the commits that this writer created and that are not merged."""
+        self.said: Said = Said(head.epoch, listed_at=time.time())
+        """For listings."""
         self.is_doubted: bool = False
         """Whether the bucket may have reverted to an earlier state."""
         self.log_lock: threading.Lock = threading.Lock()
@@ -125,7 +144,9 @@ class ObjectLogWriter:
             try:
                 if self.is_doubted:
                     self._require_commits()
-                return self._append(batch)
+                outcome = self._append(batch)
+                self._note_said(batch)
+                return outcome
             except LeaseLostError as error:
                 self.has_lost_lease = True
                 return Outcome(Status.CONFLICT, error)
@@ -155,6 +176,32 @@ class ObjectLogWriter:
                 return Outcome(Status.OK, written=len(data))
             if self._adopt_own_commit(name, data):
                 return Outcome(Status.OK)
+
+    def _note_said(self, batch: Batch) -> None:
+        """Note what a save says for listings; new labels are written at once."""
+        said = self.said
+        said.at, said.seq = time.time(), self.head
+        said.turns = said.turns if batch.turns is None else batch.turns
+        said.about = batch.about or said.about
+        if batch.about is not None or said.at - said.listed_at >= LISTED_EVERY:
+            self.list_said()
+
+    def list_said(self) -> None:
+        """Write to the directory what the last saves have said; the log has it, too."""
+        said = self.said
+        if said.at <= said.listed_at or (said.turns is None and said.about is None):
+            return
+        about = said.about or self._folded_about()
+        entry = layout.directory_entry(self.key, said.seq, said.turns or 0, about)
+        with contextlib.suppress(StoreUnavailableError):
+            self._bucket.put(layout.directory_name(self.key, self.generation), entry)
+            said.listed_at = said.at
+
+    def _folded_about(self) -> About:
+        """Return the labels of the last fold."""
+        head = None if self.stored_head is None else self.stored_head[0]
+        manifest = None if head is None else layout.manifest_of(f"{self.folder}/head", head)
+        return About() if manifest is None else manifest.about
 
     def _note(self, first: int) -> None:
         self._commit_firsts.append(first)

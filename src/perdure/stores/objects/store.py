@@ -36,6 +36,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Manifest, SessionQuery, lease_lost
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -57,7 +58,7 @@ from perdure.store import (
 )
 from perdure.stores.objects import documents as content, inbox, layout, leases, reader
 from perdure.stores.objects.bucket import Bucket, require_conditions
-from perdure.stores.objects.log import ObjectLogWriter
+from perdure.stores.objects.log import ObjectLogWriter, Said
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -72,6 +73,8 @@ _COMPACT = 256
 _BEATS_PER_LISTING = 4
 """Own heartbeats per listing of the others', which is a request: by default one per ttl."""
 _POLL_SECONDS = 0.01
+_SAID = 1000
+"""Sessions of which it is remembered what their saves have said."""
 
 CAPABILITIES = Capabilities(
     durability="object",
@@ -113,6 +116,8 @@ class ObjectStore:
         self._capabilities = capabilities
         self._opened: OpenBucket | None = None
         self._writers: dict[SessionKey, ObjectLogWriter] = {}
+        self._said: dict[SessionKey, Said] = {}
+        """What saves of this store object have said for listings, also of released sessions."""
         self._lock = threading.Lock()
 
     @property
@@ -306,6 +311,10 @@ class ObjectStore:
             before = self._writers.get(key)
             if before is None or before.epoch < writer.epoch:
                 self._writers[key] = writer
+                self._said.pop(key, None)
+                self._said[key] = writer.said
+                while len(self._said) > max(len(self._writers), _SAID):
+                    del self._said[next(iter(self._said))]
         found = None
         if not claim.abandoned:
             found = content.found(bucket, acquired, whole=terms.names != frozenset())
@@ -378,20 +387,10 @@ class ObjectStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        query = SessionQuery(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
-        return await self._run(content.sessions, query)
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
+        with self._lock:
+            said = dict(self._said)
+        return await self._run(content.sessions, query, said)
 
     async def tenants(self) -> list[str]:
         return await self._run(leases.tenants)

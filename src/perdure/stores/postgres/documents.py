@@ -27,18 +27,20 @@ from perdure.records.manifest import (
     matched,
     require_logged,
 )
-from perdure.records.records import open_sealed, seal
+from perdure.records.records import Record, open_sealed, seal
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all, quoted
 from perdure.stores.postgres.log import (
     PAGE_ROWS,
     SessionState,
+    label_values,
     lease_lost_error,
     named,
     records_after,
     require_held,
     state_of,
     tenant_id,
+    without_nul,
 )
 from perdure.stores.postgres.schema import Statements
 
@@ -61,6 +63,81 @@ def read(
         _checked(one.key, one.names, max([row[0] for row in rows], default=0), rows)
         for one, rows in zip(wanted, found, strict=True)
     ]
+
+
+def read_many(
+    connection: Connection,
+    sql: Statements,
+    keys: Sequence[SessionKey],
+    names: Collection[str] | None,
+) -> list[RestoreData | None]:
+    """Read documents, and the logs after them; None for what has to be read by itself."""
+    places = _places(keys)
+    wanted = (sql["many_documents"], {**places, "ids": _ids(names)})
+    seen, rows = execute_all(connection, [(sql["many_states"], places), wanted])
+    parts: dict[int, list[tuple[Any, ...]]] = {}
+    for number, *part in rows:
+        parts.setdefault(number, []).append((0, *part))
+    missing = RestoreData(Documents(), records=(), may_have_items=False)
+    found: dict[SessionKey, RestoreData | None] = dict.fromkeys(keys, missing)
+    have: dict[SessionKey, Documents] = {}
+    spans: dict[SessionKey, tuple[SessionState, int]] = {}
+    for number, *fields in seen:
+        key, state = keys[number - 1], SessionState(*fields)
+        documents = _checked(key, names, state.head, parts.get(number, ()))
+        found[key] = None
+        if not isinstance(documents, Exception) and documents.log_after is not None:
+            have[key], spans[key] = documents, (state, documents.log_after)
+    for key, records in _logs(connection, sql, spans).items():
+        if records is not None:
+            found[key] = RestoreData(have[key], spans[key][1], records)
+    return [found[key] for key in keys]
+
+
+def read_logs(
+    connection: Connection, sql: Statements, keys: Sequence[SessionKey]
+) -> list[tuple[Record, ...] | None]:
+    """Read logs; None for what has to be read by itself."""
+    (seen,) = execute_all(connection, [(sql["many_states"], _places(keys))])
+    spans = {keys[number - 1]: (SessionState(*fields), 0) for number, *fields in seen}
+    logs = _logs(connection, sql, spans)
+    return [logs.get(key, ()) for key in keys]
+
+
+def _places(keys: Sequence[SessionKey]) -> dict[str, object]:
+    return {
+        "tenants": [key.tenant for key in keys],
+        "agents": [key.agent for key in keys],
+        "sessions": [key.session for key in keys],
+    }
+
+
+def _logs(
+    connection: Connection, sql: Statements, spans: Mapping[SessionKey, tuple[SessionState, int]]
+) -> dict[SessionKey, tuple[Record, ...] | None]:
+    """Return the logs of sessions after a record of each; None for a long or a damaged one."""
+    pending = [span for span in spans.values() if span[1] < span[0].head]
+    values = {
+        "rows": [state.id for state, _ in pending],
+        "lows": [max(after + 1, state.since) for state, after in pending],
+        "highs": [state.head for state, _ in pending],
+        "limit": bigint(PAGE_ROWS),
+        "bytes": _MANY_BYTES,
+    }
+    (rows,) = execute_all(connection, [(sql["many_logs"], values)]) if pending else ((),)
+    commits: dict[int, list[tuple[Any, ...]]] = {}
+    for row_id, *commit in rows:
+        commits.setdefault(row_id, []).append(tuple(commit))
+    return {
+        key: records_after(key, state, after, commits.get(state.id, ()))
+        if after < state.head
+        else ()
+        for key, (state, after) in spans.items()
+    }
+
+
+_MANY_BYTES = 256 * 1024
+"""Bytes of each log that are read together; a longer one is read by itself."""
 
 
 def _query(sql: Statements, key: SessionKey, names: Collection[str] | None) -> Statement:
@@ -179,7 +256,7 @@ def _refusal(manifest: Manifest, head: int) -> Exception | None:
 
 
 def _fold(sql: Statements, fold: Fold) -> Statement:
-    key, manifest, about = fold.key, fold.manifest, fold.manifest.about
+    key, manifest = fold.key, fold.manifest
     listed = {name: _hash(name) for name in manifest.documents}
     written = [name for name in fold.documents if name in listed]
     values = {
@@ -193,21 +270,10 @@ def _fold(sql: Statements, fold: Fold) -> Statement:
         "data": [fold.documents[name] for name in written],
         "listed": list(listed.values()),
         "sealed": seal(msgspec.json.encode(manifest)),
-        "title": without_nul(about.title),
-        "owner": without_nul(about.owner),
-        "tags": [without_nul(tag) for tag in about.tags],
+        **label_values(manifest.about),
         "turns": bigint(manifest.counters.get("turns", 0)),
     }
     return sql["fold"], values
-
-
-def without_nul(text: str | None) -> str | None:
-    """Return a text in the form that a text column can hold: without NUL.
-
-    >>> without_nul("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
-    True
-    """
-    return None if text is None else text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _hash(name: str) -> bytes:
@@ -295,6 +361,7 @@ _SCRUBBED = (
     "commits",
     "documents",
     "manifests",
+    "labels",
     "inbox",
     "dead_letters",
     "blobs",
@@ -305,51 +372,70 @@ _SCRUB_LOCK = 60
 """Seconds that a scrub waits for the lock on a table."""
 
 
+_AT = "extract(epoch FROM s.updated_at)::float8"
+_CONDITIONS = {
+    "owner": "s.belongs = %(owner)s",
+    "tag": "%(tag)s = ANY(l.tags)",
+    "prefix": "s.agent >= %(prefix)s AND starts_with(s.agent, %(prefix)s)",
+    "end": "s.agent < %(end)s",
+    "without": "s.agent <> ALL(%(without)s::text[])",
+    "since": f"{_AT} >= %(since)s AND s.step >= floor(%(since)s::float8 / 64)",
+    "before": f"{_AT} < %(before)s AND s.step <= floor(%(before)s::float8 / 64)",
+}
+"""Of a listing, by the query's fields."""
+
+
 def list_sessions(
     connection: Connection, sql: Statements, query: SessionQuery
 ) -> list[SessionInfo]:
-    """List a tenant's sessions by key."""
-    tenant, after = query.tenant, query.after
-    rows = connection.execute(
-        sql["sessions"],
-        {
-            "tenant": tenant,
-            "owner": without_nul(query.owner),
-            "tag": without_nul(query.tag),
-            "prefix": without_nul(query.prefix),
-            "end": end_of(query.prefix),
-            "agent": after.agent if after else "",
-            "session": after.session if after else "",
-            "with_first": after is None or tenant > after.tenant,
-            "limit": max(query.limit, 0),
-        },
-    )
+    """List a page of a tenant's sessions."""
+    values: dict[str, object] = {
+        "tenant": query.tenant,
+        "owner": without_nul(query.owner),
+        "tag": without_nul(query.tag),
+        "prefix": without_nul(query.prefix) or None,
+        "end": end_of(query.prefix),
+        "without": list(query.without) or None,
+        "since": query.since,
+        "before": query.before,
+        "limit": max(query.limit, 0),
+    }
+    chosen = [text for name, text in _CONDITIONS.items() if values[name] is not None]
+    order = "s.agent, s.session"
+    if query.newest_first:
+        order = f"s.step DESC, {_AT} DESC, s.agent DESC, s.session DESC"
+    if query.after is not None:
+        values |= {"agent": query.after.agent, "last": query.after.session}
+        values["at"] = query.after_at or 0.0
+        if query.newest_first:
+            chosen.append(f"({_AT}, s.agent, s.session) < (%(at)s, %(agent)s, %(last)s)")
+            chosen.append("s.step <= floor(%(at)s::float8 / 64)")
+        else:
+            chosen.append("(s.agent, s.session) > (%(agent)s, %(last)s)")
+    statement = sql["sessions"]
+    for mark, text in (
+        (b"{at}", _AT),
+        (b"{chosen}", "".join(f" AND {text}" for text in chosen)),
+        (b"{order}", order),
+    ):
+        statement = statement.replace(mark, text.encode())
+    rows = connection.execute(statement, values, binary=True)
     return [
         SessionInfo(
-            key=SessionKey(agent, session, tenant),
+            key=SessionKey(agent, session, query.tenant),
             epoch=epoch,
             head=head,
             created_at=created,
             updated_at=updated,
-            owner=about_owner,
+            owner=owner,
             title=title,
             tags=tuple(tags or ()),
             turns=turns or 0,
             damaged=sealed is not None and open_sealed(sealed) is None,
         )
-        for (
-            agent,
-            session,
-            epoch,
-            head,
-            created,
-            updated,
-            about_owner,
-            title,
-            tags,
-            turns,
-            sealed,
-        ) in rows
+        for _, agent, session, epoch, head, created, updated, owner, title, tags, turns, sealed in (
+            rows
+        )
     ]
 
 

@@ -36,6 +36,7 @@ from perdure.stores.postgres.documents import opened, opening_query
 from perdure.stores.postgres.log import (
     UNKNOWN,
     SessionState,
+    label_values,
     lease_lost_error,
     lock_session,
     named,
@@ -204,13 +205,18 @@ class _Epoch:
     @property
     def values(self) -> dict[str, object]:
         """What a row is given."""
-        state = self.state
+        state, about = self.state, self.wanted.terms.beginning.about
+        labels = label_values(about)
         return {
             "owner": state.owner,
             "head": bigint(state.head),
             "crc": bigint(state.crc),
             "draft": state.draft if self._created else None,
             "lines": self._lines,
+            "turns": None if about is None else bigint(0),
+            "belongs": labels["owner"],
+            "title": labels["title"],
+            "tags": labels["tags"],
         }
 
     def take(self, sql: Statements) -> tuple[Statement, Statement]:

@@ -25,7 +25,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
 from perdure.records.records import Entry, Position, Record, encode, lines
-from perdure.store import Batch, Outcome, Status
+from perdure.store import About, Batch, Outcome, Status
 from perdure.stores.postgres.connections import (
     Connection,
     Connections,
@@ -169,6 +169,8 @@ class EncodedBatch(NamedTuple):
     last: int
     crc: int
     written: int
+    turns: int | None
+    about: About | None
 
 
 UNKNOWN = SessionState(0, 0, 0, 0, 0, 0, 1, False)
@@ -291,7 +293,10 @@ class AppendMany:
             self.outcomes[index] = Outcome(Status.PERMANENT, error)
             return
         last = first + len(records) - 1
-        ready.append(EncodedBatch(index, session, lines, last, crc, len(lines)))
+        batch = self._batches[index]
+        ready.append(
+            EncodedBatch(index, session, lines, last, crc, len(lines), batch.turns, batch.about)
+        )
 
     def send(self, connection: Connection, ready: list[EncodedBatch]) -> list[int]:
         """Append encoded batches, in parts; return the places of those that were not appended."""
@@ -420,8 +425,33 @@ def arrays(part: list[EncodedBatch]) -> list[bytes]:
         bigints([batch.session.crc for batch in part]),
         bigints([batch.last for batch in part]),
         bigints([batch.crc for batch in part]),
+        bigints([batch.turns for batch in part]),
         byteas([batch.lines for batch in part]),
+        byteas([_labels(batch.about) for batch in part]),
     ]
+
+
+def _labels(about: About | None) -> bytes:
+    return b"" if about is None else msgspec.json.encode(label_values(about))
+
+
+def label_values(about: About | None) -> dict[str, Any]:
+    """Return labels as the tables have them: their texts hold no NUL."""
+    about = about or About()
+    return {
+        "owner": without_nul(about.owner),
+        "title": without_nul(about.title),
+        "tags": [without_nul(tag) for tag in about.tags],
+    }
+
+
+def without_nul(text: str | None) -> str | None:
+    """Return a text in the form that a text column can hold: without NUL.
+
+    >>> without_nul("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
+    True
+    """
+    return None if text is None else text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def _entries(

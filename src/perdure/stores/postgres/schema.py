@@ -37,13 +37,14 @@ _COMMAND = 1
 _UNKNOWN_STATEMENT = "26000"
 
 
-def bigints(values: Sequence[int]) -> bytes:
+def bigints(values: Sequence[int | None]) -> bytes:
     """Return numbers as an array of type bigint, in the text format.
 
-    >>> bigints([1, 2])
-    b'{1,2}'
+    >>> bigints([1, None])
+    b'{1,NULL}'
     """
-    return b"{%b}" % ",".join(map(str, values)).encode()
+    texts = ["NULL" if value is None else str(value) for value in values]
+    return b"{%b}" % ",".join(texts).encode()
 
 
 def byteas(values: Sequence[bytes]) -> bytes:
@@ -57,7 +58,7 @@ def byteas(values: Sequence[bytes]) -> bytes:
 
 @final
 class PreparedStatement:
-    """A statement whose parameters are arrays: bigints first, one of bytea last.
+    """A statement whose parameters are arrays: bigints first, two of bytea last.
 
     Each connection prepares it on first use.
     """
@@ -65,7 +66,7 @@ class PreparedStatement:
     def __init__(self, name: str, query: bytes, numbers: int) -> None:
         self._name = f"perdure_{name}".encode()
         self._query = query
-        self._formats = [_TEXT] * numbers + [_BINARY]
+        self._formats = [_TEXT] * numbers + [_BINARY, _BINARY]
         self._ready: weakref.WeakSet[Connection] = weakref.WeakSet()
 
     def run(self, connection: Connection, values: Sequence[bytes]) -> set[int]:
@@ -134,7 +135,7 @@ def _check(result: PGresult) -> None:
     raise kind(text.decode("utf-8", "replace").strip())
 
 
-LATEST = 3
+LATEST = 4
 """The version of the tables that this release writes."""
 
 _FILES = ("log", "leases", "documents", "blobs", "inbox", "directory")
@@ -155,7 +156,7 @@ class Statements:
             for word, body in zip(parts[::2], parts[1::2], strict=True):
                 self._by_name[word] = body.strip().replace("{schema}", name).encode()
         self.append: PreparedStatement = PreparedStatement(
-            "append", self["append"].replace(b"%%", b"%"), numbers=6
+            "append", self["append"].replace(b"%%", b"%"), numbers=7
         )
 
     def __getitem__(self, name: str) -> bytes:

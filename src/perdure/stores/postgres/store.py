@@ -20,7 +20,9 @@ from perdure._lib.loop import unopened
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.records import Record
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -36,6 +38,7 @@ from perdure.store import (
     LogChunk,
     Outcome,
     PendingItem,
+    RestoreData,
     SessionInfo,
     Status,
     Taken,
@@ -219,6 +222,23 @@ class PostgresStore:
         wanted = content.DocumentsQuery(key, names)
         return await self._calls.run_together("read", content.read, wanted)
 
+    async def read_for_restore(
+        self, key: SessionKey, names: Collection[str] | None = None
+    ) -> RestoreData:
+        """Read documents, and the log after them, in two round trips."""
+        (found,) = await self.read_many_for_restore([key], names)
+        return found or RestoreData(await self.read_documents(key, names))
+
+    async def read_many_for_restore(
+        self, keys: Sequence[SessionKey], names: Collection[str] | None = None
+    ) -> list[RestoreData | None]:
+        """Read documents, and the logs after them, of several sessions in two round trips."""
+        return await self._calls.run_idempotent("read", content.read_many, keys, names)
+
+    async def read_logs(self, keys: Sequence[SessionKey]) -> list[tuple[Record, ...] | None]:
+        """Read the logs of several sessions in two round trips."""
+        return await self._calls.run_idempotent("read", content.read_logs, keys)
+
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
@@ -351,19 +371,7 @@ class PostgresStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        query = SessionQuery(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         return await self._calls.run_idempotent("read", content.list_sessions, query)
 
     async def tenants(self) -> list[str]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 import msgspec
 
 from perdure.records.chunks import require_named, verified
-from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     Manifest,
@@ -24,27 +22,25 @@ from perdure.records.records import open_sealed, seal
 from perdure.store import BlobSweep, Documents, DraftInfo, SessionInfo
 from perdure.stores.redis.connection import RedisCall, RedisLink, Script, script
 from perdure.stores.redis.layout import (
+    COMPLETE,
     DRAFT,
+    STEP,
     KeyNames,
     damage_error,
     draft_of,
     key_of_member,
     key_of_name,
+    listed_fields,
     member_of,
     members_between,
+    owned_member,
+    shown_of,
 )
-from perdure.stores.redis.log import ColdHistory
+from perdure.stores.redis.log import ColdHistory, owner_moves
+
+T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("perdure")
-
-
-class ListedFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Fields of a session that listings show, stored apart so that listings read no manifests."""
-
-    owner: str | None = None
-    title: str | None = None
-    tags: tuple[str, ...] = ()
-    turns: int = 0
 
 
 @final
@@ -68,30 +64,25 @@ class RedisDocuments:
     ) -> None:
         """Replace documents and manifest in one step."""
         keys = self._names.session_keys(key)
-        about = manifest.about
-        shown = ListedFields(
-            owner=about.owner,
-            title=about.title,
-            tags=about.tags,
-            turns=manifest.counters.get("turns", 0),
-        )
+        about, turns = manifest.about, manifest.counters.get("turns", 0)
         pairs = [part for pair in documents.items() for part in pair]
         call = _FOLD(
             (keys.session, keys.documents),
             manifest.epoch,
             manifest.as_of_seq,
             seal(msgspec.json.encode(manifest)),
-            msgspec.json.encode(shown),
-            b"%.3f" % time.time(),
+            shown_of(about, turns),
             len(documents),
             *pairs,
             *manifest.documents,
         )
         (reply,) = await self._link.write([call])
-        if reply != 0 and reply[0] == b"gone":
+        if reply[0] == b"gone":
             require_logged(manifest, reply[1])
-        elif reply != 0:
+        elif reply[0] == b"lost":
             raise lease_lost(key, manifest.epoch, reply[1], deleted=bool(reply[2]))
+        elif reply[1] and (moves := owner_moves(self._names, key, reply[2], about.owner)):
+            await self._link.write(moves)
 
 
 def documents_of(
@@ -238,7 +229,7 @@ class Blobs:
         return act(keys, name, *arguments)
 
 
-def _parts(calls: list[RedisCall]) -> Iterable[list[RedisCall]]:
+def _parts(calls: Sequence[T]) -> Iterable[Sequence[T]]:
     return (calls[at : at + _MAX_CALLS] for at in range(0, len(calls), _MAX_CALLS))
 
 
@@ -253,7 +244,7 @@ _SWEEP = script("sweep")
 
 
 _PAGE = 256
-_FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a", b"m")
+_FIELDS = (b"e", b"d", b"h", b"c", b"u", b"a", b"m", b"t")
 
 
 @final
@@ -267,15 +258,71 @@ class Directory:
         self._cold = cold
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
+        if query.newest_first or query.owner is not None:
+            await self._complete(query.tenant)
+        if query.owner is not None:
+            members = await self._owned(query.tenant, query.owner)
+            keys = [key_of_member(member, query.tenant) for member in members]
+            return query.page([info for part in _parts(keys) for info in await self._infos(part)])
+        if query.newest_first:
+            return await self._newest(query)
         sessions: list[SessionInfo] = []
         low, high = members_between(query.prefix, query.after)
-        while len(sessions) < query.limit:
-            last, infos = await self._page(query.tenant, low, high)
-            if last is None:
-                break
-            sessions += [info for info in infos if query.matches(info)]
-            low = b"(" + member_of(last)
+        while len(sessions) < query.limit and (keys := await self._keys(query.tenant, low, high)):
+            sessions += [info for info in await self._infos(keys) if query.matches(info)]
+            low = b"(" + member_of(keys[-1])
         return sessions[: max(query.limit, 0)]
+
+    async def _owned(self, tenant: str, owner: str) -> list[bytes]:
+        """Return the members of an owner's sessions."""
+        begin = owned_member(owner, b"")
+        low, high = b"[" + begin, b"(" + begin[:-1] + b"\1"
+        call = RedisCall(b"ZRANGEBYLEX", self._names.owned(tenant), low, high)
+        (found,) = await self._link.send([call])
+        return [member.removeprefix(begin) for member in found]
+
+    async def _newest(self, query: SessionQuery) -> list[SessionInfo]:
+        """Return a page by last activity: step by step, as the sessions' own times are finer."""
+        found: list[SessionInfo] = []
+        last = b"+inf" if query.after is None else (query.after_at or 0.0) // STEP
+        recent, offset = self._names.recent(query.tenant), 0
+        while True:
+            (part,) = await self._link.send(
+                [
+                    RedisCall(
+                        b"ZREVRANGEBYSCORE", recent, last, 0, b"WITHSCORES", b"LIMIT", offset, _PAGE
+                    )
+                ]
+            )
+            keys = [key_of_member(member, query.tenant) for member, _ in part]
+            infos = await self._infos(keys)
+            found += [info for info in infos if query.matches(info) and query.is_next(info)]
+            if len(keys) < _PAGE:
+                return query.page(found)
+            offset += _PAGE
+            # Of this step there may be more; those of later ones are all known.
+            known = [info for info in found if (info.updated_at or 0.0) // STEP > part[-1][1]]
+            if len(known) >= query.limit:
+                return query.page(known)
+
+    async def _complete(self, tenant: str) -> None:
+        """Index sessions that a release without the indexes has saved last; once a tenant."""
+        owned, recent = self._names.owned(tenant), self._names.recent(tenant)
+        (is_complete,) = await self._link.send([RedisCall(b"ZSCORE", owned, COMPLETE)])
+        if is_complete is not None:
+            return
+        low, high = members_between("", None)
+        while keys := await self._keys(tenant, low, high):
+            low = b"(" + member_of(keys[-1])
+            calls: list[RedisCall] = []
+            for info in await self._infos(keys):
+                member, step = member_of(info.key), (info.updated_at or 0.0) // STEP
+                calls.append(RedisCall(b"ZADD", recent, b"NX", step, member))
+                if info.owner is not None:
+                    calls.append(RedisCall(b"ZADD", owned, 0, owned_member(info.owner, member)))
+            for part in _parts(calls):
+                await self._link.write(part)
+        await self._link.write([RedisCall(b"ZADD", owned, 0, COMPLETE)])
 
     async def _keys(self, tenant: str, low: bytes, high: bytes) -> list[SessionKey]:
         page = RedisCall(
@@ -284,19 +331,14 @@ class Directory:
         (members,) = await self._link.send([page])
         return [key_of_member(member, tenant) for member in members]
 
-    async def _page(
-        self, tenant: str, low: bytes, high: bytes
-    ) -> tuple[SessionKey | None, list[SessionInfo]]:
-        """Return the last key within the bounds' page, and those of its sessions that exist."""
-        keys = await self._keys(tenant, low, high)
-        if not keys:
-            return None, []
+    async def _infos(self, keys: Sequence[SessionKey]) -> list[SessionInfo]:
+        """Return those of some sessions that exist."""
         calls = [
             RedisCall(b"HMGET", self._names.session_keys(key).session, *_FIELDS) for key in keys
         ]
-        replies = zip(keys, await self._link.send(calls), strict=True)
+        replies = zip(keys, await self._link.send(calls) if calls else (), strict=True)
         infos = (_info(key, fields) for key, fields in replies)
-        return keys[-1], [info for info in infos if info is not None]
+        return [info for info in infos if info is not None]
 
     async def tenants(self) -> list[str]:
         """List the tenants that have a session or a blob."""
@@ -312,16 +354,28 @@ class Directory:
         session_keys = self._names.session_keys(key)
         keys = session_keys[:7]
         segments = await self._cold.names_of(key)
-        (reply,) = await self._link.write([_DELETE(keys, epoch, int(keep_posts))])
+        shown = RedisCall(b"HGET", session_keys.session, b"a")
+        listed, reply = await self._link.write([shown, _DELETE(keys, epoch, int(keep_posts))])
         if reply != 0:
             raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
         await self._cold.remove(key, segments)
         names, place = self._names.directory(key.tenant), session_keys.session
-        remove = RedisCall(b"ZREM", names, member_of(key))
-        look = RedisCall(b"HMGET", place, b"d")
-        _, (deleted,) = await self._link.write([remove, look])
+        recent = self._names.recent(key.tenant)
+        calls = [
+            *owner_moves(self._names, key, listed, None),
+            RedisCall(b"ZREM", recent, member_of(key)),
+            RedisCall(b"ZREM", names, member_of(key)),
+            RedisCall(b"HMGET", place, b"d", b"u", b"a"),
+        ]
+        deleted, at, listed = (await self._link.write(calls))[-1]
         if deleted is None:  # another process has begun the session's next generation meanwhile
-            await self._link.write([RedisCall(b"ZADD", names, 0, member_of(key))])
+            step = (_float_or_none(at) or 0.0) // STEP
+            again = [
+                RedisCall(b"ZADD", names, 0, member_of(key)),
+                RedisCall(b"ZADD", recent, step, member_of(key)),
+                *owner_moves(self._names, key, None, listed_fields(listed).owner),
+            ]
+            await self._link.write(again)
 
     async def drafts(self, tenant: str) -> list[DraftInfo]:
         """List a tenant's drafts by key."""
@@ -366,6 +420,11 @@ class Directory:
         entries = [
             RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key)) for key in keys
         ]
+        # What the other indexes lack is added before they are used next.
+        entries += [
+            RedisCall(b"ZREM", self._names.owned(tenant), COMPLETE)
+            for tenant in {key.tenant for key in keys}
+        ]
         tenants = [RedisCall(b"ZADD", self._names.tenants, 0, key.tenant) for key in keys]
         if keys:
             await self._link.write([*entries, *tenants])
@@ -373,13 +432,10 @@ class Directory:
 
 
 def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
-    epoch, deleted, head, created, updated, shown, manifest = fields
+    epoch, deleted, head, created, updated, shown, manifest, turns = fields
     if epoch is None or deleted is not None:
         return None
-    try:
-        listed = decoder_of(ListedFields).decode(shown) if shown else ListedFields()
-    except msgspec.DecodeError:  # only a cache of the manifest, which the next fold rewrites
-        listed = ListedFields()
+    listed = listed_fields(shown)
     return SessionInfo(
         key=key,
         epoch=_int_or_zero(epoch),
@@ -389,7 +445,7 @@ def _info(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
         owner=listed.owner,
         title=listed.title,
         tags=listed.tags,
-        turns=listed.turns,
+        turns=listed.turns if turns is None else _int_or_zero(turns),
         damaged=manifest is not None and open_sealed(manifest) is None,
     )
 

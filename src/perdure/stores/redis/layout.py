@@ -20,7 +20,7 @@ from perdure.errors import CorruptRecordError
 from perdure.records import records as frames
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import Draft
+from perdure.records.manifest import About, Draft
 from perdure.records.records import Position, Record
 
 _CACHED = 16_384
@@ -86,6 +86,14 @@ class KeyNames:
         """Return the key of a tenant's directory: a sorted set of its sessions."""
         return f"{self._prefix}:{{@{quote(tenant, safe='')}}}:sessions".encode()
 
+    def recent(self, tenant: str) -> bytes:
+        """Return the key of a tenant's sessions by their last activity, in steps of `STEP`."""
+        return f"{self._prefix}:{{@{quote(tenant, safe='')}}}:recent".encode()
+
+    def owned(self, tenant: str) -> bytes:
+        """Return the key of a tenant's sessions by their owner's label."""
+        return f"{self._prefix}:{{@{quote(tenant, safe='')}}}:owned".encode()
+
     def owner(self, owner: str) -> tuple[bytes, bytes, bytes]:
         """Return an owner's keys: its hash and its requests; and its channel."""
         base = f"{self._prefix}:{{={quote(owner, safe='')}}}:"
@@ -123,6 +131,21 @@ def key_of_member(member: bytes, tenant: str) -> SessionKey:
     return SessionKey(agent, intern(session), tenant)
 
 
+STEP = 64
+"""Seconds: a session's place among the recent ones is written at most so often."""
+COMPLETE = b""
+"""A member of both indexes by activity and owner, once they have all sessions; no session's."""
+
+
+def owned_member(owner: str, member: bytes) -> bytes:
+    r"""Return a session's member in the index by owners.
+
+    >>> owned_member("ada", b"a\x00s")
+    b'ada\x00a\x00s'
+    """
+    return quote(owner, safe="").encode() + b"\0" + member
+
+
 def members_between(prefix: str, after: SessionKey | None) -> tuple[bytes, bytes]:
     """Return the bounds of a listing, as ZRANGEBYLEX takes them."""
     begin = prefix.encode(errors="surrogatepass")
@@ -146,6 +169,32 @@ def key_of_name(name: bytes) -> SessionKey:
 def encode_key(key: SessionKey) -> bytes:
     """Return a session's key as JSON, as requests and the session's hash contain it."""
     return msgspec.json.encode(key)
+
+
+# What listings show of a session
+
+
+class ListedFields(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Fields of a session that listings show, stored apart so that listings read no manifests."""
+
+    owner: str | None = None
+    title: str | None = None
+    tags: tuple[str, ...] = ()
+    turns: int = 0
+
+
+def shown_of(about: About, turns: int = 0) -> bytes:
+    """Return what listings show, as a session's hash has it."""
+    shown = ListedFields(owner=about.owner, title=about.title, tags=about.tags, turns=turns)
+    return msgspec.json.encode(shown)
+
+
+def listed_fields(shown: object) -> ListedFields:
+    """Return what listings show; nothing where that is missing or damaged: a fold rewrites it."""
+    try:
+        return decoder_of(ListedFields).decode(shown) if type(shown) is bytes else ListedFields()
+    except msgspec.DecodeError:
+        return ListedFields()
 
 
 # Entries of the log's stream: one batch of records each, under an id that contains its seqs

@@ -31,13 +31,18 @@ from perdure.store import HeartbeatRequests, Held, LeaseState, RestoreData, Take
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.documents import documents_of
 from perdure.stores.redis.layout import (
+    STEP,
     KeyNames,
     damage_error,
     draft_of,
     encode_key,
+    listed_fields,
     member_of,
+    owned_member,
     records_after,
+    shown_of,
 )
+from perdure.stores.redis.log import owner_moves
 
 _OWNER_TTL = 7 * 24 * 3600
 """Seconds that an owner is remembered after its last heartbeat."""
@@ -161,13 +166,13 @@ class Leases:
             CorruptRecordError: The session's hash and its log contradict each other.
 
         """
-        keys, new = self._names.session_keys(key), terms.beginning
+        keys, new, now = self._names.session_keys(key), terms.beginning, time.time()
         names = terms.names
         take = _ACQUIRE(
             (keys.session, keys.log, keys.documents, keys.dead, keys.order),
             self._owner,
             encode_key(key),
-            b"%.3f" % time.time(),
+            b"%.6f" % now,
             epoch_payload(self._owner, None),
             keys.seed,
             new.first,
@@ -178,18 +183,35 @@ class Leases:
             terms.given,
             b"" if terms.after is None else terms.after,
             _TAIL_BYTES,
+            b"" if new.about is None else shown_of(new.about),
             b"*" if names is None else b"",
             *(names or ()),
         )
-        calls = [take]
+        calls, owner = [take], None if new.about is None else new.about.owner
         if terms.create or terms.after is not None:
             # Add it to the directory before and after: another process that deletes the session's
             # previous generation may remove it in between; if it does so later, it finds the new
             # one. What is in it already is no write, so who waits for a holder awaits no sync.
             index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
             tenant = RedisCall(b"ZADD", self._names.tenants, 0, key.tenant)
-            calls = [tenant, index, take, index]
+            place = RedisCall(
+                b"ZADD", self._names.recent(key.tenant), b"NX", now // STEP, member_of(key)
+            )
+            owned = owner_moves(self._names, key, None, owner)
+            calls = [tenant, index, place, take, index, *owned]
         answer: list[Any] = (await self._link.write(calls))[calls.index(take)]
+        if answer[0] in (b"ok", b"held"):
+            *answer, shown = answer
+            if owner is not None and listed_fields(shown).owner != owner:  # it is another's
+                await self._link.write(
+                    [
+                        RedisCall(
+                            b"ZREM",
+                            self._names.owned(key.tenant),
+                            owned_member(owner, member_of(key)),
+                        )
+                    ]
+                )
         if answer[0] == b"damaged":
             reason = f"entry {answer[2].decode()} is not the last of {answer[1]} records"
             raise damage_error(key, "the log", reason)

@@ -30,11 +30,16 @@ from perdure.store import Batch, BlobSweep, LogChunk, Outcome, Status, Store, pa
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
 from perdure.stores.redis.errors import error_meaning, outcome_of
 from perdure.stores.redis.layout import (
+    STEP,
     KeyNames,
     LogState,
     damage_error,
+    listed_fields,
     log_state,
+    member_of,
+    owned_member,
     records_of,
+    shown_of,
     span_of,
 )
 
@@ -196,6 +201,9 @@ class RedisLog:
         self._link = link
         self._names = names
         self._cold = cold
+        self._step = 0.0
+        self._listed: set[SessionKey] = set()
+        """The sessions whose place among the recent ones was written in this step."""
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Append each batch with its own script call, all in one write."""
@@ -203,26 +211,41 @@ class RedisLog:
             return []
         outcomes: dict[int, Outcome] = {}
         calls: list[RedisCall] = []
-        sent: list[tuple[int, Batch, int]] = []
-        now = b"%.3f" % time.time()
+        sent: list[tuple[int, Batch, int, int]] = []
+        now = time.time()
+        if now // STEP != self._step:
+            self._step, self._listed = now // STEP, set()
         for place, batch in enumerate(batches):
             try:
-                call, size = self._call(batch, now)
+                call, size = self._call(batch, b"%.6f" % now)
             except PerdureError as error:
                 outcomes[place] = Outcome(Status.PERMANENT, error)
                 continue
+            if batch.about is not None:
+                session = self._names.session_keys(batch.key).session
+                calls.append(RedisCall(b"HGET", session, b"a"))
             calls.append(call)
-            sent.append((place, batch, size))
+            sent.append((place, batch, size, len(calls) - 1))
+            if batch.key not in self._listed:
+                recent = self._names.recent(batch.key.tenant)
+                calls.append(RedisCall(b"ZADD", recent, self._step, member_of(batch.key)))
         try:
             replies = await self._link.request(calls, write=True) if calls else []
         except PerdureError as error:
             failed = outcome_of(error)
             return [outcomes.get(place, failed) for place in range(len(batches))]
-        for (place, batch, size), reply in zip(sent, replies, strict=True):
-            done = reply == 0
-            outcomes[place] = (
-                Outcome(Status.OK, written=size) if done else await self._outcome(batch, reply)
-            )
+        moves: list[RedisCall] = []
+        for place, batch, size, at in sent:
+            reply = replies[at]
+            if reply != 0:
+                outcomes[place] = await self._outcome(batch, reply)
+                continue
+            outcomes[place] = Outcome(Status.OK, written=size)
+            self._listed.add(batch.key)
+            if batch.about is not None:
+                moves += owner_moves(self._names, batch.key, replies[at - 1], batch.about.owner)
+        if moves:
+            await self._link.request(moves, write=True)
         return [outcomes[place] for place in range(len(batches))]
 
     def _call(self, batch: Batch, now: bytes) -> tuple[RedisCall, int]:
@@ -235,7 +258,15 @@ class RedisLog:
             batch.records, first=first, epoch=batch.epoch, crc=session_keys.seed
         )
         call = _APPEND(
-            session_keys[:2], batch.epoch, first, first + count - 1, data, now, self._owner
+            session_keys[:2],
+            batch.epoch,
+            first,
+            first + count - 1,
+            data,
+            now,
+            self._owner,
+            b"" if batch.turns is None else batch.turns,
+            b"" if batch.about is None else shown_of(batch.about),
         )
         return call, len(data)
 
@@ -269,9 +300,8 @@ class RedisLog:
             return Outcome(Status.PERMANENT, remaining)
         if not remaining:
             return Outcome(Status.OK)
-        (outcome,) = await self.append_many(
-            [Batch(batch.key, batch.epoch, before - len(remaining), remaining)]
-        )
+        rest = msgspec.structs.replace(batch, first=before - len(remaining), records=remaining)
+        (outcome,) = await self.append_many([rest])
         return outcome
 
     async def state(self, key: SessionKey) -> LogState:
@@ -396,6 +426,19 @@ class RedisLog:
             freed += int(reply[1])
             if reply[0] < _TRIM_ENTRIES:
                 return freed
+
+
+def owner_moves(
+    names: KeyNames, key: SessionKey, shown: object, owner: str | None
+) -> list[RedisCall]:
+    """Return the calls that move a session in the index of owners from what was shown."""
+    before, owned, member = listed_fields(shown).owner, names.owned(key.tenant), member_of(key)
+    calls: list[RedisCall] = []
+    if before is not None and before != owner:
+        calls.append(RedisCall(b"ZREM", owned, owned_member(before, member)))
+    if owner is not None:
+        calls.append(RedisCall(b"ZADD", owned, 0, owned_member(owner, member)))
+    return calls
 
 
 _APPEND = script("append")

@@ -22,6 +22,7 @@ from perdure.errors import ConfigError, StoreError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -321,19 +322,7 @@ class RedisStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        query = SessionQuery(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         return await self._directory.sessions(query)
 
     async def tenants(self) -> list[str]:

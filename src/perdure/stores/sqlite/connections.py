@@ -98,6 +98,7 @@ def connect(
         pragma(con, "synchronous = FULL")  # reads the file already
         con.execute(Q["make_save"])
         con.execute(Q["do_save"])
+        con.execute(Q["do_step"])
         pragma(con, "secure_delete = ON")
         ((page_bytes,),) = con.execute("PRAGMA page_size")
         pragma(con, f"wal_autocheckpoint = {_CHECKPOINT_BYTES // page_bytes}")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from perdure.records.chunks import require_named, verified
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
+    About,
     Manifest,
     SessionQuery,
     decode_manifest,
@@ -27,7 +28,13 @@ from perdure.records.manifest import (
 from perdure.records.records import Record, open_sealed, seal
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.sqlite.connections import PART_BYTES, next_page
-from perdure.stores.sqlite.log import SessionRow, find_to_open, held_row
+from perdure.stores.sqlite.log import (
+    SessionRow,
+    comparable_tag,
+    find_to_open,
+    held_row,
+    labels_of,
+)
 from perdure.stores.sqlite.sql import Q
 
 if TYPE_CHECKING:
@@ -124,22 +131,14 @@ def write(
     con.executemany(
         Q["delete_document"], [(row.id, name) for name in stored_names if name not in listed]
     )
-    values = {
+    con.execute(Q["put_manifest"], {"id": row.id, "data": seal(msgspec.json.encode(manifest))})
+    listed_values = {
         "id": row.id,
-        "data": seal(msgspec.json.encode(manifest)),
-        "owner": manifest.about.owner,
-        "tags": msgspec.json.encode([*map(comparable_tag, manifest.about.tags)]).decode(),
+        "as_of": manifest.as_of_seq,
+        "turns": manifest.counters.get("turns", 0),
+        **labels_of(manifest.about),
     }
-    con.execute(Q["put_manifest"], values)
-
-
-def comparable_tag(tag: str) -> str:
-    """Return a tag in the form that is compared: SQLite's JSON ends a text at a NUL.
-
-    >>> comparable_tag("a" + chr(0) + "b") == "a" + chr(0xFFFD) + "b"
-    True
-    """
-    return tag.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    con.execute(Q["list_manifest"], listed_values)
 
 
 # Blobs, and the sweep of unreachable ones. Blocking; called within a transaction
@@ -236,34 +235,69 @@ def _require_times(name: object, renewed_at: object, moved_at: object) -> None:
         )
 
 
-# Directory of sessions by key, as of their last fold. Blocking; called within a transaction
+# Directory of sessions. Blocking; called within a transaction
+
+
+_ABOUT = msgspec.json.Decoder(About)
+_CONDITIONS = {
+    "owner": "user = :owner",
+    "tag": "EXISTS (SELECT 1 FROM json_each(tags) WHERE value = :tag)",
+    "prefix": "agent >= :prefix AND substr(agent, 1, length(:prefix)) = :prefix",
+    "without": "agent NOT IN (SELECT value FROM json_each(:without))",
+    "since": "updated_at >= :since AND step >= CAST(:since / 64 AS INTEGER)",
+    "before": "updated_at < :before AND step <= CAST(:before / 64 AS INTEGER)",
+}
+"""Of a listing, by the query's fields."""
 
 
 def sessions(con: sqlite3.Connection, query: SessionQuery) -> list[SessionInfo]:
-    """List a tenant's sessions by key."""
-    values = {
+    """List a page of a tenant's sessions."""
+    values: dict[str, object] = {
         "tenant": query.tenant,
         "owner": query.owner,
         "tag": None if query.tag is None else comparable_tag(query.tag),
-        "prefix": query.prefix,
-        "after_agent": query.after.agent if query.after else "",
-        "after_session": query.after.session if query.after else "",
+        "prefix": query.prefix or None,
+        "without": msgspec.json.encode(query.without).decode() if query.without else None,
+        "since": query.since,
+        "before": query.before,
         "limit": max(query.limit, 0),
     }
-    return [_info(query.tenant, row) for row in con.execute(Q["sessions"], values)]
+    chosen = ["tenant = :tenant"]
+    chosen += [text for name, text in _CONDITIONS.items() if values[name] is not None]
+    index = "session_by_use" if query.newest_first else "session_by_key"
+    order = "agent, session"
+    if query.newest_first:
+        order = "step DESC, updated_at DESC, agent DESC, session DESC"
+    if query.owner is not None:
+        index = "session_by_user"
+    if query.after is not None:
+        values |= {"agent": query.after.agent, "session": query.after.session}
+        values["at"] = query.after_at or 0.0
+        if query.newest_first:
+            chosen.append("(updated_at, agent, session) < (:at, :agent, :session)")
+            chosen.append("step <= CAST(:at / 64 AS INTEGER)")
+        else:
+            chosen.append("(agent, session) > (:agent, :session)")
+    statement = Q["sessions"].format(index=index, chosen=" AND ".join(chosen), order=order)
+    return [_info(query.tenant, row) for row in con.execute(statement, values)]
 
 
-def _info(tenant: str, row: tuple[object, ...]) -> SessionInfo:
-    agent, session, epoch, head, created_at, updated_at, stored = row
-    manifest = manifest_in(stored)
+def _info(tenant: str, row: tuple[Any, ...]) -> SessionInfo:
+    _, agent, session, epoch, head, created_at, updated_at, turns, labels, stored = row
+    try:
+        about = None if labels is None else _ABOUT.decode(labels)
+    except (msgspec.DecodeError, TypeError):  # damaged; the next fold says it again
+        about = None
     return session_info(
         SessionKey(str(agent), str(session), tenant),
-        manifest,
+        None,
         epoch=epoch,
         head=head,
         created_at=created_at,
         updated_at=updated_at,
-        damaged=manifest is None and stored is not None,
+        turns=turns,
+        about=about,
+        damaged=stored is not None and (type(stored) is not bytes or open_sealed(stored) is None),
     )
 
 
@@ -290,11 +324,11 @@ def read_to_restore(
     row, data, is_waiting = found
     have = _documents(con, key, row, data, names)
     after = have.log_after
-    records = None if after is None else _records_after(con, row, after)
+    records = None if after is None else records_after(con, row, after)
     return RestoreData(have, after or 0, records, is_waiting)
 
 
-def _records_after(
+def records_after(
     con: sqlite3.Connection, row: SessionRow | None, after: int
 ) -> tuple[Record, ...] | None:
     """Return the rest of a log; None if it is long or damaged."""

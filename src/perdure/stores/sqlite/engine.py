@@ -190,7 +190,7 @@ class Engine:
     def _save(self, plans: list[PlannedWrite], now: float) -> bool:
         """Append all of them; False if a log is not where its holder left it."""
         try:
-            if len(plans) <= MAX_ROWS:
+            if len(plans) <= MAX_ROWS and not any(plan.about for plan in plans):
                 con = self.connection
                 with self._committing():  # a single statement is a transaction
                     save_all(con, plans, now)
@@ -200,7 +200,7 @@ class Engine:
         except integrity_error():
             return False
         for plan in plans:
-            plan.tail.advance(plan)
+            plan.tail.advance(plan, now)
         return True
 
     def _one_by_one(self, batches: Sequence[Batch], now: float) -> list[Outcome]:

@@ -29,6 +29,7 @@ from perdure.stores.sqlite.log import (
     find_or_create,
     find_to_open,
     held_row,
+    labels_of,
     save,
 )
 from perdure.stores.sqlite.sql import Q
@@ -143,7 +144,10 @@ def acquire(
             _remove_content(con, row)
         row = replace(row, born=epoch, low=new.first, head=new.first - 1, state=HELD)
         row = replace(row, crc=row.seed)
-        con.execute(Q["created_now"], {"id": row.id, "now": at})
+        said = None if new.about is None else 0
+        con.execute(
+            Q["created_now"], {"id": row.id, "now": at, "turns": said, **labels_of(new.about)}
+        )
         if new.draft is not None:
             row = replace(row, state=DRAFT | COPY)
             data = seal(msgspec.json.encode(new.draft))
@@ -221,7 +225,7 @@ def delete(
 
 
 def _remove_content(con: sqlite3.Connection, row: SessionRow) -> None:
-    for what in ("log", "manifest", "documents", "dead_letters", "draft"):
+    for what in ("log", "manifest", "documents", "dead_letters", "draft", "listed"):
         con.execute(Q[f"delete_{what}"], {"id": row.id})
 
 

@@ -23,7 +23,7 @@ from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
 from perdure.records.records import EPOCH, Entry, Position, Record
-from perdure.store import Batch, Outcome, Status
+from perdure.store import About, Batch, Outcome, Status
 from perdure.stores.sqlite.sql import MAX_ROWS, ROWS_AT_ONCE, Q, at_once
 
 if TYPE_CHECKING:
@@ -216,7 +216,7 @@ _EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
 class LogTail:
     """Where the log of a session ends, as its holder in this process last knew."""
 
-    __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "sum")
+    __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "step", "sum")
 
     def __init__(self, row: SessionRow) -> None:
         self.id: int = row.id
@@ -226,10 +226,13 @@ class LogTail:
         self.head: int = row.head
         self.crc: int = row.crc
         self.sum: int = total(self.base, self.head, self.crc)
+        self.step: float | None = None
+        """Of the last save's time, as the index has it; None if that is not known."""
 
-    def advance(self, plan: PlannedWrite) -> None:
-        """Move the tail to the end of a committed write."""
+    def advance(self, plan: PlannedWrite, now: float) -> None:
+        """Move the tail to the end of a write that was committed at this time."""
         self.head, self.crc, self.sum = plan.head, plan.crc, plan.sum
+        self.step = now // _STEP
 
 
 class PlannedWrite(NamedTuple):
@@ -240,6 +243,31 @@ class PlannedWrite(NamedTuple):
     crc: int
     sum: int
     data: bytes
+    turns: int | None
+    about: About | None
+
+
+def labels_of(about: About | None) -> dict[str, str | None]:
+    """Return labels as columns, which are all NULL for None.
+
+    SQLite's JSON ends a text at a NUL, so a tag is compared without.
+
+    >>> labels_of(About(tags=("a" + chr(0),)))["tags"] == '["a' + chr(0xFFFD) + '"]'
+    True
+    """
+    if about is None:
+        return {"user": None, "labels": None, "tags": None}
+    tags = [comparable_tag(tag) for tag in about.tags]
+    return {
+        "user": about.owner,
+        "labels": msgspec.json.encode(about).decode(),
+        "tags": msgspec.json.encode(tags).decode() if tags else None,
+    }
+
+
+def comparable_tag(tag: str) -> str:
+    """Return a tag in the form that is compared."""
+    return tag.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
 def require_fit(batch: Batch) -> None:
@@ -265,27 +293,35 @@ def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
     if len(data) > MAX_RECORD_BYTES or not records[-1].end or _EPOCH_MARK in data:
         require_fit(batch)
     head = tail.head + len(records)
-    return PlannedWrite(tail, head, crc, total(tail.base, head, crc), data)
+    sum_ = total(tail.base, head, crc)
+    return PlannedWrite(tail, head, crc, sum_, data, batch.turns, batch.about)
 
 
-_NO_ROW = (None,) * 10
+_STEP = 64
+"""Seconds of a step, as the statements have it."""
+_NO_ROW = (None,) * 12
 
 
 def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float) -> None:
-    """Append all of them, or none; up to `MAX_ROWS` as one statement.
+    """Append all of them, or none; up to `MAX_ROWS` as one statement if no labels change.
 
     Raises:
         sqlite3.IntegrityError: A log is not where its holder left it.
 
     """
+    step = now // _STEP
     for at in range(0, len(plans), MAX_ROWS):
         part = plans[at : at + MAX_ROWS]
         rows: list[object] = []
-        for tail, head, crc, sum_, data in part:
+        for tail, head, crc, sum_, data, turns, _ in part:
             rows += (tail.id, tail.epoch, tail.head, tail.crc, tail.sum, head, crc, sum_, now, data)
+            rows += (turns, None if tail.step == step else step)
         count = next(count for count in ROWS_AT_ONCE if count >= len(part))
         rows += _NO_ROW * (count - len(part))
         con.execute(at_once("save", count), rows)
+    for plan in plans:
+        if plan.about is not None:
+            con.execute(Q["label"], {"id": plan.tail.id, **labels_of(plan.about)})
 
 
 def append_one(
@@ -303,12 +339,13 @@ def append_one(
         entries = _new_entries(con, row, batch)
         if not entries:
             return Outcome(Status.OK), tail
-        plan = plan_write(tail, Batch(batch.key, batch.epoch, row.head + 1, entries))
+        rest = msgspec.structs.replace(batch, first=row.head + 1, records=entries)
+        plan = plan_write(tail, rest)
     except PerdureError as error:
         return Outcome(Status.PERMANENT, error), tail
     assert plan is not None
     save_all(con, [plan], now)
-    tail.advance(plan)
+    tail.advance(plan, now)
     return Outcome(Status.OK, None, len(plan.data)), tail
 
 

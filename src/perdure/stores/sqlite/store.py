@@ -11,16 +11,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 import anyio.to_thread
 
 from perdure._lib.ids import random_id
 from perdure._lib.loop import ThreadCall, unopened
-from perdure.errors import ConfigError, StoreUnavailableError
+from perdure.errors import (
+    ConfigError,
+    CorruptRecordError,
+    StoreUnavailableError,
+    UnsupportedVersionError,
+)
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
+from perdure.records.records import Record
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -51,6 +58,8 @@ from perdure.stores.sqlite.engine import (
 )
 from perdure.stores.sqlite.errors import map_errors
 from perdure.stores.sqlite.log import find, find_to_open
+
+T = TypeVar("T")
 
 if TYPE_CHECKING:
     import sqlite3
@@ -257,6 +266,24 @@ class SqliteStore:
 
         return await self._database.read(read)
 
+    async def read_many_for_restore(
+        self, keys: Sequence[SessionKey], names: Collection[str] | None = None
+    ) -> list[RestoreData | None]:
+        """Read the same of several sessions in one snapshot, as one call of a thread."""
+
+        def read(con: sqlite3.Connection, key: SessionKey) -> RestoreData:
+            return content.read_to_restore(con, key, find_to_open(con, key), names)
+
+        return await self._database.read(_of_each, keys, read)
+
+    async def read_logs(self, keys: Sequence[SessionKey]) -> list[tuple[Record, ...] | None]:
+        """Read the logs of several sessions in one snapshot, as one call of a thread."""
+
+        def read(con: sqlite3.Connection, key: SessionKey) -> tuple[Record, ...] | None:
+            return content.records_after(con, find(con, key), 0)
+
+        return await self._database.read(_of_each, keys, read)
+
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
@@ -392,19 +419,7 @@ class SqliteStore:
 
     # directory
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        query = SessionQuery(
-            tenant=tenant, owner=owner, tag=tag, prefix=prefix, after=after, limit=limit
-        )
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         return await self._database.read(content.sessions, query)
 
     async def tenants(self) -> list[str]:
@@ -458,3 +473,18 @@ class SqliteStore:
 
         """
         await self._database.scrub()
+
+
+def _of_each(
+    con: sqlite3.Connection,
+    keys: Sequence[SessionKey],
+    read: Callable[[sqlite3.Connection, SessionKey], T | None],
+) -> list[T | None]:
+    """Read each of several sessions; None where that raises."""
+    found: list[T | None] = []
+    for key in keys:
+        try:
+            found.append(read(con, key))
+        except (CorruptRecordError, UnsupportedVersionError):
+            found.append(None)
+    return found

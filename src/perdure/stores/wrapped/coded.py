@@ -34,6 +34,7 @@ from perdure.records.keys import SessionKey, SessionTenant
 from perdure.records.manifest import FoldedDocument, Manifest, lease_lost, too_large
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
+    ALL,
     Batch,
     BlobSweep,
     Capabilities,
@@ -48,6 +49,7 @@ from perdure.store import (
     PendingItem,
     RestoreData,
     SessionInfo,
+    SessionQuery,
     Status,
     Store,
     SupportsBeginAppend,
@@ -62,6 +64,7 @@ from perdure.stores.wrapped.chain import ChainReader, ManifestProof, ReadRequest
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
     has_hidden,
+    inner_about,
     inner_documents,
     mismatched,
     outer_manifest,
@@ -269,12 +272,24 @@ class CodedStore(DelegatingStore, ABC):
                 for job, batch in zip(jobs, batches, strict=True)
             ]
 
-        results = await in_thread_if_large(size, encode_all)
+        results = [
+            result if isinstance(result, Outcome) else await self._with_labels(result, batch)
+            for result, batch in zip(
+                await in_thread_if_large(size, encode_all), batches, strict=True
+            )
+        ]
         encoded = [result for result in results if isinstance(result, Batch)]
         outcomes = await self.inner.append_many(encoded) if encoded else []
         self._note_outcomes(encoded, outcomes)
         remaining = iter(outcomes)
         return [result if isinstance(result, Outcome) else next(remaining) for result in results]
+
+    async def _with_labels(self, encoded: Batch, batch: Batch) -> Batch:
+        """Return an encoded batch with what the original one says for the directory."""
+        about = batch.about
+        if about is not None:
+            about = inner_about(batch.key, about, await self._of_tenant(batch.key.tenant))
+        return msgspec.structs.replace(encoded, turns=batch.turns, about=about)
 
     def begin_append(
         self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
@@ -288,8 +303,9 @@ class CodedStore(DelegatingStore, ABC):
             encode = self._encoder(batch)
             with suppress(PerdureError):  # `append_many` says what is wrong
                 size += self._require_fit(batch)
-                if encode is not None and size < LARGE:
-                    encoded.append(encode(batch))
+                # Labels are sealed by the tenant's key, which may have to be read.
+                if encode is not None and size < LARGE and batch.about is None:
+                    encoded.append(msgspec.structs.replace(encode(batch), turns=batch.turns))
                     continue
             return False
 
@@ -637,6 +653,11 @@ class CodedStore(DelegatingStore, ABC):
         known = await self._require_readable(key) if terms.after != 0 else None
         names = await self._stored_names(key, terms.names)
         names = None if names is None else frozenset(names)
+        new = terms.beginning
+        if new.about is not None:
+            about = inner_about(key, new.about, await self._of_tenant(key.tenant))
+            new = msgspec.structs.replace(new, about=about)
+        terms = msgspec.structs.replace(terms, beginning=new)
         taken = await self.inner.acquire(key, msgspec.structs.replace(terms, names=names))
         if isinstance(taken, Held):
             return taken
@@ -698,35 +719,18 @@ class CodedStore(DelegatingStore, ABC):
 
     # The directory.
 
-    async def sessions(
-        self,
-        *,
-        tenant: str = "",
-        owner: str | None = None,
-        tag: str | None = None,
-        prefix: str = "",
-        after: SessionKey | None = None,
-        limit: int = 100,
-    ) -> list[SessionInfo]:
-        transform = await self._shared_transform(tenant, create=False)
-        if transform is None and (owner is not None or tag is not None):
+    async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
+        transform = await self._shared_transform(query.tenant, create=False)
+        if transform is None and (query.owner is not None or query.tag is not None):
             return []
-        sessions: list[SessionInfo] = []
-        while len(sessions) < limit:
-            page = await self.inner.sessions(
-                tenant=tenant,
-                owner=owner if owner is None or transform is None else transform.token(owner),
-                tag=tag if tag is None or transform is None else transform.token(tag),
-                prefix=prefix,
-                after=after,
-                limit=limit - len(sessions),
-            )
-            visible = [info for info in page if info.key.agent != self._hidden_agent]
-            sessions += [restore_info(info, transform) for info in visible]
-            if not page:
-                break
-            after = page[-1].key
-        return sessions
+        inner = query
+        if self._hidden_agent is not None:
+            inner = msgspec.structs.replace(inner, without=(*query.without, self._hidden_agent))
+        if transform is not None:
+            owner = None if query.owner is None else transform.token(query.owner)
+            tag = None if query.tag is None else transform.token(query.tag)
+            inner = msgspec.structs.replace(inner, owner=owner, tag=tag)
+        return [restore_info(info, transform) for info in await self.inner.sessions(inner)]
 
     async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Delete everything that the session owns, its data key included."""

@@ -23,7 +23,7 @@ from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, SessionTenant, keyring_of
 from perdure.records.manifest import About, Manifest, lease_lost
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Store, Taken, take_after
+from perdure.store import Batch, SessionQuery, Store, Taken, take_after
 from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
@@ -128,7 +128,7 @@ class EncryptedStore(CodedStore):
         if "" not in tenants:
             return tenants
         # The mark of an encrypted store is a key of the unnamed tenant, which may own nothing else.
-        has_content = await self.sessions(limit=1) or await self.inner.blob_names("")
+        has_content = await self.sessions(SessionQuery(limit=1)) or await self.inner.blob_names("")
         return tenants if has_content else [name for name in tenants if name]
 
     async def rewrap(self) -> RewrapResult:
@@ -140,7 +140,9 @@ class EncryptedStore(CodedStore):
         skipped: list[SessionKey] = []
         for tenant in sorted({"", *await self.inner.tenants()}):
             after: SessionKey | None = None
-            while page := await self.inner.sessions(tenant=tenant, after=after, limit=_PAGE):
+            while page := await self.inner.sessions(
+                SessionQuery(tenant=tenant, after=after, limit=_PAGE)
+            ):
                 for info in page:
                     try:
                         rewrapped += await self._rewrap(info.key)

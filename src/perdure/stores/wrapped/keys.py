@@ -38,7 +38,7 @@ from perdure.records.json import decode
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import KEYS, FoldedDocument, Manifest
 from perdure.records.records import EPOCH
-from perdure.store import Store, Taken, first_record, is_begun, take_after
+from perdure.store import SessionQuery, Store, Taken, first_record, is_begun, take_after
 from perdure.stores.wrapped.chain import ManifestProof
 from perdure.stores.wrapped.compressed import Compression
 from perdure.stores.wrapped.manifests import HiddenManifest, proven_part
@@ -561,7 +561,7 @@ async def require_encrypted(store: Store) -> None:
     tenants = sorted({"", *await store.tenants()})
     for tenant in tenants:
         after: SessionKey | None = None
-        while page := await store.sessions(tenant=tenant, after=after, limit=_PAGE):
+        while page := await store.sessions(SessionQuery(tenant=tenant, after=after, limit=_PAGE)):
             for info in page:
                 if info.key.agent == KEYRING or await _has_key(store, info.key):
                     return

@@ -22,6 +22,7 @@ from perdure.stores.wrapped.chain import NOTHING_PROVEN, ChainLink, ManifestProo
 from perdure.stores.wrapped.transform import Place, Transform
 
 _MARK = "perdure-sealed:"
+_LABELS = "perdure-labels:"
 _LOST = "0" * 64
 MISSING = "the manifest is missing or damaged, and the session had one"
 
@@ -153,13 +154,34 @@ def outer_manifest(inner: Manifest, hidden: HiddenManifest) -> Manifest:
     return msgspec.structs.replace(inner, documents=hidden.documents, about=hidden.about)
 
 
+def inner_about(key: SessionKey, about: About, transform: Transform) -> About:
+    """Return what a save says for the directory, as the inner store sees it."""
+    payload = transform.transform_payload(_labels_place(key), msgspec.json.encode(about))
+    return About(
+        title=_LABELS + payload.decode(),
+        owner=None if about.owner is None else transform.token(about.owner),
+        tags=tuple(map(transform.token, about.tags)),
+    )
+
+
+def _labels_place(key: SessionKey) -> Place:
+    return ("labels", key.agent, key.session)
+
+
 def restore_info(info: SessionInfo, transform: Transform | None) -> SessionInfo:
     """Return a listing's original entry; title, owner and tags are left out if damaged."""
-    if not has_hidden(info.title):
+    title = info.title
+    if title is None or not title.startswith((_MARK, _LABELS)):
         return info
     try:
-        about = _decode_hidden(info.key, info.title, transform).about
-    except CorruptRecordError:
+        if title.startswith(_MARK):
+            about = _decode_hidden(info.key, title, transform).about
+        elif transform is None:
+            about = About()
+        else:
+            sealed = title.removeprefix(_LABELS).encode()
+            about = decode(transform.restore_payload(_labels_place(info.key), sealed), About)
+    except (CorruptRecordError, FormatError):
         about = About()
     return msgspec.structs.replace(info, title=about.title, owner=about.owner, tags=about.tags)
 

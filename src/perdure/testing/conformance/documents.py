@@ -18,12 +18,19 @@ from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FORMAT, About, FoldedDocument
 from perdure.store import (
+    Batch,
+    Beginning,
     BlobSweep,
     Document,
     Documents,
+    SessionQuery,
     Status,
     Store,
+    SupportsReadMany,
+    Taken,
+    Terms,
     listed_blobs,
+    shortcut,
     take_after,
 )
 from perdure.testing.conformance._kit import (
@@ -189,6 +196,31 @@ class DocumentConformance(Suite):
         await store.write_documents(KEY, documents, manifest)
         with pytest.raises(UnsupportedVersionError):
             await store.read_documents(KEY)
+
+    async def test_several_are_read_as_each_is(self, store: Store) -> None:
+        many = shortcut(store, SupportsReadMany)
+        if many is None:
+            return
+        keys = [SessionKey(name, tenant=tenant) for name in "ab" for tenant in ("", "t")]
+        documents = {"session.json": b"{}", "other.json": b"[]"}
+        for key in keys:
+            grant = await take(store, key)
+            head = await append_ok(store, grant, 2, *group("a", "b"))
+            if key.agent == "a":
+                await store.write_documents(key, documents, manifest_of(grant, head, documents))
+                await append_ok(store, grant, head + 1, *group("after"))
+        gone = await take(store, SessionKey("gone"))
+        await store.delete(gone.key, gone.epoch)
+        keys += [gone.key, SessionKey("never")]
+        keys.reverse()
+        for key, records in zip(keys, await many.read_logs(keys), strict=True):
+            assert records is not None
+            assert [*records] == await read(store, key)
+        found = await many.read_many_for_restore(keys, {"session.json"})
+        for key, data in zip(keys, found, strict=True):
+            assert data is not None
+            assert data.documents.found == (await store.read_documents(key, {"session.json"})).found
+            assert [*(data.records or ())] == await read(store, key, after=data.after)
 
 
 # Blobs: bytes under the name of their content, and the sweep of unreferenced ones
@@ -430,10 +462,10 @@ class DirectoryConformance(Suite):
             await append_ok(store, grant, 2, *group(repr(key)))
         for key in keys:
             assert tuple(entries(await read(store, key))) == group(repr(key)), key
-        got = [info.key for info in await store.sessions(limit=1000)]
+        got = [info.key for info in await store.sessions(SessionQuery(limit=1000))]
         assert got == sorted(key for key in keys if not key.tenant)
         for name in _HOSTILE:
-            got = [info.key for info in await store.sessions(tenant=name)]
+            got = [info.key for info in await store.sessions(SessionQuery(tenant=name))]
             assert got == [SessionKey("a", tenant=name)]
 
     async def test_pages_join_up(self, store: Store) -> None:
@@ -443,28 +475,30 @@ class DirectoryConformance(Suite):
             await take(store, key)
         for size in (1, 3, 7, 22, 100):
             got: list[SessionKey] = []
-            page = await store.sessions(limit=size)
+            page = await store.sessions(SessionQuery(limit=size))
             while page:
                 assert len(page) <= size
                 got += [info.key for info in page]
-                page = await store.sessions(limit=size, after=got[-1])
+                page = await store.sessions(SessionQuery(limit=size, after=got[-1]))
             assert got == sorted(keys), size
 
     async def test_a_prefix_is_of_the_agent_id(self, store: Store) -> None:
         for name in ("app/one", "app/two", "App/three", "other", "ap"):
             await take(store, SessionKey(name))
         await take(store, SessionKey("x", "app/one"))
-        got = [info.key.agent for info in await store.sessions(prefix="app/")]
+        got = [info.key.agent for info in await store.sessions(SessionQuery(prefix="app/"))]
         assert got == ["app/one", "app/two"]
-        got = [info.key.agent for info in await store.sessions(prefix="app/", limit=1)]
+        got = [
+            info.key.agent for info in await store.sessions(SessionQuery(prefix="app/", limit=1))
+        ]
         assert got == ["app/one"]
-        assert await store.sessions(prefix="zzz") == []
-        assert await store.sessions(tenant="nobody's") == []
+        assert await store.sessions(SessionQuery(prefix="zzz")) == []
+        assert await store.sessions(SessionQuery(tenant="nobody's")) == []
 
     async def test_after_need_not_be_a_session(self, store: Store) -> None:
         for name in ("a", "c"):
             await take(store, SessionKey(name))
-        got = await store.sessions(after=SessionKey("b"))
+        got = await store.sessions(SessionQuery(after=SessionKey("b")))
         assert [info.key.agent for info in got] == ["c"]
 
     async def test_a_listing_knows_what_was_folded(self, store: Store) -> None:
@@ -499,6 +533,93 @@ class DirectoryConformance(Suite):
         assert await ids(store, tag="y", limit=2) == ["a", "b"]
         assert await ids(store, tag="y", limit=2, after=SessionKey("b")) == ["d"]
         assert await ids(store, owner="ada", tenant="other") == []
+
+    async def test_a_listing_knows_what_a_session_begins_with(
+        self, store: Store, other: Store
+    ) -> None:
+        about = About(title="Plans", owner="ada", tags=("x", "y"))
+        beginning = Beginning(about=about)
+        for name in ("a", "b"):
+            key, terms = SessionKey(name), Terms(me=store.owner, after=0, beginning=beginning)
+            assert isinstance(await store.acquire(key, terms), Taken)
+        for each in (store, other):
+            (info, _) = await each.sessions(SessionQuery(owner="ada", tag="y"))
+            assert (info.title, info.owner, info.tags) == ("Plans", "ada", ("x", "y"))
+            assert info.created_at is not None
+            assert info.updated_at is not None
+
+    async def test_a_listing_knows_what_was_saved(self, store: Store, other: Store) -> None:
+        grant = await take(store)
+        await save(store, grant, 2, turns=1, about=About(owner="ada"))
+        await save(store, grant, 3, turns=2)
+        (info,) = await store.sessions(SessionQuery(owner="ada"))
+        assert (info.turns, info.title) == (2, None)
+        # A fold that is as of an earlier record comes late.
+        documents = {"session.json": b"{}"}
+        await save(store, grant, 4, turns=3, about=About(title="Later", owner="bob", tags=("z",)))
+        manifest = manifest_of(grant, 2, documents, counters={"turns": 1}, about=About(owner="ada"))
+        await store.write_documents(KEY, documents, manifest)
+        assert await store.sessions(SessionQuery(owner="ada")) == []
+        (info,) = await store.sessions(SessionQuery(owner="bob", tag="z"))
+        assert info.turns == 3
+        (info,) = await other.sessions(SessionQuery(owner="bob", tag="z"))
+        assert info.title == "Later"
+        await save(store, grant, 5)
+        assert (await store.sessions())[0].turns == 3
+        # One that is as of the newest says as much as the saves.
+        manifest = manifest_of(grant, 5, documents, counters={"turns": 4}, about=About(owner="eve"))
+        await store.write_documents(KEY, documents, manifest)
+        (info,) = await other.sessions(SessionQuery(owner="eve"))
+        assert (info.turns, info.title, info.tags) == (4, None, ())
+
+    async def test_a_new_life_is_not_listed_as_the_last(self, store: Store) -> None:
+        grant = await take(store)
+        await save(store, grant, 2, turns=5, about=About(owner="ada", title="Old"))
+        await store.delete(KEY, grant.epoch)
+        assert await store.sessions() == []
+        await take(store)
+        (info,) = await store.sessions()
+        assert (info.turns, info.owner, info.title) == (0, None, None)
+        assert await store.sessions(SessionQuery(owner="ada")) == []
+
+    async def test_the_newest_activity_is_listed_first(self, store: Store) -> None:
+        grants = {name: await take(store, SessionKey(name)) for name in "abcdef"}
+        for turn, name in enumerate("fabdec", 1):
+            about = About(owner="ada" if name in "abc" else "bob", tags=("x",) * (name in "bd"))
+            await save(store, grants[name], 2, turns=turn, about=about)
+        await store.release(SessionKey("a"), grants["a"].epoch)  # closing one is no activity
+        await take(store, SessionKey("f"))  # nor is opening
+        assert await ids(store, newest_first=True) == [*"cedbaf"]
+        assert await ids(store, newest_first=True, owner="ada") == [*"cba"]
+        assert await ids(store, newest_first=True, tag="x") == [*"db"]
+        assert await ids(store, newest_first=True, prefix="c") == ["c"]
+        for size in (1, 2, 4, 6):
+            query, got = SessionQuery(newest_first=True, limit=size), list[str]()
+            while page := await store.sessions(query):
+                assert len(page) <= size
+                got += [info.key.agent for info in page]
+                query = query.after_page(page[-1])
+            assert got == [*"cedbaf"], size
+
+    async def test_a_range_of_time_chooses(self, store: Store) -> None:
+        grants = {name: await take(store, SessionKey(name)) for name in "abc"}
+        for name in "bca":
+            await save(store, grants[name], 2, turns=1)
+        infos = await store.sessions(SessionQuery(newest_first=True))
+        assert [info.key.agent for info in infos] == [*"acb"]
+        newest, middle, _ = [info.updated_at or 0.0 for info in infos]
+        assert await ids(store, since=middle) == ["a", "c"]
+        assert await ids(store, before=newest) == ["b", "c"]
+        assert await ids(store, since=middle, before=newest, newest_first=True) == ["c"]
+        assert await ids(store, since=newest + 1000) == []
+
+    async def test_agents_are_left_out(self, store: Store) -> None:
+        for name, session in (("a", "one"), ("a", "two"), ("ab", "one"), ("b", "one")):
+            await take(store, SessionKey(name, session))
+        without = ("a", "other")
+        assert await ids(store, without=without) == ["ab", "b"]
+        assert await ids(store, without=without, limit=1) == ["ab"]
+        assert await ids(store, without=without, newest_first=True) == ["b", "ab"]
 
     async def test_tenants_are_listed(self, store: Store) -> None:
         assert await store.tenants() == []
@@ -582,6 +703,13 @@ class DirectoryConformance(Suite):
         assert await store.head(KEY) == 2
 
 
+async def save(store: Store, grant: Taken, first: int, **listed: Any) -> None:
+    """Append a record, with what it says for the directory."""
+    batch = Batch(grant.key, grant.epoch, first, group("a"), **listed)
+    (outcome,) = await store.append_many([batch])
+    assert outcome.status is Status.OK, outcome
+
+
 async def ids(store: Store, **filters: Any) -> list[str]:
     """Return the agents of the sessions that fit."""
-    return [info.key.agent for info in await store.sessions(**filters)]
+    return [info.key.agent for info in await store.sessions(SessionQuery(**filters))]

@@ -19,6 +19,7 @@ from perdure.store import (
     Draft,
     DraftInfo,
     Origin,
+    SessionQuery,
     Status,
     Store,
     SupportsRestore,
@@ -360,7 +361,9 @@ class DraftConformance(Suite):
         assert holder is not None
         assert (mine.key, mine.owner, mine.draft) == (KEY, holder.owner, DRAFT)
         assert await store.drafts("nobody's") == []
-        assert [info.key.agent for info in await other.sessions(tenant="Tenant ..")] == ["plain"]
+        assert [
+            info.key.agent for info in await other.sessions(SessionQuery(tenant="Tenant .."))
+        ] == ["plain"]
         assert await other.tenants() == ["Tenant .."]
 
     async def test_a_deleted_draft_is_gone(self, store: Store, other: Store) -> None:

@@ -1,18 +1,14 @@
 -- name: sessions
-SELECT s.agent, s.session, s.epoch, s.head, extract(epoch FROM s.created_at)::float8,
-    extract(epoch FROM s.updated_at)::float8, m.owner, m.title, m.tags, m.turns,
-    m.sealed
-FROM {schema}.tenants AS t
-JOIN {schema}.sessions AS s ON s.tenant = t.id
-LEFT JOIN {schema}.manifests AS m ON m.session = s.id
-WHERE t.name = %(tenant)s AND s.epoch > 0 AND NOT s.deleted
-    AND (s.agent, s.session) >= (%(agent)s, %(session)s)
-    AND (%(with_first)s OR (s.agent, s.session) <> (%(agent)s, %(session)s))
-    AND s.agent >= %(prefix)s AND starts_with(s.agent, %(prefix)s)
-    AND (%(end)s::text IS NULL OR s.agent < %(end)s)
-    AND (%(owner)s::text IS NULL OR m.owner = %(owner)s)
-    AND (%(tag)s::text IS NULL OR %(tag)s = ANY(m.tags))
-ORDER BY s.agent, s.session LIMIT %(limit)s
+-- The manifest only says whether it is damaged, and is read for the page alone.
+SELECT p.*, (SELECT m.sealed FROM {schema}.manifests AS m WHERE m.session = p.id) FROM (
+    SELECT s.id, s.agent, s.session, s.epoch, s.head,
+        extract(epoch FROM s.created_at)::float8 AS created, {at} AS updated, s.belongs, l.title,
+        l.tags, s.turns
+    FROM {schema}.sessions AS s LEFT JOIN {schema}.labels AS l ON l.session = s.id
+    WHERE s.tenant = (SELECT id FROM {schema}.tenants WHERE name = %(tenant)s)
+        AND s.epoch > 0 AND NOT s.deleted {chosen}
+    ORDER BY {order} LIMIT %(limit)s
+) AS p
 
 -- name: tenants
 SELECT t.name FROM {schema}.tenants AS t
@@ -29,6 +25,8 @@ WITH log AS (
     DELETE FROM {schema}.documents WHERE session = %(id)s
 ), manifest AS (
     DELETE FROM {schema}.manifests WHERE session = %(id)s
+), labels AS (
+    DELETE FROM {schema}.labels WHERE session = %(id)s
 ), inbox AS (
     DELETE FROM {schema}.inbox AS i USING {schema}.sessions AS s
     WHERE i.session = %(id)s AND s.id = i.session
@@ -40,7 +38,7 @@ WITH log AS (
 )
 UPDATE {schema}.sessions
 SET deleted = true, released = true, head = 0, crc = 0, draft = NULL, created_at = NULL,
-    updated_at = NULL
+    updated_at = NULL, turns = NULL, belongs = NULL
 WHERE id = %(id)s
 
 -- name: wipe

@@ -14,6 +14,50 @@ SELECT f.head, d.name, d.data FROM found AS f
 JOIN {schema}.documents AS d ON d.session = f.id
 WHERE %(ids)b::bytea[] IS NULL OR d.id = ANY(%(ids)b::bytea[])
 
+-- name: many_states
+SELECT w.n, s.id, s.epoch, s.head, s.crc, s.begun, s.life, s.since, s.deleted, s.owner, s.released,
+    s.draft
+FROM unnest(%(tenants)s::text[], %(agents)s::text[], %(sessions)s::text[])
+    WITH ORDINALITY AS w (tenant, agent, session, n)
+JOIN {schema}.tenants AS t ON t.name = w.tenant COLLATE "C"
+JOIN {schema}.sessions AS s ON s.tenant = t.id
+    AND s.agent = w.agent COLLATE "C" AND s.session = w.session COLLATE "C"
+WHERE NOT s.deleted
+
+-- name: many_documents
+WITH found AS MATERIALIZED (
+    SELECT w.n, s.id
+    FROM unnest(%(tenants)s::text[], %(agents)s::text[], %(sessions)s::text[])
+        WITH ORDINALITY AS w (tenant, agent, session, n)
+    JOIN {schema}.tenants AS t ON t.name = w.tenant COLLATE "C"
+    JOIN {schema}.sessions AS s ON s.tenant = t.id
+        AND s.agent = w.agent COLLATE "C" AND s.session = w.session COLLATE "C"
+    WHERE NOT s.deleted
+)
+SELECT f.n, NULL::bytea, m.sealed FROM found AS f
+JOIN {schema}.manifests AS m ON m.session = f.id
+UNION ALL
+SELECT f.n, d.name, d.data FROM found AS f
+JOIN {schema}.documents AS d ON d.session = f.id
+WHERE %(ids)b::bytea[] IS NULL OR d.id = ANY(%(ids)b::bytea[])
+
+-- name: many_logs
+-- Of each session whole rows from the one that holds record `low`, some kilobytes of them.
+SELECT c.session, c.first, c.last, c.epoch, c.seed, c.lines
+FROM unnest(%(rows)s::bigint[], %(lows)s::bigint[], %(highs)s::bigint[]) AS w (id, low, high)
+CROSS JOIN LATERAL (
+    SELECT c.*,
+        sum(octet_length(c.lines)) OVER (ORDER BY c.first) - octet_length(c.lines) AS before
+    FROM (
+        SELECT c.* FROM {schema}.commits AS c
+        WHERE c.session = w.id AND c.first <= w.high AND c.first >= coalesce((
+            SELECT max(b.first) FROM {schema}.commits AS b
+            WHERE b.session = w.id AND b.first <= w.low), 0)
+        ORDER BY c.first LIMIT %(limit)s
+    ) AS c
+) AS c
+WHERE c.before < %(bytes)s ORDER BY c.session, c.first
+
 -- name: opening
 -- What a restore needs, of one moment: the manifest (no name), documents, the log's rows after the
 -- last fold, and a row of nothing if something waits in the inbox. The manifest has the number of
@@ -72,9 +116,15 @@ WITH held AS (
     DELETE FROM {schema}.documents AS d USING held AS h
     WHERE d.session = h.id AND NOT d.id = ANY(%(listed)b::bytea[])
 ), described AS (
-    INSERT INTO {schema}.manifests (session, sealed, title, owner, tags, turns)
-    SELECT h.id, %(sealed)s, %(title)s, %(owner)s, %(tags)s::text[], %(turns)s FROM held AS h
-    ON CONFLICT (session) DO UPDATE SET sealed = excluded.sealed, title = excluded.title,
-        owner = excluded.owner, tags = excluded.tags, turns = excluded.turns
+    INSERT INTO {schema}.manifests (session, sealed) SELECT h.id, %(sealed)s FROM held AS h
+    ON CONFLICT (session) DO UPDATE SET sealed = excluded.sealed
+), listed AS (
+    UPDATE {schema}.sessions AS s SET turns = %(turns)s, belongs = %(owner)s
+    FROM held AS h WHERE s.id = h.id AND (s.turns IS NULL OR s.head <= %(as_of)s)
+    RETURNING s.id
+), labeled AS (
+    INSERT INTO {schema}.labels (session, title, tags)
+    SELECT id, %(title)s, %(tags)s::text[] FROM listed
+    ON CONFLICT (session) DO UPDATE SET title = excluded.title, tags = excluded.tags
 )
 SELECT id FROM held

@@ -23,12 +23,20 @@ WITH taken AS (
         since = CASE WHEN %(created)s THEN %(head)s ELSE s.since END,
         draft = CASE WHEN %(created)s THEN %(draft)s::bytea ELSE s.draft END,
         created_at = CASE WHEN %(created)s THEN now() ELSE s.created_at END,
-        released = false, deleted = %(draft)s::bytea IS NOT NULL, updated_at = now()
+        released = false, deleted = %(draft)s::bytea IS NOT NULL,
+        updated_at = CASE WHEN %(created)s THEN now() ELSE s.updated_at END,
+        step = CASE WHEN %(created)s THEN floor(extract(epoch FROM now()) / 64) ELSE s.step END,
+        turns = CASE WHEN %(created)s THEN %(turns)s ELSE s.turns END,
+        belongs = CASE WHEN %(created)s THEN %(belongs)s::text ELSE s.belongs END
     WHERE s.id = %(id)s AND s.epoch = %(after)s AND s.head = %(was)s AND s.crc = %(sum)s
     RETURNING s.id, s.life, s.since
 ), added AS (
     INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
     SELECT id, %(head)s, %(head)s, %(epoch)s, %(seed)s, %(lines)s FROM taken
+), labeled AS (
+    INSERT INTO {schema}.labels (session, title, tags)
+    SELECT id, %(title)s, %(tags)s::text[] FROM taken WHERE %(created)s
+    ON CONFLICT (session) DO UPDATE SET title = excluded.title, tags = excluded.tags
 )
 SELECT id, life, since FROM taken
 
@@ -59,9 +67,10 @@ WITH found AS (
 ), begun AS (
     INSERT INTO {schema}.sessions AS s
         (tenant, agent, session, epoch, head, crc, begun, life, since, owner, draft, deleted,
-        updated_at, created_at)
+        updated_at, created_at, step, turns, belongs)
     SELECT t.id, %(agent)s, %(session)s, 1, %(head)s, %(crc)s, %(head)s, 1, %(head)s, %(owner)s,
-        %(draft)s::bytea, %(draft)s::bytea IS NOT NULL, now(), now()
+        %(draft)s::bytea, %(draft)s::bytea IS NOT NULL, now(), now(),
+        floor(extract(epoch FROM now()) / 64), %(turns)s, %(belongs)s::text
     FROM (SELECT id FROM known UNION ALL SELECT id FROM new) AS t
     WHERE NOT EXISTS (SELECT FROM found)
     ON CONFLICT (tenant, agent, session) DO NOTHING
@@ -70,6 +79,9 @@ WITH found AS (
 ), added AS (
     INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
     SELECT id, %(head)s, %(head)s, 1, 0, %(lines)s FROM begun
+), labeled AS (
+    INSERT INTO {schema}.labels (session, title, tags)
+    SELECT id, %(title)s, %(tags)s::text[] FROM begun
 )
 SELECT * FROM found
 UNION ALL

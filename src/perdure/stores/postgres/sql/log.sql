@@ -3,18 +3,30 @@
 -- moved follow in the same transaction. Each statement sends its ids in order: no deadlocks.
 WITH wanted AS MATERIALIZED (
     SELECT * FROM unnest(
-        $1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[]
-    ) WITH ORDINALITY AS w (id, epoch, head, seed, last, crc, n)
+        $1::bigint[], $2::bigint[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bigint[],
+        $7::bigint[]
+    ) WITH ORDINALITY AS w (id, epoch, head, seed, last, crc, turns, n)
 ), moved AS (
     UPDATE {schema}.sessions AS s
-    SET head = w.last, crc = w.crc, updated_at = now()
+    SET head = w.last, crc = w.crc, updated_at = now(), turns = coalesce(w.turns, s.turns),
+        step = floor(extract(epoch FROM now()) / 64),
+        belongs = CASE WHEN ($9::bytea[])[w.n] = '' THEN s.belongs
+            ELSE convert_from(($9::bytea[])[w.n], 'UTF8')::json ->> 'owner' END
     FROM wanted AS w
     WHERE s.id = w.id AND s.epoch = w.epoch AND s.head = w.head AND s.crc = w.seed
         AND (NOT s.deleted OR s.draft IS NOT NULL)
     RETURNING s.id, w.head + 1 AS first, w.last, w.epoch, w.seed, w.n
 ), added AS (
     INSERT INTO {schema}.commits (session, first, last, epoch, seed, lines)
-    SELECT id, first, last, epoch, seed, ($7::bytea[])[n] FROM moved
+    SELECT id, first, last, epoch, seed, ($8::bytea[])[n] FROM moved
+), labeled AS (
+    INSERT INTO {schema}.labels (session, title, tags)
+    SELECT id, l ->> 'title', ARRAY(SELECT json_array_elements_text(l -> 'tags'))
+    FROM (
+        SELECT id, convert_from(($9::bytea[])[n], 'UTF8')::json AS l
+        FROM moved WHERE ($9::bytea[])[n] <> ''
+    ) AS l
+    ON CONFLICT (session) DO UPDATE SET title = excluded.title, tags = excluded.tags
 )
 SELECT id FROM moved
 

@@ -5,10 +5,12 @@
 -- KEYS: session, log, documents, dead letters, inbox order
 -- ARGV: owner, key as JSON, now, payload, seed; of a new log: the seq of its first record, payload,
 --       what it is a draft of or ''; of the terms: create, new, given, after or '';
---       bytes of the log to read at most, '*' for all documents or '', then their names
+--       bytes of the log to read at most, what listings show of a new session or '', '*' for all
+--       documents or '', then their names
 -- Returns {'ok', epoch, head, whether a log begins, how many items wait,
 -- manifest, {name, bytes, ...}, last seq before the log, entries since the manifest or nil if they are
--- many}, {'held', epoch, owner, released, deleted, draft} or {'damaged', head, last entry's id}.
+-- many, what listings show}, {'held', epoch, owner, released, deleted, draft, what listings
+-- show} or {'damaged', head, last entry's id}.
 
 -- CRC-32 as zlib.crc32(line, seed); an epoch record is short.
 local function crc32(line, seed)
@@ -24,7 +26,7 @@ local function crc32(line, seed)
   return bit.tohex(bit.bnot(crc))
 end
 
-local s = redis.call('HMGET', KEYS[1], 'e', 'o', 'r', 'd', 'p', 'h', 'b', 'x', 'm')
+local s = redis.call('HMGET', KEYS[1], 'e', 'o', 'r', 'd', 'p', 'h', 'b', 'x', 'm', 'a')
 local epoch, owner, released, deleted = tonumber(s[1] or 0), s[2], s[3], s[4]
 if not epoch or (s[1] and not owner) then return {'damaged', 0, 'session'} end
 
@@ -38,13 +40,13 @@ local function allowed()
   if released then return epoch ~= tonumber(ARGV[11]) end
   return owner == ARGV[1]
 end
-if not allowed() then return {'held', s[1], owner, released, deleted, s[5]} end
+if not allowed() then return {'held', s[1], owner, released, deleted, s[5], s[10]} end
 
 local is_draft = deleted == 'draft'
 if is_draft then
   redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[4])
-  redis.call('HDEL', KEYS[1], 'h', 'b', 'x', 'm', 'a', 'c', 'u', 'p')
-  s[6], s[7], s[8], s[9] = false, false, false, false
+  redis.call('HDEL', KEYS[1], 'h', 'b', 'x', 'm', 'a', 't', 'c', 'u', 'p')
+  s[6], s[7], s[8], s[9], s[10] = false, false, false, false, false
 end
 local head, base, moved = tonumber(s[6] or 0), tonumber(s[7] or 0), tonumber(s[8] or 0)
 if not head or not base or not moved then return {'damaged', 0, 'session'} end
@@ -73,8 +75,13 @@ local of = string.format('%.0f', epoch)
 local line = '{"n":' .. at .. ',"e":' .. of .. ',"k":"epoch","end":true,"r":' .. payload
 line = line .. ',"c":"' .. crc32(line, tonumber(ARGV[5])) .. '"}\n'
 redis.call('XADD', KEYS[2], at .. '-' .. at, of, line)
-redis.call('HSET', KEYS[1], 'e', of, 'h', at, 'o', ARGV[1], 'k', ARGV[2], 'u', ARGV[3])
+redis.call('HSET', KEYS[1], 'e', of, 'h', at, 'o', ARGV[1], 'k', ARGV[2])
 redis.call('HSETNX', KEYS[1], 'c', ARGV[3])
+redis.call('HSETNX', KEYS[1], 'u', ARGV[3])
+if not is_there and ARGV[14] ~= '' then
+  redis.call('HSET', KEYS[1], 'a', ARGV[14], 't', 0)
+  s[10] = ARGV[14]
+end
 redis.call('HDEL', KEYS[1], 'r', 'd')
 if not is_there and head > 1 then
   base = head - 1
@@ -85,8 +92,8 @@ if ARGV[8] ~= '' then
 end
 
 local documents = {}
-if ARGV[14] == '*' then documents = redis.call('HGETALL', KEYS[3]) end
-for place = 15, #ARGV do
+if ARGV[15] == '*' then documents = redis.call('HGETALL', KEYS[3]) end
+for place = 16, #ARGV do
   local data = redis.call('HGET', KEYS[3], ARGV[place])
   if data then
     documents[#documents + 1] = ARGV[place]
@@ -107,5 +114,5 @@ until #part < 64 or bytes > tonumber(ARGV[13])
 if bytes > tonumber(ARGV[13]) then entries = false end
 return {
   'ok', epoch, head, is_there and 0 or 1, redis.call('ZCARD', KEYS[5]), s[9],
-  documents, base, entries,
+  documents, base, entries, s[10],
 }

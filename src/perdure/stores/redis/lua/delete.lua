@@ -9,6 +9,6 @@ end
 -- Posts are to an id, and outlive a draft.
 if not s[2] and ARGV[2] == '0' then redis.call('UNLINK', KEYS[4], KEYS[5]) end
 redis.call('UNLINK', KEYS[2], KEYS[3], KEYS[6], KEYS[7])
-redis.call('HDEL', KEYS[1], 'h', 'b', 'x', 'm', 'a', 'c', 'u', 'p')
+redis.call('HDEL', KEYS[1], 'h', 'b', 'x', 'm', 'a', 't', 'c', 'u', 'p')
 redis.call('HSET', KEYS[1], 'd', '1', 'r', '1')
 return 0

@@ -38,7 +38,7 @@ Q: dict[str, str] = _named((_HERE / "queries.sql").read_text("utf-8"))
 """Each statement by its name in ``queries.sql``."""
 
 MIGRATIONS: list[list[str]] = [
-    statements((_HERE / f"schema_{number}.sql").read_text("utf-8")) for number in (1, 2, 3)
+    statements((_HERE / f"schema_{number}.sql").read_text("utf-8")) for number in (1, 2, 3, 4)
 ]
 """The step from each format to the next; the first one makes an empty database format 1."""
 

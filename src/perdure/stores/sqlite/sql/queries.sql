@@ -22,11 +22,13 @@ VALUES (:id, :tenant, :agent, :session, :epoch, :born, :owner, :state, :start, :
 
 -- name: update_session
 UPDATE session SET epoch = :epoch, born = :born, owner = :owner, state = :state, start = :start,
-       low = :low, head = :head, crc = :crc, sum = :sum, updated_at = :now
+       low = :low, head = :head, crc = :crc, sum = :sum
 WHERE id = :id
 
 -- name: created_now
-UPDATE session SET created_at = :now WHERE id = :id
+UPDATE session SET created_at = :now, updated_at = :now, step = CAST(:now / 64 AS INTEGER),
+       turns = :turns, user = :user, labels = :labels, tags = :tags
+WHERE id = :id
 
 -- A save is a row of this view: its session's head is moved, and the records go behind it, only
 -- where the log still ends as its holder knows. A row without an id is nothing. View and trigger are
@@ -35,21 +37,31 @@ UPDATE session SET created_at = :now WHERE id = :id
 -- name: make_save
 CREATE TEMP VIEW save AS
 SELECT 0 AS id, 0 AS epoch, 0 AS was, 0 AS seed, 0 AS had, 0 AS head, 0 AS crc, 0 AS sum,
-       0.0 AS now, x'' AS data
+       0.0 AS now, x'' AS data, 0 AS turns, 0 AS step
 
 -- name: do_save
 CREATE TEMP TRIGGER do_save INSTEAD OF INSERT ON save WHEN NEW.id IS NOT NULL
 BEGIN
-    UPDATE session SET head = NEW.head, crc = NEW.crc, sum = NEW.sum, updated_at = NEW.now
+    UPDATE session SET head = NEW.head, crc = NEW.crc, sum = NEW.sum, updated_at = NEW.now,
+           turns = ifnull(NEW.turns, turns)
     WHERE id = NEW.id AND epoch = NEW.epoch AND head = NEW.was AND sum = NEW.had;
     SELECT RAISE(ABORT, 'the log does not end there') WHERE changes() <> 1;
     INSERT INTO log (session, first, last, epoch, seed, data)
     VALUES (NEW.id, NEW.was + 1, NEW.head, NEW.epoch, NEW.seed, NEW.data);
 END
 
+-- name: do_step
+CREATE TEMP TRIGGER do_step INSTEAD OF INSERT ON save WHEN NEW.step IS NOT NULL
+BEGIN
+    UPDATE session SET step = CAST(NEW.step AS INTEGER) WHERE id = NEW.id;
+END
+
 -- name: save
-INSERT INTO save (id, epoch, was, seed, had, head, crc, sum, now, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO save (id, epoch, was, seed, had, head, crc, sum, now, data, turns, step)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+
+-- name: label
+UPDATE session SET user = :user, labels = :labels, tags = :tags WHERE id = :id
 
 -- name: append
 INSERT INTO log (session, first, last, epoch, seed, data) VALUES (?, ?, ?, ?, ?, ?)
@@ -75,7 +87,15 @@ DELETE FROM log WHERE session = :id AND last < :below
 DELETE FROM log WHERE session = :id
 
 -- name: put_manifest
-INSERT OR REPLACE INTO manifest (session, data, owner, tags) VALUES (:id, :data, :owner, :tags)
+INSERT OR REPLACE INTO manifest (session, data, tags) VALUES (:id, :data, '')
+
+-- name: list_manifest
+-- What a fold says to a listing, where no save has said as much.
+UPDATE session SET turns = :turns, user = :user, labels = :labels, tags = :tags
+WHERE id = :id AND (turns IS NULL OR head <= :as_of)
+
+-- name: delete_listed
+UPDATE session SET turns = NULL, user = NULL, labels = NULL, tags = NULL WHERE id = :id
 
 -- name: delete_manifest
 DELETE FROM manifest WHERE session = :id
@@ -214,14 +234,11 @@ DELETE FROM letter WHERE owner = :owner AND id <= :told
 DELETE FROM letter WHERE owner = :owner
 
 -- name: sessions
-SELECT s.agent, s.session, s.epoch, s.head, s.created_at, s.updated_at, m.data
-FROM session AS s LEFT JOIN manifest AS m ON m.session = s.id
-WHERE s.tenant = :tenant AND s.epoch > 0 AND s.state & 6 = 0
-  AND (s.agent > :after_agent OR (s.agent = :after_agent AND s.session > :after_session))
-  AND s.agent >= :prefix AND substr(s.agent, 1, length(:prefix)) = :prefix
-  AND (:owner IS NULL OR m.owner = :owner)
-  AND (:tag IS NULL OR EXISTS (SELECT 1 FROM json_each(m.tags) WHERE value = :tag))
-ORDER BY s.agent, s.session LIMIT :limit
+-- The manifest only says whether it is damaged, and is read for the page alone.
+SELECT p.*, (SELECT data FROM manifest WHERE manifest.session = p.id)
+FROM (SELECT id, agent, session, epoch, head, created_at, updated_at, turns, labels
+      FROM session INDEXED BY {index}
+      WHERE {chosen} AND epoch > 0 AND state & 6 = 0 ORDER BY {order} LIMIT :limit) AS p
 
 -- name: keys_from_the_first
 SELECT tenant, agent, session, epoch, state FROM session NOT INDEXED ORDER BY id
