@@ -21,10 +21,17 @@ import msgspec
 from perdure.errors import CorruptRecordError
 from perdure.memory.media import HELD_BYTES, MediaBudget, estimated
 from perdure.records.json import decode, decoder_of
-from perdure.records.media import SEEN, Medium, lifted, media_of, referred, text_bytes
+from perdure.records.media import (
+    SEEN,
+    Medium,
+    holds_references,
+    lifted,
+    media_of,
+    referred,
+    text_bytes,
+)
 from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT, Record
-from perdure.records.references import SPELLED
 
 CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
 """Kinds that change a working context; other kinds only advance its ``seq``."""
@@ -267,11 +274,11 @@ class WorkingContext:
     def _referring(self) -> list[bytes]:
         """Return the messages that refer to media."""
         if self._snapshot is None:
-            return [payload for _, payload, _ in self._kept if SPELLED in payload]
+            return [payload for _, payload, _ in self._kept if holds_references(payload)]
         raws = self._snapshot.messages  # they stay there
-        if SPELLED not in b"".join(raws):
+        if not holds_references(self._source or b"".join(raws)):
             return []
-        return [payload for payload in map(bytes, raws) if SPELLED in payload]
+        return [payload for payload in map(bytes, raws) if holds_references(payload)]
 
     def messages(self) -> Iterator[bytes]:
         """Return the messages as they would be sent: the system message first.
@@ -451,9 +458,9 @@ class WorkingContext:
         sizes = [memoryview(raw).nbytes for raw in snapshot.messages]
         counts = {len(sizes), sum(snapshot.atoms), len(snapshot.message_seqs)}
         is_regular = len(counts) == 1 and min(snapshot.atoms, default=0) > 0
-        long = [raw for size, raw in zip(sizes, snapshot.messages, strict=True) if size >= SEEN]
+        long = [at for at, size in enumerate(sizes) if size >= SEEN]
         is_text = sum(sizes) <= limit and all(
-            text_bytes(raw) == len(raw) for raw in map(bytes, long)
+            text_bytes(raw) == len(raw) for raw in [bytes(snapshot.messages[at]) for at in long]
         )
         if is_regular and not snapshot.pinned and is_text:
             context._snapshot, context._source = snapshot, source

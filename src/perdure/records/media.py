@@ -263,7 +263,7 @@ def may_lift(entries: tuple[Entry, ...]) -> bool:
 
 def holds_references(payload: bytes) -> bool:
     """Say whether a record refers to media in blobs."""
-    return SPELLED in payload
+    return b"\\" in payload and SPELLED in payload  # a single byte is found a hundred times as fast
 
 
 def severed(payload: bytes, names: Container[str]) -> bytes:
