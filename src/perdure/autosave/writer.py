@@ -283,11 +283,14 @@ class Writer:
 
     def _heard(self, flight: _InFlightBatch, outcomes: Sequence[Outcome]) -> None:
         """Take what a store answered to ``begin_append``; called by the event loop."""
-        refused = any(outcome.status in REFUSALS for outcome in outcomes)
-        if refused and self._host.running and not self._core.stopped:
-            if flight not in self._out:  # late: what is sent again is refused in time
-                outcomes = [in_doubt(self._too_late())] * len(flight.saves)
-            else:  # its reason is read from the log, which must be awaited: from a task
+        for outcome in outcomes:
+            if outcome.status in REFUSALS:
+                if not self._host.running or self._core.stopped:
+                    break
+                if flight not in self._out:  # late: what is sent again is refused in time
+                    outcomes = [in_doubt(self._too_late())] * len(flight.saves)
+                    break
+                # Its reason is read from the log, which must be awaited: from a task.
                 with contextlib.suppress(Exception):  # else the refusal counts as it is
                     self._host.spawn(self._carry, flight, [save.batch for save in flight.saves])
                     return

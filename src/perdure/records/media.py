@@ -258,7 +258,10 @@ def lifted_entries(entries: tuple[Entry, ...]) -> tuple[tuple[Entry, ...], dict[
 
 def may_lift(entries: tuple[Entry, ...]) -> bool:
     """Say at a glance whether a record may hold media that become blobs."""
-    return any(len(entry[1]) > LEAST and entry[0] in LIFTED_KINDS for entry in entries)
+    for entry in entries:  # noqa: SIM110  # for each append
+        if len(entry[1]) > LEAST and entry[0] in LIFTED_KINDS:
+            return True
+    return False
 
 
 def holds_references(payload: bytes) -> bool:
