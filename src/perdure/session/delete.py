@@ -347,10 +347,11 @@ class Forgetter:
             return await self._reached_elsewhere(tenant, keys, named)
         await sweep(named)  # also those that an earlier sweep has set aside, and would remove now
         await sweep(())
-        draft = await self._draft_left(tenant, wait)
+        shared = {name for name in named if is_hash(name)}  # others are one session's own
+        draft = await self._draft_left(tenant, wait) if shared else None
         reached = await self._reached_elsewhere(tenant, keys, named)
         if draft is not None:
-            reached = {**dict.fromkeys(named, (draft, _DRAFT)), **reached}
+            reached = {**dict.fromkeys(shared, (draft, _DRAFT)), **reached}
         try:
             for hold in holds:  # a sweep is not refused to who has lost them, an append is
                 await hold.append(Entry(ENDING, b"{}"))
@@ -443,8 +444,9 @@ class Forgetter:
     ) -> _Retained:
         """Return which of the blobs another session reaches, with one that does, and how."""
         shared: _Retained = {}
-        if not any(map(is_hash, names)):
-            return shared  # each is one session's own
+        names = {name for name in names if is_hash(name)}  # others are one session's own
+        if not names:
+            return shared
         async with aclosing(tenant_sessions(self._store, tenant)) as listed:
             async for info in listed:
                 if info.key in keys:

@@ -36,6 +36,7 @@ from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     ALL,
     Batch,
+    Beginning,
     BlobSweep,
     Capabilities,
     DeadLetter,
@@ -171,8 +172,11 @@ class CodedStore(DelegatingStore, ABC):
     async def _require_readable(self, key: SessionKey) -> object:
         """Raise if a session could not be read; return what `_begin` needs not read again."""
 
-    async def _begin(self, taken: Taken, known: object, *, is_draft: bool) -> bool:
-        """Prepare a session that was just taken; return whether its manifest is another one now."""
+    async def _begin(self, taken: Taken, known: object, new: Beginning) -> bool:
+        """Prepare a session that was just taken; return whether its manifest is another one now.
+
+        A *new* one is as the terms say, with its labels as they are.
+        """
         return False
 
     async def _chain_reader(
@@ -657,13 +661,12 @@ class CodedStore(DelegatingStore, ABC):
         if new.about is not None:
             about = inner_about(key, new.about, await self._of_tenant(key.tenant))
             new = msgspec.structs.replace(new, about=about)
-        terms = msgspec.structs.replace(terms, beginning=new)
-        taken = await self.inner.acquire(key, msgspec.structs.replace(terms, names=names))
+        inner = msgspec.structs.replace(terms, names=names, beginning=new)
+        taken = await self.inner.acquire(key, inner)
         if isinstance(taken, Held):
             return taken
         try:
-            is_draft = terms.beginning.draft is not None
-            is_changed = await self._begin(taken, known, is_draft=is_draft)
+            is_changed = await self._begin(taken, known, terms.beginning)
             found = taken.found
             if taken.created and found is not None:
                 # All that is there is the epoch record, and what was just written.

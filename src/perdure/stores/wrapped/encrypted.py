@@ -23,7 +23,7 @@ from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, SessionTenant, keyring_of
 from perdure.records.manifest import About, Manifest, lease_lost
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, SessionQuery, Store, Taken, take_after
+from perdure.store import Batch, Beginning, SessionQuery, Store, Taken, take_after
 from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
@@ -321,7 +321,7 @@ class EncryptedStore(CodedStore):
 
     # Taking a session.
 
-    async def _begin(self, taken: Taken, known: object, *, is_draft: bool) -> bool:
+    async def _begin(self, taken: Taken, known: object, new: Beginning) -> bool:
         key = taken.key
         self._forget(key)
         entry = await self._entry_of(taken, cast("SessionKeyEntry | None", known))
@@ -332,7 +332,7 @@ class EncryptedStore(CodedStore):
             raise chain_error(taken.head - 1, reason)
         is_changed = entry is None or not entry.is_current or not entry.chained
         if entry is None or is_changed:
-            entry = await self._wrap_again(taken, entry, tenant)
+            entry = await self._wrap_again(taken, entry, tenant, new.about)
             proof = entry.proven_part(tenant)[1]
         if proof.lost:
             end = proof.doubtful_from or taken.head - 1
@@ -346,7 +346,7 @@ class EncryptedStore(CodedStore):
         if taken.created and taken.record and cipher.chain.start.seq == taken.head - 1:
             record = Record(taken.head, taken.epoch, EPOCH, taken.record, end=True)
             writer.note_link(cipher.chain.next_link(cipher.chain.start, record))
-        writer.remembers_all = is_draft  # they cannot be read from its log
+        writer.remembers_all = new.draft is not None  # they cannot be read from its log
         return is_changed
 
     async def _entry_of(
@@ -375,11 +375,15 @@ class EncryptedStore(CodedStore):
             writer.remembers_all = False
 
     async def _wrap_again(
-        self, lease: Taken, entry: SessionKeyEntry | None, tenant: DataKey
+        self,
+        lease: Taken,
+        entry: SessionKeyEntry | None,
+        tenant: DataKey,
+        about: About | None = None,
     ) -> SessionKeyEntry:
         """Write a session's key wrapped by the newest master key, and where its chain begins.
 
-        Creates the key if ``entry`` is None.
+        Creates the key if ``entry`` is None, and the manifest then has the labels of *about*.
         """
         lost, before = "", None if entry is None else entry.manifest
         if entry is None:
@@ -388,7 +392,8 @@ class EncryptedStore(CodedStore):
             data_key, chained, below = entry.key, entry.chained or lease.head, entry.below
             if before is None and await self._lacks_manifest(lease.key):
                 lost = MISSING
-        hidden = HiddenManifest(About(), {}, is_begun=True)
+        labels = about if about is not None and lease.created else About()
+        hidden = HiddenManifest(labels, {}, is_begun=True)
         if entry is not None and before is not None:
             known, found = entry.proven_part(tenant)
             if known is None and found.lost:
