@@ -16,6 +16,7 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore
 from perdure.testing.conformance import (
     BlobConformance,
+    DirectoryConformance,
     DocumentConformance,
     LogConformance,
     ReaderConformance,
@@ -61,9 +62,10 @@ class TestEncryptedMemoryStore(
     ReaderConformance,
     TrimConformance,
     DocumentConformance,
+    DirectoryConformance,
     WrappedBlobs,
 ):
-    """What it seals: records in their order, documents and blobs."""
+    """What it seals: records in their order, documents, blobs and labels."""
 
 
 class TestCompressedMemoryStore(CompressedMemory, ReaderConformance, WrappedBlobs):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,7 @@ import anyio.to_thread
 import pytest
 
 from examples.own_bucket import TableBucket
-from perdure import Message, Shutdown, connect
+from perdure import Message, Retention, Shutdown, connect
 from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.store import Terms
 from perdure.stores import ObjectStore
@@ -160,3 +162,20 @@ async def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     store = ObjectStore(lambda: TableBucket(tmp_path / "file" / "x.db"), location="x")
     with pytest.raises(StoreUnavailableError, match=r"file/x\.db"):
         await store.open()
+
+
+async def test_what_an_older_release_went_on_with_does_not_expire(tmp_path: Path) -> None:
+    """It wrote a session's entry in the directory once: the fold tells when it was used."""
+    path, quiet = tmp_path / "x.db", Shutdown(signals=False)
+
+    def store() -> ObjectStore:
+        return ObjectStore(lambda: TableBucket(path), location="x")
+
+    async with connect(store(), shutdown=quiet) as sessions, sessions.open("ada") as ada:
+        async with ada.turn():
+            ada.append(Message.user("used today"))
+    with contextlib.closing(sqlite3.connect(path)) as table, table:
+        table.execute("UPDATE object SET modified = modified - 40 * 86400 WHERE name LIKE 'dir/%'")
+    async with connect(store(), shutdown=quiet) as sessions:
+        report = await sessions.prune(Retention(expire_days=30), dry_run=True)
+        assert report.expired == ()

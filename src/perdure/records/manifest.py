@@ -494,8 +494,9 @@ def session_info(
         facts: Further fields.
 
     """
-    if turns is None and manifest is not None:
-        turns, about = manifest.counters.get("turns", 0), manifest.about
+    if manifest is not None:
+        turns = manifest.counters.get("turns", 0) if turns is None else turns
+        about = manifest.about if about is None else about
     about = about or About()
     turns = turns or 0
     named = {"owner": about.owner, "title": about.title, "tags": about.tags, "turns": turns}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import copy
 import pickle
 from collections.abc import Iterable
@@ -18,7 +19,7 @@ from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.session.session import Session
 from perdure.session.stored import SessionStore
-from perdure.store import Store, listed_blobs, take_after
+from perdure.store import Draft, Store, listed_blobs, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.wrapped import EncryptedStore, MasterKeys
@@ -195,3 +196,26 @@ async def test_no_listing_of_a_store_knows_the_session_that_a_blob_was_put_for()
     store = MemoryStore()
     await store.put_blobs(SessionKey("ada", tenant="acme").blobs, {name_of(b"b"): b"b"})
     assert [type(tenant) for tenant in await store.tenants()] == [str]
+
+
+async def test_a_session_is_forgotten_beside_a_copy_of_another(tmp_path: Path) -> None:
+    """A copy that is not whole can reach no blob that is this session's own."""
+    master, quiet = MasterKeys.new(), Shutdown(signals=False)
+
+    def store() -> EncryptedStore:
+        return EncryptedStore(FileStore(tmp_path), master)
+
+    async with connect(store(), shutdown=quiet) as sessions:
+        for name in ("ada", "eve"):
+            async with sessions.open(name) as session:
+                session.append(Message.user("x"))
+                session.memory.set("large", f"{name} " * 20_000)
+    async with contextlib.AsyncExitStack() as stack:
+        copying = store()
+        await copying.open()
+        stack.push_async_callback(copying.aclose)
+        draft = Draft(source=SessionKey("eve"), generation=1, up_to=2, purpose="copy")
+        await take_after(copying, SessionKey("copy-of-eve"), after=0, first=3, draft=draft)
+        sessions = await stack.enter_async_context(connect(store(), shutdown=quiet))
+        report = await sessions.forget("ada", wait=60)
+    assert (report.blobs, report.kept) == (1, ())

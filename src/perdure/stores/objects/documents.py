@@ -419,7 +419,7 @@ def sessions(
     while len(listed) < query.limit and (
         window := list(itertools.islice(entries, min(_WINDOW, query.limit - len(listed) + 4)))
     ):
-        infos = bucket.many(lambda entry: _info(bucket, entry, said.get(entry.key)), window)
+        infos = bucket.many(lambda entry: _info(bucket, entry, said.get(entry.key), query), window)
         listed += [info for info in infos if info is not None and query.matches(info)]
     return listed[: max(query.limit, 0)]
 
@@ -474,7 +474,9 @@ def _key(bucket: Bucket, name: str, tenant: str) -> SessionKey | None:
     return None if stored is None else layout.decode_object(name, stored.data, SessionKey)
 
 
-def _info(bucket: Bucket, entry: _Listed, said: Said | None) -> SessionInfo | None:
+def _info(
+    bucket: Bucket, entry: _Listed, said: Said | None, query: SessionQuery
+) -> SessionInfo | None:
     key = entry.key
     try:
         current = reader.read_head(bucket, key)
@@ -493,13 +495,17 @@ def _info(bucket: Bucket, entry: _Listed, said: Said | None) -> SessionInfo | No
     except CorruptRecordError as error:  # list it as damaged; opening it raises
         _log.warning("session %s is damaged: %s", key, error, extra={"session": str(key)})
         return SessionInfo(key=key, updated_at=entry.at, damaged=True)
+    updated = entry.at
+    if not query.newest_first and manifest is not None:
+        # Releases of before wrote the entry once. A page that goes by it stays as it is ordered.
+        updated = max(updated, manifest.about.updated_at or 0.0)
     info = session_info(
         key,
         manifest,
         epoch=head.epoch,
         head=max(head.floor, seq),
         created_at=head.created_at,
-        updated_at=entry.at,
+        updated_at=updated,
         turns=turns,
         about=about,
     )

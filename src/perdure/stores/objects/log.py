@@ -183,7 +183,9 @@ class ObjectLogWriter:
         said.at, said.seq = time.time(), self.head
         said.turns = said.turns if batch.turns is None else batch.turns
         said.about = batch.about or said.about
-        if batch.about is not None or said.at - said.listed_at >= LISTED_EVERY:
+        if batch.about is not None:
+            said.listed_at = 0.0
+        if said.at - said.listed_at >= LISTED_EVERY:
             self.list_said()
 
     def list_said(self) -> None:
