@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 class TestTableStore(StoreConformance):
     """All of the suite."""
 
-    on_trio = "never"
+    on_trio = "deep"
 
     def make_store(self, place: Path, owner: str) -> ObjectStore:
         return table_store(place / "kept" / "objects.db", owner)
