@@ -41,7 +41,7 @@ class TableBucket(Bucket):
             self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             connection = sqlite3.connect(self._path, timeout=10, isolation_level=None)
             with contextlib.closing(connection):
-                connection.execute("PRAGMA synchronous = FULL")
+                connection.execute("PRAGMA synchronous = EXTRA")
                 return connection.execute(sql, values).fetchall()
         except (sqlite3.Error, OSError) as error:
             message = f"cannot use {self._path}: {error}: look at the disk and the file"
