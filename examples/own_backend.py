@@ -9,14 +9,16 @@ conformance suite, and docs/own-backend.md walks through it. It keeps a greeting
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
+import itertools
 import os
 import secrets
 import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar, final
+from typing import Any, Concatenate, ParamSpec, TypeVar, final
 
 import anyio
 import anyio.to_thread
@@ -24,37 +26,10 @@ import msgspec
 
 import perdure
 from perdure import errors, store
-from perdure.records.chunks import fits
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, About, Manifest
-from perdure.records.records import EPOCH, Record
 
+P = ParamSpec("P")
 T = TypeVar("T")
-
-
-# What is kept, and what is decided: plain values, no file, no waiting.
-
-
-class Session(msgspec.Struct):
-    """One session; its row stays when it is deleted, so that epochs never start again."""
-
-    key: SessionKey
-    epoch: int = 0
-    owner: str = ""
-    released: bool = False
-    deleted: bool = False
-    draft: store.Draft | None = None
-    unpublished: bool = False
-    head: int = 0
-    log: list[Record] = []
-    manifest: Manifest | None = None
-    created_at: float = 0.0
-    saved_at: float = 0.0
-    turns: int | None = None
-    about: About | None = None
-    documents: dict[str, bytes] = {}
-    inbox: dict[str, store.PendingItem] = {}
-    dead_letters: dict[str, store.DeadLetter] = {}
 
 
 class Owner(msgspec.Struct):
@@ -65,106 +40,42 @@ class Owner(msgspec.Struct):
     mail: list[SessionKey] = []
 
 
-class Blob(msgspec.Struct):
-    """A blob, since when it is there, and since when it is out of the way."""
-
-    data: bytes
-    renewed: float
-    moved: float | None = None
-
-
 class Kept(msgspec.Struct):
-    """Everything."""
+    """Everything. `store.StoredSession` and `store.StoredBlob` know the rules for one of each."""
 
-    sessions: list[Session] = []
+    sessions: list[store.StoredSession] = []
     owners: dict[str, Owner] = {}
-    blobs: dict[str, dict[str, Blob]] = {}
+    blobs: dict[str, dict[str, store.StoredBlob]] = {}
 
-    def find(self, key: SessionKey) -> Session | None:
-        return next((one for one in self.sessions if one.key == key), None)
+    def find(self, key: SessionKey) -> store.StoredSession:
+        """Return a session; one of the epoch 0 if there was never one."""
+        new = store.StoredSession(key)
+        return next((session for session in self.sessions if session.key == key), new)
 
-    def made(self, key: SessionKey) -> Session:
+    def make(self, key: SessionKey) -> store.StoredSession:
+        """Return a session, which is kept from now on."""
         session = self.find(key)
-        if session is None:
-            session = Session(key)
+        if session not in self.sessions:
             self.sessions.append(session)
         return session
 
-    def shown(self, key: SessionKey) -> Session | None:
+    def lease(self, key: SessionKey) -> store.LeaseState | None:
         session = self.find(key)
-        return session if session is not None and is_there(session) else None
-
-    def held(self, key: SessionKey, epoch: int) -> Session:
-        session = self.find(key)
-        if session is None or session.epoch != epoch or session.deleted or not epoch:
-            message = f"epoch {epoch} of {key} may not write: open the session again"
-            raise errors.LeaseLostError(message, key=str(key), epoch=epoch)
-        return session
+        return session.lease(beat=self.owners.get(session.owner, Owner()).beat)
 
 
-def fresh(session: Session, batch: store.Batch, most: int) -> list[Record]:
-    """Return what of a batch the log does not hold yet.
+def one_step(
+    step: Callable[Concatenate[OneFileStore, Kept, P], T],
+) -> Callable[Concatenate[OneFileStore, P], Coroutine[Any, Any, T]]:
+    """Make a method whole or nothing, in a thread that is waited for even if it is cancelled."""
 
-    Raises:
-        NotStorableError: It will never be accepted.
+    @functools.wraps(step)
+    async def method(self: OneFileStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await anyio.to_thread.run_sync(
+            self.run_locked, lambda kept: step(self, kept, *args, **kwargs)
+        )
 
-    """
-    largest = max([len(one.payload) for one in batch.records], default=0)
-    if largest > most:
-        message = f"a record has {largest} bytes, the limit is {most}: keep large values as blobs"
-        raise errors.TooLargeError(message, key=str(batch.key), size=largest)
-    whole = not batch.records or batch.records[-1].end
-    if not 0 < batch.first <= session.head + 1 or not whole:
-        message = f"a batch of {batch.key} leaves a gap or half a group: send from the head on"
-        raise errors.NotStorableError(message, key=str(batch.key), first=batch.first)
-    records = [
-        Record(seq, batch.epoch, kind, payload, end)
-        for seq, (kind, payload, end) in enumerate(batch.records, batch.first)
-    ]
-    known = [one for one in session.log if one.seq >= batch.first]
-    if known != records[: len(known)]:  # sent again it is the same, under the same epoch
-        message = f"the log of {batch.key} holds other records: read its head, append behind it"
-        raise errors.NotStorableError(message, key=str(batch.key), first=batch.first)
-    return records[session.head + 1 - batch.first :]
-
-
-def is_there(session: Session) -> bool:
-    return session.epoch > 0 and not session.deleted and not session.unpublished
-
-
-def lease_of(kept: Kept, key: SessionKey) -> store.LeaseState | None:
-    session = kept.find(key)
-    if session is None or not session.epoch:
-        return None
-    return store.LeaseState(
-        session.epoch,
-        session.owner,
-        session.released,
-        beat=kept.owners.get(session.owner, Owner()).beat,
-        deleted=not is_there(session),
-        draft=session.draft,
-    )
-
-
-def info_of(session: Session) -> store.SessionInfo:
-    manifest, turns, about = session.manifest, session.turns, session.about
-    if turns is None and manifest is not None:  # no save has said it
-        turns, about = manifest.counters.get("turns", 0), manifest.about
-    about = about or About()
-    return store.SessionInfo(
-        key=session.key,
-        epoch=session.epoch,
-        head=session.head,
-        created_at=session.created_at,
-        updated_at=session.saved_at,
-        owner=about.owner,
-        title=about.title,
-        tags=about.tags,
-        turns=turns or 0,
-    )
-
-
-# The store.
+    return method
 
 
 @final
@@ -178,48 +89,33 @@ class OneFileStore:
         self.location = str(path)
         self._path = path
 
-    async def open(self) -> None:
-        self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        await self._change(self._begin)
-
-    def _begin(self, kept: Kept) -> None:
-        me = kept.owners.setdefault(self.owner, Owner())
-        me.beat += 1  # another one than before: whoever watched this id sees it live
-
-    async def aclose(self) -> None:
-        pass  # a lease that was not released expires, as its owner's beat stands still
-
-    # One step: in a thread that is waited for even when the caller is cancelled.
-
-    async def _change(self, step: Callable[[Kept], T]) -> T:
-        return await anyio.to_thread.run_sync(self._step, step)
-
-    async def _look(self, step: Callable[[Kept], T]) -> T:
-        return await anyio.to_thread.run_sync(self._step, step, lambda _: None)
-
-    def _step(self, step: Callable[[Kept], T], keep: Callable[[Kept], None] | None = None) -> T:
+    def run_locked(self, step: Callable[[Kept], T]) -> T:
+        """Load everything, take the step, and replace the file if that has changed anything."""
         try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             with self._path.with_suffix(".lock").open("a") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX)
-                kept = self._load()
+                before = self._load()
+                kept = msgspec.json.decode(before, type=Kept)
                 answer = step(kept)
-                (keep or self._save)(kept)
+                after = msgspec.json.encode(kept)
+                if after != before:
+                    self._replace(after)
                 return answer
         except OSError as error:
             message = f"cannot use {self.location}: {error.strerror}: look at the disk"
             raise errors.StoreUnavailableError(message, path=self.location) from error
 
-    def _load(self) -> Kept:
+    def _load(self) -> bytes:
         if not self._path.exists():
-            return Kept()
+            return b"{}"
         check, _, body = self._path.read_bytes().partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != check:
             message = f"{self.location} is damaged: restore it from a copy"
             raise errors.CorruptRecordError(message, path=self.location)
-        return msgspec.json.decode(body, type=Kept)
+        return body
 
-    def _save(self, kept: Kept) -> None:
-        body = msgspec.json.encode(kept)
+    def _replace(self, body: bytes) -> None:
         new = self._path.with_suffix(".new")
         with new.open("wb") as file:
             file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
@@ -230,29 +126,33 @@ class OneFileStore:
         os.fsync(folder)
         os.close(folder)
 
+    @one_step
+    def open(self, kept: Kept) -> None:
+        # Another beat than before: whoever watched this owner sees it live.
+        kept.owners.setdefault(self.owner, Owner()).beat += 1
+
+    async def aclose(self) -> None:
+        pass  # a lease that was not released expires, as its owner's beat stands still
+
+    async def scrub(self) -> None:
+        pass  # every change writes the file anew, without what was removed
+
     # the log
 
     async def append_many(self, batches: Sequence[store.Batch]) -> list[store.Outcome]:
         try:
-            return await self._change(lambda kept: [self._append(kept, one) for one in batches])
+            return await self._append(batches)
         except errors.StoreUnavailableError as error:
             return [store.Outcome(store.Status.IN_DOUBT, error)] * len(batches)
 
-    def _append(self, kept: Kept, batch: store.Batch) -> store.Outcome:
-        try:
-            session = kept.held(batch.key, batch.epoch)
-            session.log += fresh(session, batch, self.capabilities.max_record_bytes)
-        except errors.LeaseLostError as error:
-            return store.Outcome(store.Status.CONFLICT, error)
-        except errors.NotStorableError as error:
-            return store.Outcome(store.Status.PERMANENT, error)
-        session.head = max(session.head, batch.first + len(batch.records) - 1)
-        session.saved_at = time.time()  # for the directory, in the same step
-        session.turns = session.turns if batch.turns is None else batch.turns
-        session.about = batch.about or session.about
-        return store.Outcome(
-            store.Status.OK, written=sum(len(one.payload) for one in batch.records)
-        )
+    @one_step
+    def _append(self, kept: Kept, batches: Sequence[store.Batch]) -> list[store.Outcome]:
+        now, most = time.time(), self.capabilities.max_record_bytes
+        return [kept.find(batch.key).append(batch, now, max_bytes=most) for batch in batches]
+
+    @one_step
+    def _find(self, kept: Kept, key: SessionKey) -> store.StoredSession:
+        return kept.find(key)
 
     async def read_log(
         self,
@@ -263,294 +163,189 @@ class OneFileStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[store.LogChunk, None]:
-        session = await self._look(lambda kept: kept.shown(key))
-        log = session.log if session is not None else []
-        found = [one for one in log if one.seq > after and (before is None or one.seq < before)]
-        found = (found[::-1] if reverse else found)[:limit]
-        for start in range(0, len(found), 100):
-            yield store.LogChunk(tuple(found[start : start + 100]))
+        session = await self._find(key)
+        log = session.read_log(after=after, before=before, limit=limit, reverse=reverse)
+        while chunk := tuple(itertools.islice(log, 100)):
+            yield store.LogChunk(chunk)
 
-    async def head(self, key: SessionKey) -> int:
-        session = await self._look(lambda kept: kept.shown(key))
-        return session.head if session is not None else 0
+    @one_step
+    def head(self, kept: Kept, key: SessionKey) -> int:
+        session = kept.find(key)
+        return session.head if session.is_public else 0
 
-    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        def step(kept: Kept) -> int:
-            session = kept.held(key, epoch)
-            gone = [one for one in session.log if one.seq < below]
-            session.log = session.log[len(gone) :]
-            return sum(len(one.payload) for one in gone)
-
-        return await self._change(step)
+    @one_step
+    def trim(self, kept: Kept, key: SessionKey, epoch: int, below: int) -> int:
+        return kept.find(key).trim(epoch, below)
 
     # documents
 
-    async def read_documents(
-        self, key: SessionKey, names: Collection[str] | None = None
+    @one_step
+    def read_documents(
+        self, kept: Kept, key: SessionKey, names: Collection[str] | None = None
     ) -> store.Documents:
-        session = await self._look(lambda kept: kept.shown(key))
-        manifest = session.manifest if session is not None else None
-        if session is None or manifest is None:
-            return store.Documents()
-        if manifest.format > FORMAT:
-            message = f"the manifest of {key} is of a newer format: use a newer release"
-            raise errors.UnsupportedVersionError(message, key=str(key), format=manifest.format)
-        found: dict[str, store.Document] = {}
-        damaged: list[str] = []
-        for name, folded in manifest.documents.items():
-            data = session.documents.get(name)
-            if names is not None and name not in names:
-                continue
-            if data is None or hashlib.sha256(data).hexdigest() != folded.sha256:
-                damaged.append(name)
-            else:
-                found[name] = store.Document(data, folded.as_of_seq)
-        return store.Documents(manifest, found, tuple(damaged))
+        return kept.find(key).read_documents(names)
 
-    async def write_documents(
-        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
+    @one_step
+    def write_documents(
+        self,
+        kept: Kept,
+        key: SessionKey,
+        documents: Mapping[str, bytes],
+        manifest: store.Manifest,
     ) -> None:
-        def step(kept: Kept) -> None:
-            session = kept.held(key, manifest.epoch)
-            all_ = {**session.documents, **documents}
-            session.documents = {name: all_[name] for name in manifest.documents if name in all_}
-            session.manifest = manifest
-            if manifest.as_of_seq >= session.head:
-                session.turns = session.about = None
-
-        await self._change(step)
+        kept.find(key).write_documents(documents, manifest)
 
     # blobs
 
-    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        def step(kept: Kept) -> None:
-            for name, data in blobs.items():
-                if not fits(name, data):
-                    raise errors.NotStorableError(
-                        f"blob {name!r} does not match its name: hash it again"
-                    )
-                kept.blobs.setdefault(tenant, {})[name] = Blob(data, time.time())
+    @one_step
+    def put_blobs(self, kept: Kept, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        store.require_named(blobs)
+        for name, data in blobs.items():
+            kept.blobs.setdefault(tenant, {})[name] = store.StoredBlob(data, time.time())
 
-        await self._change(step)
+    @one_step
+    def get_blob(self, kept: Kept, tenant: str, name: str) -> bytes | None:
+        blob = kept.blobs.get(tenant, {}).get(name)
+        return None if blob is None else store.verified(name, blob.data)
 
-    async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        blob = await self._look(lambda kept: kept.blobs.get(tenant, {}).get(name))
-        return blob.data if blob is not None else None
-
-    async def sweep(
+    @one_step
+    def sweep(
         self,
+        kept: Kept,
         tenant: str,
         reachable: Collection[str],
         older_than: float,
         *,
         among: Collection[str] | None = None,
     ) -> store.BlobSweep:
-        def step(kept: Kept) -> store.BlobSweep:
-            now = time.time()
-            quarantined = removed = freed = 0
-            blobs = kept.blobs.get(tenant, {})
-            for name, blob in list(blobs.items()):
-                if among is not None and name not in among:
-                    continue
-                if name in reachable:
-                    blob.moved = None
-                elif blob.moved is None and now - blob.renewed >= older_than:
-                    blob.moved = now
-                    quarantined += 1
-                elif blob.moved is not None and now - blob.moved >= older_than:
-                    removed, freed = removed + 1, freed + len(blobs.pop(name).data)
-            return store.BlobSweep(quarantined, removed, freed)
+        blobs = kept.blobs.get(tenant, {})
+        return store.sweep_blobs(blobs, reachable, older_than, now=time.time(), among=among)
 
-        return await self._change(step)
+    @one_step
+    def renew(self, kept: Kept, tenant: str, names: Collection[str]) -> set[str]:
+        return store.renew_blobs(kept.blobs.get(tenant, {}), names, now=time.time())
 
-    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
-        def step(kept: Kept) -> set[str]:
-            blobs = kept.blobs.get(tenant, {})
-            for name in set(names) & set(blobs):
-                blobs[name].renewed, blobs[name].moved = time.time(), None
-            return set(names) - set(blobs)
+    @one_step
+    def blob_names(self, kept: Kept, tenant: str) -> list[str]:
+        return sorted(kept.blobs.get(tenant, ()))
 
-        return await self._change(step)
-
-    async def blob_names(self, tenant: str) -> list[str]:
-        return await self._look(lambda kept: sorted(kept.blobs.get(tenant, ())))
-
-    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        def step(kept: Kept) -> int:
-            blobs = kept.blobs.get(tenant, {})
-            return sum(len(blobs.pop(name).data) for name in set(names) & set(blobs))
-
-        return await self._change(step)
+    @one_step
+    def remove_blobs(self, kept: Kept, tenant: str, names: Collection[str]) -> int:
+        return store.remove_blobs(kept.blobs.get(tenant, {}), names)
 
     # leases
 
-    async def holder(self, key: SessionKey) -> store.LeaseState | None:
-        return await self._look(lambda kept: lease_of(kept, key))
+    @one_step
+    def holder(self, kept: Kept, key: SessionKey) -> store.LeaseState | None:
+        return kept.lease(key)
 
-    async def acquire(self, key: SessionKey, terms: store.Terms) -> store.Held | store.Taken:
-        def step(kept: Kept) -> store.Held | store.Taken:
-            holder = lease_of(kept, key)
-            if not terms.allows(holder):
-                return store.Held(holder)
-            session, new = kept.made(key), terms.beginning
-            created = not is_there(session)
-            if created:  # an unpublished draft goes; what was posted stays
-                inbox = session.inbox
-                kept.sessions.remove(session)
-                session = kept.made(key)
-                session.inbox, session.head = inbox, new.first - 1
-                session.draft, session.unpublished = new.draft, new.draft is not None
-                session.created_at = session.saved_at = time.time()
-                if new.about is not None:
-                    session.turns, session.about = 0, new.about
-            session.epoch, session.owner = 1 + (holder.epoch if holder else 0), self.owner
-            session.released = session.deleted = False
-            session.head += 1
-            begun: dict[str, object] = {"owner": self.owner}
-            if created and new.base is not None:
-                begun["base"] = new.base
-            payload = msgspec.json.encode(begun)
-            session.log.append(Record(session.head, session.epoch, EPOCH, payload, end=True))
-            return store.Taken(key, session.epoch, session.head, created, payload)
+    @one_step
+    def acquire(self, kept: Kept, key: SessionKey, terms: store.Terms) -> store.Held | store.Taken:
+        holder = kept.lease(key)
+        if not terms.allows(holder):
+            return store.Held(holder)
+        return kept.make(key).acquire(terms, time.time())
 
-        return await self._change(step)
+    @one_step
+    def publish(self, kept: Kept, key: SessionKey, epoch: int) -> None:
+        kept.find(key).publish(epoch)
 
-    async def publish(self, key: SessionKey, epoch: int) -> None:
-        def step(kept: Kept) -> None:
-            kept.held(key, epoch).unpublished = False
-
-        await self._change(step)
-
-    async def drafts(self, tenant: str) -> list[store.DraftInfo]:
-        kept = await self._look(lambda kept: kept)
-        found = [
-            store.DraftInfo(one.key, one.epoch, one.draft, one.owner)
-            for one in kept.sessions
-            if one.key.tenant == tenant and one.unpublished and one.draft is not None
+    @one_step
+    def drafts(self, kept: Kept, tenant: str) -> list[store.DraftInfo]:
+        drafts = [
+            store.DraftInfo(session.key, session.epoch, session.draft, session.owner)
+            for session in kept.sessions
+            if session.key.tenant == tenant and session.draft and not session.published
         ]
-        return sorted(found, key=lambda one: one.key)
+        return sorted(drafts, key=lambda draft: draft.key)
 
-    async def release(self, key: SessionKey, epoch: int) -> None:
-        def step(kept: Kept) -> None:
-            for session in [one for one in kept.sessions if (one.key, one.epoch) == (key, epoch)]:
-                session.released = True
+    @one_step
+    def release(self, kept: Kept, key: SessionKey, epoch: int) -> None:
+        kept.find(key).release(epoch)
 
-        await self._change(step)
-
-    async def heartbeat(self) -> store.HeartbeatRequests:
-        def step(kept: Kept) -> store.HeartbeatRequests:
-            me = kept.owners.setdefault(self.owner, Owner())
-            asked = store.HeartbeatRequests(tuple(me.wanted), tuple(me.mail))
-            me.beat, me.wanted, me.mail = me.beat + 1, [], []
-            return asked
-
-        return await self._change(step)
+    @one_step
+    def heartbeat(self, kept: Kept) -> store.HeartbeatRequests:
+        me = kept.owners.setdefault(self.owner, Owner())
+        requests = store.HeartbeatRequests(tuple(me.wanted), tuple(me.mail))
+        kept.owners[self.owner] = Owner(me.beat + 1)
+        return requests
 
     async def wait_for_notification(self, timeout: float) -> None:
         await anyio.sleep(timeout)
 
-    async def request_handover(self, key: SessionKey, holder: store.LeaseState) -> None:
-        def step(kept: Kept) -> None:
-            owner = kept.owners.get(holder.owner)
-            if owner is not None and key not in owner.wanted:
-                owner.wanted.append(key)
-
-        await self._change(step)
+    @one_step
+    def request_handover(self, kept: Kept, key: SessionKey, holder: store.LeaseState) -> None:
+        owner = kept.owners.get(holder.owner)
+        if owner is not None and key not in owner.wanted:
+            owner.wanted.append(key)
 
     # inbox
 
-    async def enqueue(
+    @one_step
+    def enqueue(
         self,
+        kept: Kept,
         key: SessionKey,
         items: Sequence[store.PendingItem],
         *,
         limit: store.InboxLimit | None = None,
     ) -> int:
-        def step(kept: Kept) -> int:
-            session = kept.made(key)
-            before = len(session.inbox)
-            if limit is not None:
-                new = {i.op_id: len(i.payload) for i in items if i.op_id not in session.inbox}
-                size = sum(len(item.payload) for item in session.inbox.values())
-                limit.require_room(
-                    key, waiting=before, size=size, new=len(new), added=sum(new.values())
-                )
-            for item in items:
-                session.inbox.setdefault(item.op_id, item)
-            owner = kept.owners.get(session.owner)
-            if owner is not None and key not in owner.mail:
-                owner.mail.append(key)
-            return len(session.inbox) - before
+        session = kept.make(key)
+        new = session.enqueue(items, limit)
+        owner = kept.owners.get(session.owner)
+        if owner is not None and key not in owner.mail:
+            owner.mail.append(key)
+        return new
 
-        return await self._change(step)
-
-    async def receive(
-        self, key: SessionKey, epoch: int, *, limit: int = 100
+    @one_step
+    def receive(
+        self, kept: Kept, key: SessionKey, epoch: int, *, limit: int = 100
     ) -> list[store.PendingItem]:
-        def step(kept: Kept) -> list[store.PendingItem]:
-            session = kept.find(key) or Session(key)
-            if session.epoch != epoch:
-                message = f"epoch {epoch} of {key} is over: ask again who holds the session"
-                raise errors.LeaseLostError(message, key=str(key), epoch=epoch)
-            return [*session.inbox.values()][:limit]
+        return kept.find(key).receive(epoch, limit)
 
-        return await self._look(step)
-
-    async def ack(
+    @one_step
+    def ack(
         self,
+        kept: Kept,
         key: SessionKey,
         epoch: int | None,
         op_ids: Collection[str] = (),
         *,
         dead: Sequence[store.DeadLetter] = (),
     ) -> None:
-        def step(kept: Kept) -> None:
-            session = kept.find(key) if epoch is None else kept.held(key, epoch)
-            if session is None:
-                return
-            letters = {letter.item.op_id: letter for letter in dead}
-            session.dead_letters |= letters
-            items = session.dead_letters if epoch is None else session.inbox
-            for op_id in (*op_ids, *letters):
-                items.pop(op_id, None)
+        kept.find(key).ack(epoch, op_ids, dead)
 
-        await self._change(step)
+    @one_step
+    def dead_letters(self, kept: Kept, key: SessionKey) -> list[store.DeadLetter]:
+        return kept.find(key).letters()
 
-    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        kept = await self._look(lambda kept: kept)
+    @one_step
+    def sessions_with_pending_items(
+        self, kept: Kept, *, dead_letters: bool = False
+    ) -> list[SessionKey]:
         return sorted(
-            one.key for one in kept.sessions if (one.dead_letters if dead_letters else one.inbox)
+            session.key
+            for session in kept.sessions
+            if (session.dead_letters if dead_letters else session.inbox)
         )
-
-    async def dead_letters(self, key: SessionKey) -> list[store.DeadLetter]:
-        session = await self._look(lambda kept: kept.find(key))
-        letters = [] if session is None else [*session.dead_letters.values()]
-        return sorted(letters, key=lambda letter: letter.at)
 
     # directory
 
-    async def sessions(self, query: store.SessionQuery = store.ALL) -> list[store.SessionInfo]:
-        kept = await self._look(lambda kept: kept)
-        there = [one for one in kept.sessions if one.key.tenant == query.tenant and is_there(one)]
-        return query.page(map(info_of, there))
+    @one_step
+    def sessions(
+        self, kept: Kept, query: store.SessionQuery = store.ALL
+    ) -> list[store.SessionInfo]:
+        there = [session for session in kept.sessions if session.is_public]
+        return query.page(session.info for session in there if session.key.tenant == query.tenant)
 
-    async def tenants(self) -> list[str]:
-        kept = await self._look(lambda kept: kept)
-        there = {one.key.tenant for one in kept.sessions if is_there(one) or one.inbox}
+    @one_step
+    def tenants(self, kept: Kept) -> list[str]:
+        there = {session.key.tenant for session in kept.sessions if session.is_public}
         return sorted(there | {tenant for tenant, blobs in kept.blobs.items() if blobs})
 
-    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
-        def step(kept: Kept) -> None:
-            gone = kept.held(key, epoch)
-            kept.sessions.remove(gone)
-            left = Session(key, epoch, owner=gone.owner, released=True, deleted=True)
-            left.inbox = gone.inbox if gone.unpublished or keep_posts else {}
-            kept.sessions.append(left)
-
-        await self._change(step)
-
-    async def scrub(self) -> None:
-        pass  # every change writes the file anew, without what was removed
+    @one_step
+    def delete(self, kept: Kept, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        kept.find(key).delete(epoch, keep_posts=keep_posts)
 
 
 async def main(path: Path) -> None:

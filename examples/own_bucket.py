@@ -1,7 +1,8 @@
 """A backend of your own in 100 lines: a bucket in one table of SQLite.
 
 Where you have conditional writes, you have a store: `perdure.stores.ObjectStore` does the rest.
-It passes the conformance suite, and docs/own-backend.md walks through it. It keeps a greeting:
+docs/own-backend.md builds it step by step, and it passes the conformance suite. It keeps a
+greeting:
 
     python examples/own_bucket.py FILE
 """
@@ -11,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import sys
-import threading
 import time
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -23,8 +23,9 @@ import perdure
 from perdure.errors import StoreUnavailableError
 from perdure.stores import Bucket, ListedObject, ObjectStore, StoredObject
 
+TABLE = "CREATE TABLE IF NOT EXISTS object (name TEXT PRIMARY KEY, data BLOB, tag TEXT, time REAL)"
+NEW_TAG = "lower(hex(randomblob(8)))"
 PAGE = 500
-TAG = "lower(hex(randomblob(8)))"
 
 
 class TableBucket(Bucket):
@@ -32,44 +33,38 @@ class TableBucket(Bucket):
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._connections = threading.local()
-        self._all: list[sqlite3.Connection] = []
-        self._run(
-            "CREATE TABLE IF NOT EXISTS object "
-            "(name TEXT PRIMARY KEY, data BLOB, tag TEXT, modified REAL)"
-        )
+        self._run(TABLE)
+
+    def _run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
+        """Run one statement as one durable step."""
+        try:
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            connection = sqlite3.connect(self._path, timeout=10, isolation_level=None)
+            with contextlib.closing(connection):
+                connection.execute("PRAGMA synchronous = EXTRA")
+                return connection.execute(sql, values).fetchall()
+        except (sqlite3.Error, OSError) as error:
+            message = f"cannot use {self._path}: {error}: look at the disk and the file"
+            raise StoreUnavailableError(message, path=str(self._path)) from error
 
     def get(self, name: str) -> StoredObject | None:
         rows = self._run("SELECT data, tag FROM object WHERE name = ?", name)
         return StoredObject(*rows[0]) if rows else None
 
     def stat(self, name: str) -> ListedObject | None:
-        rows = self._run("SELECT name, length(data), modified FROM object WHERE name = ?", name)
+        rows = self._run("SELECT name, length(data), time FROM object WHERE name = ?", name)
         return ListedObject(*rows[0]) if rows else None
-
-    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[ListedObject]]:
-        least = max(prefix, after or "")
-        while True:
-            rows = self._run(
-                "SELECT name, length(data), modified FROM object "
-                "WHERE name > ? AND substr(name, 1, ?) = ? ORDER BY name LIMIT ?",
-                *(least, len(prefix), prefix, PAGE),
-            )
-            if not rows:
-                return
-            yield [ListedObject(*row) for row in rows]
-            least = rows[-1][0]
 
     def create(self, name: str, data: bytes) -> str | None:
         rows = self._run(
-            f"INSERT INTO object VALUES (?, ?, {TAG}, ?) ON CONFLICT DO NOTHING RETURNING tag",
+            f"INSERT INTO object VALUES (?, ?, {NEW_TAG}, ?) ON CONFLICT DO NOTHING RETURNING tag",
             *(name, data, time.time()),
         )
         return rows[0][0] if rows else None
 
     def replace(self, name: str, data: bytes, tag: str) -> str | None:
         rows = self._run(
-            f"UPDATE object SET data = ?, tag = {TAG}, modified = ? "
+            f"UPDATE object SET data = ?, tag = {NEW_TAG}, time = ? "
             "WHERE name = ? AND tag = ? RETURNING tag",
             *(data, time.time(), name, tag),
         )
@@ -77,8 +72,7 @@ class TableBucket(Bucket):
 
     def put(self, name: str, data: bytes) -> None:
         self._run(
-            f"INSERT INTO object VALUES (?, ?, {TAG}, ?) ON CONFLICT DO UPDATE SET "
-            "data = excluded.data, tag = excluded.tag, modified = excluded.modified",
+            f"INSERT OR REPLACE INTO object VALUES (?, ?, {NEW_TAG}, ?)",
             *(name, data, time.time()),
         )
 
@@ -86,28 +80,15 @@ class TableBucket(Bucket):
         for name in names:
             self._run("DELETE FROM object WHERE name = ?", name)
 
-    def close(self) -> None:
-        for connection in self._all:
-            connection.close()
-
-    def _run(self, sql: str, *values: object) -> list[tuple[Any, ...]]:
-        """Run one statement as one durable step, on this thread's own connection."""
-        try:
-            return self._connection().execute(sql, values).fetchall()
-        except (sqlite3.Error, OSError) as error:
-            message = f"cannot use {self._path}: {error}: look at the disk and the file"
-            raise StoreUnavailableError(message, path=str(self._path)) from error
-
-    def _connection(self) -> sqlite3.Connection:
-        found: sqlite3.Connection | None = getattr(self._connections, "one", None)
-        if found is None:
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            found = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-            for pragma in ("busy_timeout = 10000", "journal_mode = WAL", "synchronous = FULL"):
-                found.execute(f"PRAGMA {pragma}").fetchall()
-            self._connections.one = found
-            self._all.append(found)
-        return found
+    def pages(self, prefix: str, after: str | None = None) -> Iterator[list[ListedObject]]:
+        least = max(prefix, after or "")
+        while rows := self._run(
+            "SELECT name, length(data), time FROM object "
+            "WHERE name > ? AND substr(name, 1, ?) = ? ORDER BY name LIMIT ?",
+            *(least, len(prefix), prefix, PAGE),
+        ):
+            yield [ListedObject(*row) for row in rows]
+            least = rows[-1][0]
 
 
 def table_store(path: Path, owner: str | None = None) -> ObjectStore:

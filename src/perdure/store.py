@@ -27,6 +27,7 @@ from typing import Literal, Protocol, TypeVar, cast
 import msgspec
 
 from perdure.errors import LeaseLostError, SessionNotFoundError
+from perdure.records.chunks import require_named, verified
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     About,
@@ -51,13 +52,27 @@ from perdure.records.manifest import (
     Status,
     Taken,
     Terms,
+    epoch_payload,
     lease_held,
+    lease_lost,
+    matching_documents,
+    new_entries,
     published_already,
+    refusal_of,
+    session_info,
+)
+from perdure.records.plain import (
+    StoredBlob,
+    StoredSession,
+    remove_blobs,
+    renew_blobs,
+    sweep_blobs,
 )
 from perdure.records.posts import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
-from perdure.records.records import Entry, Record
+from perdure.records.records import EPOCH, Entry, Record
 
 __all__ = [
+    "EPOCH",
     "About",
     "Batch",
     "Beginning",
@@ -92,6 +107,8 @@ __all__ = [
     "SessionQuery",
     "Status",
     "Store",
+    "StoredBlob",
+    "StoredSession",
     "SupportsBeginAppend",
     "SupportsConnections",
     "SupportsFolders",
@@ -106,10 +123,21 @@ __all__ = [
     "Taken",
     "Terms",
     "capability",
+    "epoch_payload",
+    "lease_lost",
+    "matching_documents",
+    "new_entries",
     "open_read_only",
     "past_damage",
+    "refusal_of",
+    "remove_blobs",
+    "renew_blobs",
+    "require_named",
+    "session_info",
     "shortcut",
+    "sweep_blobs",
     "take_after",
+    "verified",
 ]
 
 past_damage: ContextVar[bool] = ContextVar("perdure_past_damage", default=False)

@@ -1,18 +1,22 @@
-"""The example's store, with the page's step in the place of its own."""
+"""The example's store, with the page's step in the place of its own: one holder at a time."""
 
 from pathlib import Path
 
-from perdure import Message, connect
+from examples import own_backend
+from perdure import LeaseHeldError, Message, connect, store
+
+globals().update({name: value for name, value in vars(own_backend).items() if name[:2] != "__"})
+Held = store.Held
 
 
 async def after():
-    from examples.own_backend import OneFileStore
-
-    OneFileStore.ack = ack
-    store = OneFileStore(Path("one.json"))
-    async with connect(store) as sessions:
-        await sessions.post("ada", Message.user("Hello"))
-        assert len(await store.sessions_with_pending_items()) == 1
-        async with sessions.open("ada") as session:
-            assert [message.text for message in session.context()] == ["Hello"]
-    assert await store.sessions_with_pending_items() == []  # by now it is acknowledged
+    own_backend.OneFileStore.acquire = globals()["acquire"]
+    one, other = (own_backend.OneFileStore(Path("one.json")) for _ in range(2))
+    async with connect(one) as sessions, connect(other) as others:
+        async with sessions.open("ada") as session, session.turn():
+            session.append(Message.user("Hello"))
+            try:
+                await others.open("ada", on_held="raise")
+            except LeaseHeldError:
+                return
+            raise AssertionError("there were two holders")

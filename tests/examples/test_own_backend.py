@@ -26,7 +26,7 @@ from examples.own_backend import OneFileStore  # noqa: E402
 class OneFile:
     """The stores of the example."""
 
-    on_trio = "never"
+    on_trio = "deep"
 
     def make_store(self, place: Path, owner: str) -> OneFileStore:
         return OneFileStore(place / "kept" / "everything.json", owner=owner)

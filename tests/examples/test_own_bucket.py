@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,10 +21,28 @@ ROOT = Path(__file__).parents[2]
 class TestTableStore(StoreConformance):
     """All of the suite."""
 
-    on_trio = "never"
+    on_trio = "deep"
 
     def make_store(self, place: Path, owner: str) -> ObjectStore:
         return table_store(place / "kept" / "objects.db", owner)
+
+
+def lines(code: str) -> list[str]:
+    return [line.strip() for line in code.splitlines() if line.strip()]
+
+
+def test_the_steps_of_the_page_are_the_whole_bucket() -> None:
+    page = (ROOT / "docs" / "own-backend.md").read_text(encoding="utf-8")
+    steps = re.findall(r"<!-- given: table_bucket -->\n```python\n(.*?)```", page, re.DOTALL)
+    example = (ROOT / "examples" / "own_bucket.py").read_text(encoding="utf-8")
+    bucket = example[example.index("TABLE = ") : example.index("async def main")]
+    assert lines("".join(steps)) == lines(bucket)
+
+
+@pytest.mark.parametrize(("name", "most"), [("own_backend", 400), ("own_bucket", 150)])
+def test_a_backend_of_ones_own_stays_short(name: str, most: int) -> None:
+    example = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+    assert len(example.splitlines()) <= most
 
 
 def test_it_keeps_a_greeting(tmp_path: Path) -> None:

@@ -535,13 +535,22 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it keeps blobs; if not, large values are read from the log."""
 
 
-def matched(
-    manifest: Manifest, stored: Mapping[str, bytes], names: Collection[str] | None
+def matching_documents(
+    manifest: Manifest | None, stored: Mapping[str, bytes], names: Collection[str] | None
 ) -> Documents:
-    """Return the documents of these names (None: all) that a manifest lists.
+    """Return the documents of these names (None: all) that a manifest lists; none without one.
 
     A document that is missing, or whose hash differs, is damaged.
+
+    Raises:
+        UnsupportedVersionError: The manifest has a newer format.
+
     """
+    if manifest is None:
+        return Documents()
+    if manifest.format > FORMAT:
+        key = manifest.key
+        raise newer_format(f"the manifest of {key}", manifest.format, key=str(key))
     documents: dict[str, Document] = {}
     damaged: list[str] = []
     for name, folded in manifest.documents.items():

@@ -19,7 +19,9 @@ a damaged state; a state of a newer release is refused, and left unchanged.
 from __future__ import annotations
 
 import contextlib
+import copy
 import datetime
+import itertools
 import secrets
 import time
 from collections.abc import (
@@ -49,7 +51,8 @@ from perdure.formats.records import log_in, state_of, unfold, with_log
 from perdure.formats.state import FullAgentState, StateStorage
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest
+from perdure.records.manifest import Manifest, lease_lost
+from perdure.records.plain import StoredSession
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     ALL,
@@ -71,15 +74,6 @@ from perdure.store import (
     Status,
     Taken,
     Terms,
-)
-from perdure.stores.memory import (
-    StoredSession,
-    appended_entries,
-    documents_of,
-    held_session,
-    info_of,
-    lease_lost_error,
-    restore_data,
 )
 
 T = TypeVar("T")
@@ -108,6 +102,18 @@ class StorageSlot:
         statistics = self._lock.statistics()
         return not statistics.locked and not statistics.tasks_waiting
 
+    @property
+    def current(self) -> StoredSession:
+        """The session, or what it is before anybody has begun it."""
+        return self.session or StoredSession(self.key)
+
+    def copy(self) -> StoredSession:
+        """Return a copy of the session whose changes leave it as it is."""
+        session = copy.copy(self.current)
+        session.entries, session.epochs = list(session.entries), list(session.epochs)
+        session.epoch_starts = list(session.epoch_starts)
+        return session
+
     @contextlib.asynccontextmanager
     async def exclusive(self) -> AsyncIterator[StorageSlot]:
         """Lock the slot, and read the storage again if it has changed."""
@@ -128,7 +134,7 @@ class StorageSlot:
             self.session = kept_here
         else:
             self.session = await _run_maybe_in_thread(
-                len(state.context.core.history), lambda: _read(state)
+                len(state.context.core.history), lambda: _read(self.key, state)
             )
             self.session.updated_at = None if modified is None else modified.timestamp()
             _keep_documents(self.session, previous)
@@ -196,10 +202,10 @@ def _other_key(state: FullAgentState, key: SessionKey) -> str:
     return str(SessionKey(agent, session, tenant))
 
 
-def _read(state: FullAgentState) -> StoredSession:
+def _read(key: SessionKey, state: FullAgentState) -> StoredSession:
     """Return the session of a state, from the log in it or else made from its content."""
     log = log_in(state)
-    session = StoredSession()
+    session = StoredSession(key)
     if log is not None and log.agrees and log.records:
         records: Sequence[Record] = log.records
     else:
@@ -229,22 +235,13 @@ class _EpochPayload(msgspec.Struct):
 
 
 def _write(key: SessionKey, session: StoredSession) -> FullAgentState:
-    records = list(session.records(session.seqs(0, None, reverse=False)))
+    records = list(session.records())
     try:
         return with_log(state_of(key, records), key, records)
     except FormatError as error:
         raise NotStorableError(
             f"the records of {key} cannot be converted to a state: {error}", key=str(key)
         ) from error
-
-
-def copy_of(session: StoredSession) -> StoredSession:
-    """Return a copy of a session whose changes leave the original as it is."""
-    copy = StoredSession()
-    for name in StoredSession.__slots__:
-        value = getattr(session, name)
-        setattr(copy, name, list(value) if isinstance(value, list) else value)
-    return copy
 
 
 def _keep_documents(session: StoredSession, before: StoredSession | None) -> None:
@@ -339,17 +336,12 @@ class StateStore:
     async def _append(self, batch: Batch) -> Outcome:
         try:
             async with self._slot(batch.key).exclusive() as slot:
-                session = slot.session
-                if session is None or session.epoch != batch.epoch or session.deleted:
-                    return Outcome(
-                        Status.CONFLICT, lease_lost_error(batch.key, batch.epoch, session)
-                    )
-                new = appended_entries(session, batch)
-                if isinstance(new, Exception):
-                    return Outcome(Status.PERMANENT, new)
-                if new:
-                    await slot.keep(_with_entries(session, new, batch))
-                return Outcome(Status.OK, written=sum([len(entry.payload) for entry in new]))
+                session = slot.copy()
+                head = session.head
+                outcome = session.append(batch, time.time())
+                if session.head > head:
+                    await slot.keep(session)
+                return outcome
         except NotStorableError as error:
             return Outcome(Status.PERMANENT, error)
         except PerdureError as error:
@@ -366,29 +358,27 @@ class StateStore:
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records as of now, without those that are appended meanwhile."""
         session = await self._session(key)
-        if session is None or not session.is_public:
-            return
-        seqs = session.seqs(after, before, reverse=reverse)[:limit]
-        for at in range(0, len(seqs), _CHUNK):
-            yield LogChunk(tuple(session.records(seqs[at : at + _CHUNK])))
+        records = session.read_log(after=after, before=before, limit=limit, reverse=reverse)
+        while chunk := tuple(itertools.islice(records, _CHUNK)):
+            yield LogChunk(chunk)
             await anyio.lowlevel.checkpoint()
 
     async def head(self, key: SessionKey) -> int:
         session = await self._session(key)
-        return session.head if session and session.is_public else 0
+        return session.head if session.is_public else 0
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove nothing: a state has the whole log."""
         async with self._slot(key).exclusive() as slot:
-            held_session(key, epoch, slot.session)
+            slot.current.require_held(epoch)
         return 0
 
-    async def _session(self, key: SessionKey) -> StoredSession | None:
+    async def _session(self, key: SessionKey) -> StoredSession:
         async with self._slot(key).exclusive() as slot:
             session = slot.session
         if session is None and slot.is_idle:
             self._slots.pop(key, None)  # so that requests for missing sessions use no memory
-        return session
+        return session or StoredSession(key)
 
     # documents
 
@@ -396,16 +386,14 @@ class StateStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Return documents that were folded on this object."""
-        session = await self._session(key)
-        is_there = session is not None and session.is_public
-        return documents_of(key, session, names) if session and is_there else Documents()
+        return (await self._session(key)).read_documents(names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Keep documents for the lifetime of this object."""
         async with self._slot(key).exclusive() as slot:
-            held_session(key, manifest.epoch, slot.session).fold(documents, manifest)
+            slot.current.write_documents(documents, manifest)
 
     # blobs
 
@@ -457,45 +445,30 @@ class StateStore:
         """Return who held the session last; another owner's lease may always be taken over."""
         return self._holder(await self._session(key))
 
-    def _holder(self, session: StoredSession | None) -> LeaseState | None:
-        if session is None:
-            return None
-        return LeaseState(
-            epoch=session.epoch,
-            owner=session.owner,
-            released=session.released,
-            alive=session.owner == self._owner,
-            deleted=not session.is_public,
-            draft=session.draft,
-        )
+    def _holder(self, session: StoredSession) -> LeaseState | None:
+        return session.lease(alive=session.owner == self._owner)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         """Take a session; a draft is in memory only until it is published."""
         async with self._slot(key).exclusive() as slot:
             slot.require_same_session()
-            holder = self._holder(slot.session)
+            holder = self._holder(slot.current)
             if not terms.allows(holder):
                 return Held(holder)
-            acquired = StoredSession() if slot.session is None else copy_of(slot.session)
-            is_there = acquired.is_public
-            documents = documents_of(key, acquired, terms.names) if is_there else Documents()
-            epoch = acquired.epoch + 1
-            created = acquired.begin_epoch(epoch, self._owner, time.time(), terms.beginning)
-            await slot.keep(acquired)
-            record = acquired.entries[-1].payload
-            found = restore_data(acquired, documents, may_have_items=False)
-            return Taken(key, epoch, acquired.head, created, record, found)
+            session = slot.copy()
+            taken = session.acquire(terms, time.time())
+            await slot.keep(session)
+            return taken
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Save the whole state of a draft."""
         async with self._slot(key).exclusive() as slot:
-            session = held_session(key, epoch, slot.session)
+            session = slot.copy()
+            session.publish(epoch)
             if session.owner != self._owner:  # another program's, saved meanwhile
-                raise lease_lost_error(key, epoch, session)
-            if not session.published:
-                published = copy_of(session)
-                published.published = True
-                await slot.keep(published)
+                raise lease_lost(key, epoch, session.epoch)
+            if not slot.current.published:
+                await slot.keep(session)
 
     async def drafts(self, tenant: str) -> list[DraftInfo]:
         """List the drafts of this object: nobody else can see one."""
@@ -503,15 +476,13 @@ class StateStore:
         return [
             DraftInfo(key, session.epoch, session.draft, session.owner)
             for key, slot in sorted(self._slots.items())
-            if key.tenant == tenant and (session := slot.session) is not None
-            if session.draft is not None and not session.published
+            if key.tenant == tenant and (session := slot.current).draft is not None
+            if not session.published
         ]
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Mark the session in memory only: no process waits for a release here."""
-        session = await self._session(key)
-        if session is not None and session.epoch == epoch:
-            session.released = True
+        (await self._session(key)).release(epoch)
 
     async def heartbeat(self) -> HeartbeatRequests:
         """Return nothing: there are no handover requests."""
@@ -545,7 +516,7 @@ class StateStore:
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return nothing: there is no inbox."""
         async with self._slot(key).exclusive() as slot:
-            held_session(key, epoch, slot.session)
+            slot.current.require_held(epoch)
             return []
 
     async def ack(
@@ -568,7 +539,7 @@ class StateStore:
             )
         async with self._slot(key).exclusive() as slot:
             if epoch is not None:
-                held_session(key, epoch, slot.session)
+                slot.current.require_held(epoch)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """Return nothing: there is no inbox."""
@@ -587,36 +558,26 @@ class StateStore:
         infos: list[SessionInfo] = []
         for key in [key for key in self._slots if key.tenant == query.tenant]:
             session = await self._session(key)
-            if session is not None and session.is_public:
-                infos.append(info_of(key, session))
+            if session.is_public:
+                infos.append(session.info)
         return query.page(infos)
 
     async def tenants(self) -> list[str]:
         """List the tenants of the sessions that this object has seen, and that exist."""
         names: set[str] = set()
         for key in list(self._slots):
-            session = await self._session(key)
-            if session is not None and session.is_public:
+            if (await self._session(key)).is_public:
                 names.add(key.tenant)
         return sorted(names)
 
     async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Remove the state; this object remembers the epoch. There are no posts to keep."""
         async with self._slot(key).exclusive() as slot:
-            session = held_session(key, epoch, slot.session)
+            session = slot.copy()
+            session.delete(epoch)
             await slot.remove()
-            deleted = StoredSession()
-            deleted.epoch, deleted.owner = epoch, session.owner
-            deleted.deleted = deleted.released = True
-            slot.session = deleted
+            slot.session = session
 
     async def scrub(self) -> None:
         """Do nothing: cleaning up is up to the storage."""
         await anyio.lowlevel.checkpoint()
-
-
-def _with_entries(session: StoredSession, new: Sequence[Entry], batch: Batch) -> StoredSession:
-    copy = copy_of(session)
-    copy.entries.extend(new)
-    copy.note_saved(batch, time.time())
-    return copy

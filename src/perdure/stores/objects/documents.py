@@ -486,7 +486,7 @@ def _info(
         manifest = layout.manifest_of(f"{layout.folder_of(key)}/head", head)
         seq = 0 if manifest is None else manifest.as_of_seq
         turns = about = None
-        if not head.released:  # else everything is folded
+        if not head.released or head.newest > seq:  # else everything is folded
             stored = bucket.get(entry.name)
             if stored is not None:
                 saved = layout.decode_object(entry.name, stored.data, DirectoryEntry)

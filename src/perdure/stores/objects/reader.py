@@ -19,7 +19,7 @@ import msgspec
 
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import matched
+from perdure.records.manifest import matching_documents
 from perdure.records.records import Entry, Position, Record
 from perdure.store import Documents
 from perdure.stores.objects import layout
@@ -246,7 +246,7 @@ def documents_of(
     stored = _read_documents(bucket, head, () if head.deleted else listed, names, beside)
     if manifest is None:  # nothing was folded yet, or the manifest is lost
         return Documents(damaged=tuple(stored), remains=stored)
-    return matched(manifest, stored, names)
+    return matching_documents(manifest, stored, names)
 
 
 def _read_documents(

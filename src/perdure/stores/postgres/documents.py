@@ -24,7 +24,7 @@ from perdure.records.manifest import (
     Manifest,
     SessionQuery,
     decode_manifest,
-    matched,
+    matching_documents,
     require_logged,
 )
 from perdure.records.records import Record, open_sealed, seal
@@ -163,7 +163,7 @@ def _checked(
         return error
     if manifest is None:  # missing or damaged: no stored document can be verified
         return Documents(damaged=tuple(sorted(stored)), remains=stored)
-    return matched(manifest, stored, names)
+    return matching_documents(manifest, stored, names)
 
 
 # What a restore needs, read behind the take of a session

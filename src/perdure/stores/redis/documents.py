@@ -15,7 +15,7 @@ from perdure.records.manifest import (
     SessionQuery,
     decode_manifest,
     lease_lost,
-    matched,
+    matching_documents,
     require_logged,
 )
 from perdure.records.records import open_sealed, seal
@@ -96,7 +96,7 @@ def documents_of(
     manifest = None if encoded is None else _manifest_of(key, encoded)
     if manifest is None:  # lost or damaged, so no document can be verified
         return Documents(damaged=tuple(sorted(documents)), remains=documents)
-    return matched(manifest, documents, names)
+    return matching_documents(manifest, documents, names)
 
 
 def _manifest_of(key: SessionKey, encoded: bytes) -> Manifest | None:

@@ -21,7 +21,7 @@ from perdure.records.manifest import (
     Manifest,
     SessionQuery,
     decode_manifest,
-    matched,
+    matching_documents,
     require_logged,
     session_info,
 )
@@ -75,7 +75,7 @@ def _documents(
         _warn_damaged(con, key, data)
         return _unlisted_documents(con, row.id, names)
     requested = [name for name in manifest.documents if names is None or name in names]
-    return matched(manifest, _stored_documents(con, row.id, requested), names)
+    return matching_documents(manifest, _stored_documents(con, row.id, requested), names)
 
 
 def _warn_damaged(con: sqlite3.Connection, key: SessionKey, data: object) -> None:
