@@ -116,7 +116,7 @@ class Story:
             await place.sessions.aclose()
         async with connect(MemoryStore(backing=self.backing), **OPTIONS) as sessions:
             session = await sessions.open(KEY.agent)
-            while self.backing.inboxes.get(KEY):
+            while self.backing.sessions[KEY].inbox:
                 await anyio.sleep(0.005)
             history = await session.history(limit=10_000)
         texts = [item.value.text for item in history if item.kind == "message"]

@@ -135,7 +135,7 @@ async def test_however_many_are_refused_those_behind_them_come(
         assert texts(session)[-131:] == [*map(str, range(130)), "behind"]
         await anyio.sleep(LONG)
         assert len(await two.dead_letters("a")) == 150
-        assert backing.inboxes[KEY] == {}
+        assert backing.sessions[KEY].inbox == {}
 
 
 async def test_a_letter_is_retried_once_whatever_fails_in_between(
@@ -215,7 +215,7 @@ async def test_what_another_key_sealed_is_set_aside_and_retried_once_it_can_be_r
         assert letter.item.payload == plain.payload
         with pytest.raises(ConfigError, match="cannot be read, so trying again would not help"):
             await sessions.retry_dead_letters("a")
-        (kept,) = backing.dead_letters[KEY].values()
+        (kept,) = backing.sessions[KEY].dead_letters.values()
         assert b"PLAIN" not in kept.item.payload
         assert await sessions.drop_dead_letters("a", ["plain"]) == 1
         assert await sessions.dead_letters("a") == ()

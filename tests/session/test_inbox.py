@@ -222,7 +222,7 @@ async def test_what_was_taken_is_settled(again: Connect) -> None:
         await one.post("a", Message.user("hello"))
         session = await one.open("a")
         with anyio.fail_after(60):
-            while backing.inboxes[session.key]:
+            while backing.sessions[session.key].inbox:
                 await anyio.sleep(0.01)
         assert session.durable_version == session.version
 

@@ -193,7 +193,7 @@ async def test_a_store_that_keeps_none_says_which_stay_behind(tmp_path: Path) ->
 async def test_a_damaged_one_is_told_and_the_others_come(tmp_path: Path) -> None:
     source, letters = await filled()
     bad = DeadLetter(PendingItem("bad/0", "", b"?", 0.0, "it does not fit"), "unknown", 0, 9.0)
-    source._backing.dead_letters[A]["bad/0"] = bad
+    source._backing.sessions[A].dead_letters["bad/0"] = bad
     target, kept = MemoryStore(), MemoryStore()
     await opened(target, kept)
     done = await migrate(source, target)

@@ -60,7 +60,7 @@ async def test_what_is_folded_moves_and_is_read_as_before(server: Valkey, url: s
     assert ROUNDS - 50 <= left < ROUNDS  # what is not folded stays
     await fold(store, grant, head)
     assert entries_left(server, url) < left
-    assert len(backing.blobs) >= 4
+    assert len(backing.blobs[""]) >= 4
     assert await read(store) == before
     assert await read(store, reverse=True) == before[::-1]
     for after, stop in ((0, 2), (49, 60), (100, 250), (head - 3, head + 1), (7, None)):
@@ -82,20 +82,20 @@ async def test_a_trim_and_a_deletion_reach_the_other_store(server: Valkey, url: 
     head = await fill(store, grant)
     await fold(store, grant, head)
     before = await read(store)
-    segments = len(backing.blobs)
+    segments = len(backing.blobs[""])
     assert await store.trim(KEY, grant.epoch, 120) > 1_000_000
-    assert 0 < len(backing.blobs) < segments
+    assert 0 < len(backing.blobs[""]) < segments
     left = await read(store)
     assert left == before[-len(left) :]
     assert 2 < left[0].seq <= 120
     await store.trim(KEY, grant.epoch, head)
-    assert len(backing.blobs) == 0
+    assert len(backing.blobs[""]) == 0
     assert len(await read(store)) <= 2
     await fill(store, grant)
     await fold(store, grant, await store.head(KEY))
-    assert backing.blobs
+    assert backing.blobs[""]
     await store.delete(KEY, grant.epoch)
-    assert not backing.blobs
+    assert not backing.blobs[""]
     assert await read(store) == []
     await store.aclose()
 
@@ -152,7 +152,7 @@ async def test_a_reader_goes_on_where_history_moves_under_it(
         if not found:
             await fold(store, grant, head)
         found += chunk.records
-    assert len(backing.blobs) >= 4
+    assert len(backing.blobs[""]) >= 4
     assert found == before
     await store.aclose()
     await reader.aclose()
@@ -168,11 +168,11 @@ async def test_history_that_is_elsewhere_is_not_taken_for_none(server: Valkey, u
     with pytest.raises(StoreUnavailableError, match="history="):
         await read(without)
     assert len(await read(without, after=head - 1)) == 1
-    blob = next(iter(backing.blobs.values()))
+    blob = next(iter(backing.blobs[""].values()))
     blob.data = blob.data[:-1]
     with pytest.raises(CorruptRecordError):
         await read(store)
-    backing.blobs.clear()
+    backing.blobs[""].clear()
     with pytest.raises(CorruptRecordError, match="segment"):
         await read(store)
     await store.aclose()
@@ -225,13 +225,13 @@ async def test_what_a_killed_deletion_left_is_swept(server: Valkey, url: str) ->
         documents = {"session.json": b"{}"}
         await store.write_documents(grant.key, documents, manifest_of(grant, head, documents))
     kept = await read(store, grants[0].key)
-    assert len(backing.blobs) == 2
+    assert len(backing.blobs["t"]) == 2
     with pytest.raises(StoreUnavailableError):
         await store.delete(grants[1].key, 1)
-    assert len(backing.blobs) == 2
+    assert len(backing.blobs["t"]) == 2
     for _ in range(2):
         await store.sweep("t", (), 0.0)
-    assert len(backing.blobs) == 1
+    assert len(backing.blobs["t"]) == 1
     assert await read(store, grants[0].key) == kept
     await store.aclose()
 
