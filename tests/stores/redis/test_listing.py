@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from uuid import uuid4
 
 import pytest
 
@@ -14,7 +15,10 @@ from perdure.store import Batch, SessionQuery, Status, Taken
 from perdure.stores.redis import RedisStore, documents, log
 from perdure.stores.redis.connection import RedisCall
 from perdure.stores.redis.layout import STEP
-from perdure.testing.conformance._kit import group, take
+from perdure.testing.conformance._kit import KEY, group, take
+from tests.servers.cutting import CuttingProxy
+from tests.servers.valkey import Valkey
+from tests.stores.redis.conftest import OpenStore
 
 
 class Clock:
@@ -113,3 +117,42 @@ async def test_many_sessions_of_one_step_are_all_listed_by_pages(
             found += "".join(info.key.agent for info in page)
             query = query.after_page(page[-1])
         assert found == "lkjihgfedcba", limit
+
+
+async def test_a_save_that_is_answered_in_a_later_step_is_not_taken_for_one_of_that_step(
+    store: RedisStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    late, other, zero = [await take(store, SessionKey(name)) for name in ("late", "other", "zero")]
+    assert await save(store, zero, 2) is Status.OK
+    request, done = store._link.request, list[bool]()
+
+    async def then_save(calls: Sequence[RedisCall], *, write: bool = False) -> list[Any]:
+        replies = await request(calls, write=write)
+        if not done:
+            done.append(True)
+            clock.now += STEP
+            await save(store, other, 2)
+        return replies
+
+    monkeypatch.setattr(store._link, "request", then_save)
+    assert await save(store, late, 2) is Status.OK
+    clock.now += 1
+    assert await save(store, late, 3) is Status.OK
+    monkeypatch.setattr(documents, "_PAGE", 2)
+    assert await listed(store, SessionQuery(newest_first=True, limit=1)) == "late"
+
+
+async def test_an_append_whose_new_owner_s_index_is_not_answered_is_in_doubt(
+    server: Valkey, open_store: OpenStore
+) -> None:
+    proxy = CuttingProxy(server.port)
+    store = await open_store("me", f"redis://127.0.0.1:{proxy.port}/0?prefix={uuid4().hex}")
+    grant = await take(store)
+    assert await save(store, grant, 2, About(owner="ann")) is Status.OK
+    proxy.cut_after(b"ann\0")  # it leaves the index
+    assert await save(store, grant, 3, About(owner="bob")) is Status.IN_DOUBT
+    assert proxy.cuts == 1
+    assert await save(store, grant, 3, About(owner="bob")) is Status.OK
+    assert [info.key for info in await store.sessions(SessionQuery(owner="bob"))] == [KEY]
+    assert await store.sessions(SessionQuery(owner="ann")) == []
+    proxy.close()
