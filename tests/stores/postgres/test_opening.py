@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import anyio
 import pytest
@@ -189,6 +190,19 @@ def test_the_driver_is_imported_late() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def to_version_3(server: Postgres, schema: str) -> None:
+    for statement in (
+        """UPDATE {0}.manifests AS m SET owner = s.belongs, turns = s.turns, title = l.title,
+        tags = l.tags FROM {0}.sessions AS s, {0}.labels AS l
+        WHERE s.id = m.session AND l.session = m.session""",
+        "DROP TABLE {0}.labels",
+        "ALTER TABLE {0}.sessions DROP COLUMN turns, DROP COLUMN belongs, DROP COLUMN step",
+        "ALTER TABLE {0}.manifests ALTER COLUMN tags SET NOT NULL, ALTER turns SET NOT NULL",
+        "UPDATE {0}.perdure SET version = 3",
+    ):
+        server.run(statement.format(f'"{schema}"'))
+
+
 async def test_tables_of_version_3_are_listed_as_of_their_folds_until_they_are_saved(
     server: Postgres, schema: str, open_store: OpenStore
 ) -> None:
@@ -201,16 +215,7 @@ async def test_tables_of_version_3_are_listed_as_of_their_folds_until_they_are_s
         manifest = manifest_of(grant, head, documents, about=about, counters={"turns": 7})
         await store.write_documents(grant.key, documents, manifest)
     await store.aclose()
-    for statement in (
-        """UPDATE {0}.manifests AS m SET owner = s.belongs, turns = s.turns, title = l.title,
-        tags = l.tags FROM {0}.sessions AS s, {0}.labels AS l
-        WHERE s.id = m.session AND l.session = m.session""",
-        "DROP TABLE {0}.labels",
-        "ALTER TABLE {0}.sessions DROP COLUMN turns, DROP COLUMN belongs, DROP COLUMN step",
-        "ALTER TABLE {0}.manifests ALTER COLUMN tags SET NOT NULL, ALTER turns SET NOT NULL",
-        "UPDATE {0}.perdure SET version = 3",
-    ):
-        server.run(statement.format(f'"{schema}"'))
+    to_version_3(server, schema)
     store = await open_store("two")
     (info,) = await store.sessions(SessionQuery(owner="ann", tag="vip"))
     assert (info.key.agent, info.title, info.turns) == ("old", "The old one", 7)
@@ -221,3 +226,46 @@ async def test_tables_of_version_3_are_listed_as_of_their_folds_until_they_are_s
     assert [outcome.status for outcome in await store.append_many([batch])] == [Status.OK]
     (info, _) = await store.sessions(SessionQuery(newest_first=True, owner="ann"))
     assert (info.key.agent, info.title, info.turns) == ("old", "The old one", 8)
+
+
+async def test_what_a_release_without_steps_saves_is_in_its_place(
+    server: Postgres, schema: str, store: PostgresStore
+) -> None:
+    """Its process has the tables open since before they were migrated."""
+    for name in ("a", "b", "c"):
+        await take(store, SessionKey(name))
+    past = f'UPDATE "{schema}".sessions SET updated_at = now()'
+    server.run(f"{past} - interval '1 day'")
+    server.run(f"{past} - interval '1 hour' WHERE agent = 'b'")
+    found: list[str] = []
+    query = SessionQuery(newest_first=True, limit=1)
+    while page := await store.sessions(query):
+        found += [info.key.agent for info in page]
+        query = query.after_page(page[-1])
+        assert len(found) <= 3
+    assert found == ["b", "c", "a"]
+    since = SessionQuery(since=time.time() - 2 * 3600)
+    assert [info.key.agent for info in await store.sessions(since)] == ["b"]
+
+
+async def test_a_migration_to_version_4_leaves_no_old_versions_of_rows(
+    server: Postgres, schema: str, open_store: OpenStore
+) -> None:
+    store = await open_store("one")
+    await take(store)
+    await store.aclose()
+    to_version_3(server, schema)
+    server.run(
+        f"""INSERT INTO "{schema}".sessions (tenant, agent, session, epoch, updated_at)
+        SELECT s.tenant, 'many-' || n, 'default', 1, now()
+        FROM "{schema}".sessions AS s, generate_series(1, 10000) AS n"""
+    )
+    server.run(
+        f"""INSERT INTO "{schema}".manifests (session, sealed, owner, tags, turns)
+        SELECT id, '', 'ann', '{{}}', 1 FROM "{schema}".sessions"""
+    )
+    size = f"SELECT pg_relation_size('\"{schema}\".sessions')"
+    ((before,),) = server.run(size)
+    await open_store("two")
+    ((after,),) = server.run(size)
+    assert after < 1.6 * before  # a row has more now, but one version

@@ -373,14 +373,16 @@ _SCRUB_LOCK = 60
 
 
 _AT = "extract(epoch FROM s.updated_at)::float8"
+_STEP = "floor(least(greatest(%({})s::float8 / 64, -1e15), 1e15))::bigint"
+"""Of a parameter's time; a bigint like the column, or no index would bound it."""
 _CONDITIONS = {
     "owner": "s.belongs = %(owner)s",
     "tag": "%(tag)s = ANY(l.tags)",
     "prefix": "s.agent >= %(prefix)s AND starts_with(s.agent, %(prefix)s)",
     "end": "s.agent < %(end)s",
     "without": "s.agent <> ALL(%(without)s::text[])",
-    "since": f"{_AT} >= %(since)s AND s.step >= floor(%(since)s::float8 / 64)",
-    "before": f"{_AT} < %(before)s AND s.step <= floor(%(before)s::float8 / 64)",
+    "since": f"{_AT} >= %(since)s AND s.step >= {_STEP.format('since')}",
+    "before": f"{_AT} < %(before)s AND s.step <= {_STEP.format('before')}",
 }
 """Of a listing, by the query's fields."""
 
@@ -409,7 +411,7 @@ def list_sessions(
         values["at"] = query.after_at or 0.0
         if query.newest_first:
             chosen.append(f"({_AT}, s.agent, s.session) < (%(at)s, %(agent)s, %(last)s)")
-            chosen.append("s.step <= floor(%(at)s::float8 / 64)")
+            chosen.append(f"s.step <= {_STEP.format('at')}")
         else:
             chosen.append("(s.agent, s.session) > (%(agent)s, %(last)s)")
     statement = sql["sessions"]

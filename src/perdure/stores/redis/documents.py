@@ -282,8 +282,12 @@ class Directory:
         return [member.removeprefix(begin) for member in found]
 
     async def _newest(self, query: SessionQuery) -> list[SessionInfo]:
-        """Return a page by last activity: step by step, as the sessions' own times are finer."""
-        found: list[SessionInfo] = []
+        """Return a page by last activity: step by step, as the sessions' own times are finer.
+
+        Each read begins with the step that the one before ended in, since sessions may come and go
+        in between.
+        """
+        found: dict[SessionKey, SessionInfo] = {}
         last = b"+inf" if query.after is None else (query.after_at or 0.0) // STEP
         recent, offset = self._names.recent(query.tenant), 0
         while True:
@@ -296,12 +300,15 @@ class Directory:
             )
             keys = [key_of_member(member, query.tenant) for member, _ in part]
             infos = await self._infos(keys)
-            found += [info for info in infos if query.matches(info) and query.is_next(info)]
+            found |= {
+                info.key: info for info in infos if query.matches(info) and query.is_next(info)
+            }
             if len(keys) < _PAGE:
-                return query.page(found)
-            offset += _PAGE
+                return query.page(found.values())
+            last, newest = part[-1][1], part[0][1]
+            offset = offset + _PAGE if newest == last else 0
             # Of this step there may be more; those of later ones are all known.
-            known = [info for info in found if (info.updated_at or 0.0) // STEP > part[-1][1]]
+            known = [info for info in found.values() if (info.updated_at or 0.0) // STEP > last]
             if len(known) >= query.limit:
                 return query.page(known)
 

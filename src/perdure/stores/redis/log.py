@@ -202,8 +202,8 @@ class RedisLog:
         self._names = names
         self._cold = cold
         self._step = 0.0
-        self._listed: set[SessionKey] = set()
-        """The sessions whose place among the recent ones was written in this step."""
+        self._listed: dict[SessionKey, float] = {}
+        """The step that a session's place among the recent ones was last written for."""
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Append each batch with its own script call, all in one write."""
@@ -213,8 +213,9 @@ class RedisLog:
         calls: list[RedisCall] = []
         sent: list[tuple[int, Batch, int, int]] = []
         now = time.time()
-        if now // STEP != self._step:
-            self._step, self._listed = now // STEP, set()
+        step = now // STEP
+        if step != self._step:
+            self._step, self._listed = step, {}
         for place, batch in enumerate(batches):
             try:
                 call, size = self._call(batch, b"%.6f" % now)
@@ -226,26 +227,31 @@ class RedisLog:
                 calls.append(RedisCall(b"HGET", session, b"a"))
             calls.append(call)
             sent.append((place, batch, size, len(calls) - 1))
-            if batch.key not in self._listed:
+            if self._listed.get(batch.key) != step:
                 recent = self._names.recent(batch.key.tenant)
-                calls.append(RedisCall(b"ZADD", recent, self._step, member_of(batch.key)))
+                calls.append(RedisCall(b"ZADD", recent, step, member_of(batch.key)))
         try:
             replies = await self._link.request(calls, write=True) if calls else []
         except PerdureError as error:
             failed = outcome_of(error)
             return [outcomes.get(place, failed) for place in range(len(batches))]
         moves: list[RedisCall] = []
+        moved: list[int] = []
         for place, batch, size, at in sent:
             reply = replies[at]
             if reply != 0:
                 outcomes[place] = await self._outcome(batch, reply)
                 continue
             outcomes[place] = Outcome(Status.OK, written=size)
-            self._listed.add(batch.key)
+            self._listed[batch.key] = step
             if batch.about is not None:
                 moves += owner_moves(self._names, batch.key, replies[at - 1], batch.about.owner)
+                moved.append(place)
         if moves:
-            await self._link.request(moves, write=True)
+            try:
+                await self._link.write(moves)
+            except PerdureError as error:  # sent again, they write the index again
+                outcomes |= dict.fromkeys(moved, Outcome(Status.IN_DOUBT, error))
         return [outcomes[place] for place in range(len(batches))]
 
     def _call(self, batch: Batch, now: bytes) -> tuple[RedisCall, int]:

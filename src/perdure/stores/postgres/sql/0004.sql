@@ -2,9 +2,7 @@
 
 ALTER TABLE {schema}.sessions
     ADD COLUMN turns bigint,                     -- NULL until somebody says it
-    ADD COLUMN belongs text COLLATE "C",         -- the owner's label
-    -- `updated_at` in steps of 64 seconds: updates in between stay heap-only.
-    ADD COLUMN step bigint NOT NULL DEFAULT 0;
+    ADD COLUMN belongs text COLLATE "C";         -- the owner's label
 
 -- The labels that a listing shows besides, and seldom change.
 CREATE TABLE {schema}.labels (
@@ -18,8 +16,10 @@ INSERT INTO {schema}.labels (session, title, tags) SELECT session, title, tags F
 UPDATE {schema}.sessions AS s SET turns = m.turns, belongs = m.owner
 FROM {schema}.manifests AS m WHERE m.session = s.id;
 
-UPDATE {schema}.sessions SET step = floor(extract(epoch FROM updated_at) / 64)
-WHERE updated_at IS NOT NULL;
+-- `updated_at` in steps of 64 seconds: updates in between stay heap-only. Generated, so that it is
+-- right whatever release saves.
+ALTER TABLE {schema}.sessions ADD COLUMN step bigint
+    GENERATED ALWAYS AS (floor(extract(epoch FROM updated_at AT TIME ZONE 'UTC') / 64)::bigint) STORED;
 
 ALTER TABLE {schema}.manifests ALTER COLUMN tags DROP NOT NULL, ALTER COLUMN turns DROP NOT NULL;
 

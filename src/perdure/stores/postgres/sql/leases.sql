@@ -25,7 +25,6 @@ WITH taken AS (
         created_at = CASE WHEN %(created)s THEN now() ELSE s.created_at END,
         released = false, deleted = %(draft)s::bytea IS NOT NULL,
         updated_at = CASE WHEN %(created)s THEN now() ELSE s.updated_at END,
-        step = CASE WHEN %(created)s THEN floor(extract(epoch FROM now()) / 64) ELSE s.step END,
         turns = CASE WHEN %(created)s THEN %(turns)s ELSE s.turns END,
         belongs = CASE WHEN %(created)s THEN %(belongs)s::text ELSE s.belongs END
     WHERE s.id = %(id)s AND s.epoch = %(after)s AND s.head = %(was)s AND s.crc = %(sum)s
@@ -67,10 +66,10 @@ WITH found AS (
 ), begun AS (
     INSERT INTO {schema}.sessions AS s
         (tenant, agent, session, epoch, head, crc, begun, life, since, owner, draft, deleted,
-        updated_at, created_at, step, turns, belongs)
+        updated_at, created_at, turns, belongs)
     SELECT t.id, %(agent)s, %(session)s, 1, %(head)s, %(crc)s, %(head)s, 1, %(head)s, %(owner)s,
-        %(draft)s::bytea, %(draft)s::bytea IS NOT NULL, now(), now(),
-        floor(extract(epoch FROM now()) / 64), %(turns)s, %(belongs)s::text
+        %(draft)s::bytea, %(draft)s::bytea IS NOT NULL, now(), now(), %(turns)s,
+        %(belongs)s::text
     FROM (SELECT id FROM known UNION ALL SELECT id FROM new) AS t
     WHERE NOT EXISTS (SELECT FROM found)
     ON CONFLICT (tenant, agent, session) DO NOTHING

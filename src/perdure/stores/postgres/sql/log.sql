@@ -9,7 +9,6 @@ WITH wanted AS MATERIALIZED (
 ), moved AS (
     UPDATE {schema}.sessions AS s
     SET head = w.last, crc = w.crc, updated_at = now(), turns = coalesce(w.turns, s.turns),
-        step = floor(extract(epoch FROM now()) / 64),
         belongs = CASE WHEN ($9::bytea[])[w.n] = '' THEN s.belongs
             ELSE convert_from(($9::bytea[])[w.n], 'UTF8')::json ->> 'owner' END
     FROM wanted AS w
