@@ -175,7 +175,7 @@ async def test_what_an_older_release_went_on_with_does_not_expire(tmp_path: Path
         async with ada.turn():
             ada.append(Message.user("used today"))
     with contextlib.closing(sqlite3.connect(path)) as table, table:
-        table.execute("UPDATE object SET modified = modified - 40 * 86400 WHERE name LIKE 'dir/%'")
+        table.execute("UPDATE object SET time = time - 40 * 86400 WHERE name LIKE 'dir/%'")
     async with connect(store(), shutdown=quiet) as sessions:
         report = await sessions.prune(Retention(expire_days=30), dry_run=True)
         assert report.expired == ()

@@ -32,6 +32,7 @@ from perdure.records.media import (
 )
 from perdure.records.messages import Message
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, RETRACT, TOOL_RESULT, Record
+from perdure.records.references import SPELLED
 
 CONTEXT_KINDS = MESSAGE_KINDS | {CONTEXT, RETRACT}
 """Kinds that change a working context; other kinds only advance its ``seq``."""
@@ -274,11 +275,11 @@ class WorkingContext:
     def _referring(self) -> list[bytes]:
         """Return the messages that refer to media."""
         if self._snapshot is None:
-            return [payload for _, payload, _ in self._kept if holds_references(payload)]
+            return [payload for _, payload, _ in self._kept if SPELLED in payload]
         raws = self._snapshot.messages  # they stay there
         if not holds_references(self._source or b"".join(raws)):
             return []
-        return [payload for payload in map(bytes, raws) if holds_references(payload)]
+        return [payload for payload in map(bytes, raws) if SPELLED in payload]
 
     def messages(self) -> Iterator[bytes]:
         """Return the messages as they would be sent: the system message first.

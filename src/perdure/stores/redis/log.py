@@ -235,8 +235,7 @@ class RedisLog:
         except PerdureError as error:
             failed = outcome_of(error)
             return [outcomes.get(place, failed) for place in range(len(batches))]
-        moves: list[RedisCall] = []
-        moved: list[int] = []
+        moves: dict[int, list[RedisCall]] = {}
         for place, batch, size, at in sent:
             reply = replies[at]
             if reply != 0:
@@ -245,14 +244,20 @@ class RedisLog:
             outcomes[place] = Outcome(Status.OK, written=size)
             self._listed[batch.key] = step
             if batch.about is not None:
-                moves += owner_moves(self._names, batch.key, replies[at - 1], batch.about.owner)
-                moved.append(place)
-        if moves:
-            try:
-                await self._link.write(moves)
-            except PerdureError as error:  # sent again, they write the index again
-                outcomes |= dict.fromkeys(moved, Outcome(Status.IN_DOUBT, error))
+                shown, owner = replies[at - 1], batch.about.owner
+                moves[place] = owner_moves(self._names, batch.key, shown, owner)
+        outcomes |= await self._move_owners(moves)
         return [outcomes[place] for place in range(len(batches))]
+
+    async def _move_owners(self, moves: dict[int, list[RedisCall]]) -> dict[int, Outcome]:
+        """Write the index of owners; return outcomes of batches to send again for it."""
+        calls = [call for part in moves.values() for call in part]
+        try:
+            if calls:
+                await self._link.write(calls)
+        except PerdureError as error:
+            return dict.fromkeys(moves, Outcome(Status.IN_DOUBT, error))
+        return {}
 
     def _call(self, batch: Batch, now: bytes) -> tuple[RedisCall, int]:
         refused = refusal_of(batch)
