@@ -154,6 +154,13 @@ def postgresql() -> Place:
         query = "SELECT tablename FROM pg_tables WHERE schemaname = %s"
         return [name for (name,) in server.run(query, schema)]
 
+    def columns(name: str) -> str:
+        query = (
+            "SELECT column_name FROM information_schema.columns "
+            "WHERE table_schema = %s AND table_name = %s AND is_generated = 'NEVER'"
+        )
+        return ", ".join(column for (column,) in server.run(query, schema, name))
+
     def keep() -> None:
         names = tables()
         server.run(f"CREATE SCHEMA old_{schema}")
@@ -164,8 +171,8 @@ def postgresql() -> Place:
         names = tables()
         steps = [f"TRUNCATE {', '.join(f'{schema}.{name}' for name in names)}"]
         for name in names:
-            row = f"INSERT INTO {schema}.{name} OVERRIDING SYSTEM VALUE"
-            steps.append(f"{row} SELECT * FROM old_{schema}.{name}")
+            row = f"INSERT INTO {schema}.{name} ({columns(name)}) OVERRIDING SYSTEM VALUE"
+            steps.append(f"{row} SELECT {columns(name)} FROM old_{schema}.{name}")
         for _ in range(20):  # a heartbeat may lock the tables in another order
             with suppress(psycopg.errors.DeadlockDetected):
                 server.run("; ".join(steps))  # in one transaction: it comes before, or behind
