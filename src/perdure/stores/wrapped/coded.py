@@ -35,6 +35,7 @@ from perdure.records.manifest import FoldedDocument, Manifest, lease_lost, too_l
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     ALL,
+    About,
     Batch,
     Beginning,
     BlobSweep,
@@ -105,6 +106,12 @@ def max_restored_bytes(store: Store) -> int:
 class _Encoding(NamedTuple):
     encode: Encoder
     size: int
+    about: About | None = None
+    """The labels that the batch brings, sealed."""
+
+    def encoded(self, batch: Batch) -> Batch:
+        """Return a batch as the inner store gets it, with what it says for the directory."""
+        return msgspec.structs.replace(self.encode(batch), turns=batch.turns, about=self.about)
 
 
 class CodedStore(DelegatingStore, ABC):
@@ -272,28 +279,16 @@ class CodedStore(DelegatingStore, ABC):
 
         def encode_all() -> list[Batch | Outcome]:
             return [
-                job.encode(batch) if isinstance(job, _Encoding) else job
+                job if isinstance(job, Outcome) else job.encoded(batch)
                 for job, batch in zip(jobs, batches, strict=True)
             ]
 
-        results = [
-            result if isinstance(result, Outcome) else await self._with_labels(result, batch)
-            for result, batch in zip(
-                await in_thread_if_large(size, encode_all), batches, strict=True
-            )
-        ]
+        results = await in_thread_if_large(size, encode_all)
         encoded = [result for result in results if isinstance(result, Batch)]
         outcomes = await self.inner.append_many(encoded) if encoded else []
         self._note_outcomes(encoded, outcomes)
         remaining = iter(outcomes)
         return [result if isinstance(result, Outcome) else next(remaining) for result in results]
-
-    async def _with_labels(self, encoded: Batch, batch: Batch) -> Batch:
-        """Return an encoded batch with what the original one says for the directory."""
-        about = batch.about
-        if about is not None:
-            about = inner_about(batch.key, about, await self._of_tenant(batch.key.tenant))
-        return msgspec.structs.replace(encoded, turns=batch.turns, about=about)
 
     def begin_append(
         self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
@@ -309,7 +304,7 @@ class CodedStore(DelegatingStore, ABC):
                 size += self._require_fit(batch)
                 # Labels are sealed by the tenant's key, which may have to be read.
                 if encode is not None and size < LARGE and batch.about is None:
-                    encoded.append(msgspec.structs.replace(encode(batch), turns=batch.turns))
+                    encoded.append(_Encoding(encode, size).encoded(batch))
                     continue
             return False
 
@@ -330,7 +325,10 @@ class CodedStore(DelegatingStore, ABC):
             encode = await self._prepared_encoder(batch)
             if encode is None:
                 return Outcome(Status.CONFLICT, lease_lost(batch.key, batch.epoch, 0))
-            return _Encoding(encode, size)
+            about = batch.about
+            if about is not None:
+                about = inner_about(batch.key, about, await self._of_tenant(batch.key.tenant))
+            return _Encoding(encode, size, about)
         except LeaseLostError as error:
             return Outcome(Status.CONFLICT, error)
         except StoreUnavailableError as error:
