@@ -135,10 +135,10 @@ def test_an_agent_is_loaded_and_saved_by_hand(shell: Shell) -> None:
     assert shell.run("manual_agent.py") == ["went on with 2 messages", "durable: True"]
 
 
-async def test_the_server_of_the_readme_works(
+async def test_the_server_of_the_page_about_servers_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = (ROOT / "README.md").read_text("utf-8")
+    page = (ROOT / "docs" / "servers.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     (code,) = [block for block in blocks if "app = " in block]
     monkeypatch.setenv("PERDURE_HOME", str(tmp_path / "home"))
