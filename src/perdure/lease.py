@@ -39,7 +39,7 @@ from perdure.store import (
 T = TypeVar("T")
 
 OnHeld = Literal["handover", "raise", "steal"]
-"""What to do about a session that another process holds: ask for it and wait, raise, or wait until
+"""Ways to treat a session that another process holds: ask for it and wait, raise, or wait until
 its lease has expired."""
 
 

@@ -91,7 +91,7 @@ class Folder:
 
     def __init__(self, path: str, fd: int | None, owner: int | None = None) -> None:
         self.path: str = path
-        """Where it was when it was opened; for people, and for platforms without `dir_fd`."""
+        """Path when it was opened; for people, and for platforms without `dir_fd`."""
         self.owner: int | None = owner
         """The user it belongs to, if it and all below may be written by their users alone."""
         self._fd = fd

@@ -1,4 +1,4 @@
-"""What is imported when it is first used: a package's public names (PEP 562), and extras."""
+"""Imports on first use: a package's public names (PEP 562), and extras."""
 
 from __future__ import annotations
 

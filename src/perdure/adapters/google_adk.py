@@ -587,7 +587,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
 
 class _Delta:
-    """What an event changes in the state: of the session, of the user, of the app; as JSON.
+    """Changes of an event to the state: of the session, of the user, of the app; as JSON.
 
     Raises:
         InvalidArgumentError: A key is only a prefix.
@@ -629,7 +629,7 @@ def _behind(prefix: str, changed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Change:
-    """What is stored of an event."""
+    """Stored form of an event."""
 
     def __init__(self, event: Event, *, is_posted: bool = False) -> None:
         self.event: Event = event

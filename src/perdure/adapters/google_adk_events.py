@@ -63,14 +63,14 @@ TAIL: Final = 64
 
 
 class EventEnvelope(ItemEnvelope, frozen=True, omit_defaults=True):
-    """What is stored with a message that is an event, or a part of one."""
+    """Fields stored with a message that is an event, or a part of one."""
 
     id: str
     """The event's."""
     at: int = 0
     """Which of the event's messages."""
     of: int = 1
-    """How many it has."""
+    """Number of its messages."""
     pieces: tuple[Piece, ...] = ()
     """The event's JSON, from where the message before ended."""
     is_posted: bool = False
@@ -78,7 +78,7 @@ class EventEnvelope(ItemEnvelope, frozen=True, omit_defaults=True):
 
 
 class SessionOrigin(msgspec.Struct, frozen=True):
-    """What is said about a session that is the SDK's."""
+    """Labels of a session that belongs to the SDK."""
 
     v: int
     created_at: float
@@ -104,7 +104,7 @@ class Tail(msgspec.Struct, frozen=True):
     at: float
     """When the first event happened that is left out; seconds since 1970."""
     state: dict[str, Any]
-    """What the events before it have changed in the session's state."""
+    """Changes of the session's state by the events before it."""
     artifacts: dict[str, int]
     """The versions of the artifacts that they have made."""
 

@@ -47,7 +47,7 @@ PACKAGE: Final = "google-adk[db]"
 TABLES: Final = ("sessions", "events", "app_states", "user_states")
 METADATA: Final = "adk_internal_metadata"
 SHARED: Final = ("app:", "user:", "temp:")
-"""What is no state of a session's own."""
+"""Keys that are no state of a session's own."""
 WRITTEN: Final = "google-adk/imported"
 """The named state of a scope that keeps what imports wrote into it: digests, by keys."""
 STATES: Final = {

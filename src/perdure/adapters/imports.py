@@ -43,7 +43,7 @@ PAGE: Final = 500
 _LONGEST_DEFAULT: Final = 1000
 """Characters of a column's default; each row that lacks the column reads it anew."""
 WAL: Final = b"\x02\x02"
-"""What the header of a SQLite file has at `WAL_AT`, if changes are first written to a log."""
+"""Value in the header of a SQLite file, at `WAL_AT`, if changes are first written to a log."""
 WAL_AT: Final = 18
 
 
@@ -63,10 +63,10 @@ ReadRows = Callable[..., Awaitable[Sequence[Any]]]
 
 
 class Moved(NamedTuple):
-    """What was done with one session of the source."""
+    """Outcome for one session of the source."""
 
     known: int
-    """How much of it was here."""
+    """Part of it that was here already."""
     added: int
 
 
@@ -86,14 +86,14 @@ class SdkImport(msgspec.Struct, kw_only=True):
     left_alone: list[str] = []
     """State that sessions share, and that differs because it is in use here."""
     failed: dict[str, str] = {}
-    """Why a session, or state that sessions share, was not imported, by its name."""
+    """Reasons why a session, or state that sessions share, was not imported, by its name."""
 
 
 class Source(Protocol):
     """The sessions of an SDK's database."""
 
     total: int
-    """How many there are."""
+    """Number of records."""
 
     def names(self) -> AsyncIterator[Any]:
         """Return their names, as they are shown."""

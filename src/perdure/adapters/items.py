@@ -1,4 +1,4 @@
-"""What the adapters share: where sessions are kept, and another SDK's item as a message.
+"""Parts that the adapters share: the place of sessions, and another SDK's item as a message.
 
 A field of the message is the envelope, which says whose item it is. What the message alone does
 not give back is in the envelope too.
@@ -54,7 +54,7 @@ Piece = str | int
 
 
 class ItemEnvelope(msgspec.Struct, frozen=True):
-    """What is stored with a message that is an SDK's item."""
+    """Fields stored with a message that is an SDK's item."""
 
     sdk: str
     v: int
@@ -69,7 +69,7 @@ V = TypeVar("V")
 
 @final
 class Recent(Generic[K, V]):
-    """What was put last, up to a number of bytes."""
+    """Newest values, up to a number of bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._values: dict[K, V] = {}
@@ -371,7 +371,7 @@ def _is_closed(shared: _Shared) -> bool:
 
 
 class Adapter:
-    """What every adapter has: a manager, and an end that closes what it has opened."""
+    """Base of every adapter: a manager, and an end that closes the one it opened."""
 
     _connection: AdapterManager
 

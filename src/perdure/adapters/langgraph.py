@@ -64,7 +64,7 @@ T = TypeVar("T")
 
 
 class _Place(NamedTuple):
-    """What a config names."""
+    """Names in a config."""
 
     thread: str
     ns: str

@@ -82,11 +82,11 @@ SHAPE: Final = 1
 RUN_STATE: Final = "openai-agents/run_state"
 """The named state that keeps a run that waits for approval."""
 TEXT_BYTES: Final = 16 * 1024 * 1024
-"""What is kept in memory of a session's items as JSON, to read them faster."""
+"""Bytes of a session's items that are kept in memory as JSON, to read them faster."""
 
 
 class Envelope(ItemEnvelope, frozen=True):
-    """What is stored with a message that is an SDK's item."""
+    """Fields stored with a message that is an SDK's item."""
 
     item: str | msgspec.UnsetType = msgspec.UNSET
     """The item's JSON as text, where the message alone would not give it back."""
@@ -163,7 +163,7 @@ class PerdureSession(Adapter):
         self._is_entered = False
         self._pinned: Session | None = None
         self._current: Session | None = None
-        """What was read or written last, if it was held here then."""
+        """Items that were read or written last, if they were held here then."""
         self._seen: LogPlace | None = None
         """Where what was read last ended, if it was not held here."""
         self._before: LogPlace | None = None

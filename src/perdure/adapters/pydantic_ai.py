@@ -86,7 +86,7 @@ KNOWN: Final = 10_000
 
 
 class EntryEnvelope(ItemEnvelope, frozen=True):
-    """What is stored with a message that is an entry, or a part of one."""
+    """Fields stored with a message that is an entry, or a part of one."""
 
     id: str
     """The entry's."""
@@ -94,13 +94,13 @@ class EntryEnvelope(ItemEnvelope, frozen=True):
     at: int
     """Which of the entry's messages."""
     of: int
-    """How many it has."""
+    """Number of its messages."""
     pieces: tuple[Piece, ...]
     """The entry's JSON, from where the message before ended."""
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """What a write has to know of a stored record."""
+    """Facts about a stored record that a write needs."""
 
     revision: str
     head_id: str | None = None
@@ -448,7 +448,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
 
 
 class _Change:
-    """What a write stores."""
+    """Records of one write."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ KINDS: Final[dict[str, Any]] = {
     "effect": pydantic.TypeAdapter(sdk.ToolEffectRecord),
     "snapshot": pydantic.TypeAdapter(sdk.ContinuableSnapshot),
 }
-"""What a record holds, by its field."""
+"""Contents of a record, by its field."""
 KNOWN: Final = 10_000
 """Runs of which is known that they were written here."""
 
@@ -78,13 +78,13 @@ class StepRecord(msgspec.Struct, frozen=True):
     value: msgspec.Raw
     """The SDK's own, as JSON; a snapshot without its messages."""
     keep: int = 0
-    """How many messages a snapshot begins with as the one before,"""
+    """Number of messages that a snapshot shares with the one before,"""
     add: tuple[msgspec.Raw, ...] = ()
     """and those that follow."""
 
 
 class _Run:
-    """What is stored of a run."""
+    """Stored form of a run."""
 
     def __init__(self) -> None:
         self.record: bytes | None = None

@@ -57,7 +57,7 @@ class Items(msgspec.Struct, frozen=True, array_like=True, tag="items"):
     """`LIST`, `SNAPSHOT`, or `JOINED` and a type."""
     base: str | None
     keep: int
-    """How many items of the base it begins with."""
+    """Number of items of the base that it begins with."""
     add: tuple[str, ...]
 
 
@@ -81,7 +81,7 @@ class CheckpointPut(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class TaskWrites(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a task wrote."""
+    """Writes of a task."""
 
     ns: str
     id: str
@@ -110,7 +110,7 @@ class _Envelope(msgspec.Struct, frozen=True):
 
 
 class Holder(msgspec.Struct, frozen=True):
-    """Who wrote under an epoch."""
+    """Writer under an epoch."""
 
     owner: str = ""
     host: str = ""
@@ -121,7 +121,7 @@ class Holder(msgspec.Struct, frozen=True):
 
 
 class Mark(NamedTuple):
-    """Where a checkpoint is, and what a walk along its parents needs."""
+    """Place of a checkpoint, and the facts that a walk along its parents needs."""
 
     seq: int
     parent: str | None
@@ -203,7 +203,7 @@ def split_values(values: Iterable[Leaf | Items]) -> Iterator[ThreadRecord]:
 
 @final
 class ThreadIndex:
-    """What the records of a thread hold, without the data of its values."""
+    """Contents of a thread's records, without the data of its values."""
 
     def __init__(self) -> None:
         self.upto: int = 0
@@ -439,7 +439,7 @@ class Value(NamedTuple):
     """The type of `Items`; empty for a leaf."""
     items: tuple[str, ...]
     leaves: dict[str, Leaf]
-    """What may have to be stored of it."""
+    """Values of a checkpoint that may have to be stored."""
 
     def missing(self, index: ThreadIndex, base: str | None) -> Iterator[Leaf | Items]:
         """Return what is to be stored of it, where ``base`` is a list that it may continue."""

@@ -44,9 +44,9 @@ else:
     pydantic = import_extra("pydantic", **ABOUT)
 
 COPIES_BYTES: Final = 32 * 1024 * 1024
-"""What is kept of values that were read, to give copies of them out again."""
+"""Bytes of values that are kept to hand out copies of them again."""
 ORIGINAL_BYTES: Final = 1500
-"""What it takes to keep one of them, apart from its texts, and as much again for its copy."""
+"""Cost of keeping one of them, apart from its texts, and as much again for its copy."""
 LENT: Final = 64
 """Items of a list whose copies are looked at together."""
 
@@ -294,7 +294,7 @@ class _Stored(NamedTuple):
 
 
 class Pinned(NamedTuple):
-    """What values are copied from, while their data is read."""
+    """Sources that values are copied from, while their data is read."""
 
     originals: dict[str, Original | None]
     lent: dict[str, list[LentItems]]

@@ -57,7 +57,7 @@ BACKLOG: Final = 4 * 1024 * 1024
 """Bytes that a thread may have unsaved while LangGraph already goes on, by ``durability="async"``.
 """
 RECENT_BYTES: Final = 32 * 1024 * 1024
-"""What is kept in memory of what is stored."""
+"""Memory for copies of stored values."""
 LISTED: Final = 100
 """Threads that are listed at once."""
 KNOWN: Final = 1000
@@ -74,7 +74,7 @@ At: TypeAlias = tuple[str, str | None]
 
 @final
 class Thread:
-    """What this process knows of one thread."""
+    """State of one thread that this process knows."""
 
     def __init__(self, key: SessionKey) -> None:
         self.key: SessionKey = key

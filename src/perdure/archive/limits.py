@@ -82,7 +82,7 @@ _LATEST: Final = 2**63 - 1
 
 
 class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How large an archive may be, when it is saved and when it is restored.
+    """Largest size of an archive, when it is saved and when it is restored.
 
     Raises:
         InvalidArgumentError: A limit is not above 0.
@@ -100,7 +100,7 @@ class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Of one step, in UTF-8."""
     path_bytes: int = 2048
     ratio: int = 200
-    """How many bytes a byte of a compressed file may become, looked at beyond 256 MiB."""
+    """Largest ratio of unpacked to compressed bytes, checked beyond 256 MiB."""
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
@@ -297,7 +297,7 @@ Fate = Literal["taken", "entered", "hidden", "system", "unnamed"]
 
 
 class Selection(msgspec.Struct, frozen=True):
-    """What of a home folder is archived."""
+    """Selection of a home folder's paths."""
 
     paths: tuple[str, ...] = ()
     """Named on their own, without slashes at the end."""

@@ -36,18 +36,18 @@ MOST_STEPS: Final = 256
 
 
 class ArchiveRestored(msgspec.Struct, frozen=True, kw_only=True):
-    """What a restore did."""
+    """Result of a restore."""
 
     archive: Archive | None
     """None: there was none to restore."""
     changed: bool
     """False where the home was as the archive has it."""
     replaced: tuple[str, ...] = ()
-    """What was put or taken away, by its path in the home."""
+    """Paths in the home that were written or removed."""
     kept: str = ""
     """Folder of the replaced files until the next save or restore; empty for none."""
     why: str = ""
-    """Why nothing was done, in words, where something could have been."""
+    """Reason, in words, why nothing was done where something could have been."""
 
 
 class ExtractPlan(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class ExtractPlan(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> int:
-        """How many."""
+        """Number of paths."""
         return sum(isinstance(entry, FileEntry) for entry in self.entries)
 
 

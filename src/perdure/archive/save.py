@@ -34,7 +34,7 @@ from perdure.store import Store
 
 
 TRIES: Final = 3
-"""How often a file is read that changes meanwhile."""
+"""Number of times that a file is read again if it changes meanwhile."""
 _ENTERED: Final = 0o700
 """The mode of a folder of which only a part is archived: its own is not kept."""
 _READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
@@ -48,7 +48,7 @@ class FileChunk(msgspec.Struct, frozen=True):
 
 
 class ArchiveSkipped(msgspec.Struct, frozen=True):
-    """What an archive passes over; a restore leaves it where it is."""
+    """Names that an archive passes over; a restore leaves them where they are."""
 
     path: str
     why: str
@@ -209,11 +209,11 @@ def _marks(status: os.stat_result) -> tuple[int, int, int]:
 
 SHOWN: Final = 1000
 ITEM: Final = 4096
-"""What an entry counts beside its bytes, so that many small files do not take one call too long."""
+"""Bytes that an entry counts besides its own: many small files do not make a call too long."""
 
 
 class ArchiveProgress(msgspec.Struct, frozen=True):
-    """How far a save or a restore is."""
+    """Progress of a save or a restore."""
 
     files: int
     bytes: int
@@ -226,7 +226,7 @@ Progress = Callable[[ArchiveProgress], None] | None
 
 
 class ArchiveSaved(msgspec.Struct, frozen=True, kw_only=True):
-    """What a save of an archive did; it is durable."""
+    """Result of saving an archive; it is durable."""
 
     archive: Archive
     new: bool = True
@@ -234,13 +234,13 @@ class ArchiveSaved(msgspec.Struct, frozen=True, kw_only=True):
     stored_bytes: int = 0
     """Of files' contents that the store did not have."""
     skipped: tuple[ArchiveSkipped, ...] = ()
-    """What was passed over, the first 1000."""
+    """Paths that were passed over, the first 1000."""
     changing: tuple[str, ...] = ()
     """Files that changed again and again while they were read: their bytes may not fit together."""
 
 
 class SaveResult(msgspec.Struct):
-    """What was found in a home, and put."""
+    """Entries that were found in a home, and stored."""
 
     entries: list[Entry] = []
     pages: tuple[str, ...] = ()

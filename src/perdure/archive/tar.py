@@ -44,7 +44,7 @@ from perdure.store import Store
 
 BLOCK: Final = 512
 END: Final = bytes(2 * BLOCK)
-"""What an archive ends with."""
+"""End of an archive."""
 LONGEST: Final = 64 * 1024
 """Bytes of an extended header."""
 
@@ -65,7 +65,7 @@ _KINDS: Final = {
     b"D": "a dump's folder",
 }
 _KEYS: Final = frozenset({"atime", "comment", "ctime", "gid", "gname", "mtime", "uid", "uname"})
-"""What an extended header may say besides path and size, without any effect."""
+"""Keys of an extended header, besides path and size, that are allowed and have no effect."""
 
 
 class Member(msgspec.Struct, frozen=True):

@@ -190,7 +190,7 @@ def whole_groups(
 
 
 SPREAD = 64
-"""How many different delays jitter spreads a burst over."""
+"""Number of different delays over which jitter spreads a burst."""
 
 
 class Save(NamedTuple):

@@ -15,7 +15,7 @@ import msgspec
 from perdure.autosave.options import Shutdown
 
 Station = Literal["turns", "captures", "saves", "answers", "cuts", "folds", "releases", "store"]
-"""What a close waits for, in this order."""
+"""Stations of a close, in this order."""
 
 _STATIONS: Final[dict[Station, tuple[Literal["turns", "work", "end"], float]]] = {
     "turns": ("turns", 1.0),
@@ -31,14 +31,14 @@ _STATIONS: Final[dict[Station, tuple[Literal["turns", "work", "end"], float]]] =
 
 
 class Deadline(msgspec.Struct, frozen=True):
-    """When a close has to be over, by the clock that it was made with."""
+    """Time by which a close has to be over, by the clock that it was made with."""
 
     turns: float
-    """When turns may go on no longer."""
+    """Time after which turns may not continue."""
     work: float
-    """When nothing new is begun."""
+    """Time after which nothing new begins."""
     end: float
-    """When everything is over: what the store still owes until then is collected."""
+    """Time when everything is over: answers that the store owes are collected until then."""
 
     @classmethod
     def of(cls, options: Shutdown, now: float, seconds: float | None = None) -> Self:

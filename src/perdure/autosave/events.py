@@ -1,4 +1,4 @@
-"""What autosave reports: small frozen values, given to ``on_event`` one by one.
+"""Events of autosave: small frozen values, given to ``on_event`` one by one.
 
 They hold ids, counts and sizes, never content. Durations are seconds.
 """
@@ -107,9 +107,9 @@ class Stalled(_Event, frozen=True, kw_only=True):
 
     reason: str
     sessions: int
-    """How many wait."""
+    """Number of sessions that wait."""
     error: Exception | None
-    """Why a task could not be started, if that is known."""
+    """Reason why a task could not be started, if it is known."""
 
 
 class Resumed(_Event, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ MIB = 1024 * 1024
 
 
 class Inherit(enum.Enum):
-    """What to do with a session's autosave setting, instead of giving it one."""
+    """Ways to treat a session's autosave setting instead of giving it one."""
 
     INHERIT = "inherit"
     """Follow the manager's setting from now on."""
@@ -33,7 +33,7 @@ DEBOUNCE: Final = 2.0
 
 
 class Autosave(msgspec.Struct, frozen=True, kw_only=True):
-    """When a session saves itself.
+    """Times at which a session saves itself.
 
     A change is saved ``debounce`` seconds after the last one, but a save starts at the
     latest ``max_delay`` seconds after the first change that it captures. What is given holds:
@@ -97,7 +97,7 @@ class AutosaveStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
-    """How a manager shuts down.
+    """Shutdown of a manager.
 
     Args:
         deadline: The time that shutdown may take in total, without ``hard_grace``.
@@ -143,7 +143,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     debounce_min: float = 0.1
-    """How short the debounce becomes, where none was given, while the store has room."""
+    """Shortest debounce, in seconds, while the store has room and no debounce was given."""
     eager: bool = True
     """Whether it becomes shorter at all. A debounce that was given never does."""
     jitter: float = 0.1
@@ -154,8 +154,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_bytes: int = MIB
     """A batch takes no further session beyond this, and a session no further group."""
     save_timeout: float = 10.0
-    """How long a save may take before it counts as in doubt, and others get its place. The session
-    itself is sent again when the store has answered, or failed."""
+    """Seconds after which a save counts as in doubt, and others get its place. The session itself is
+    sent again when the store has answered, or failed."""
     backoff_base: float = 0.25
     backoff_cap: float = 15.0
     breaker_failures: int = 5
@@ -165,14 +165,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dirty_hard: int = 256 * MIB
     max_unsaved_age: float = 300.0
     outage_policy: str = "backpressure"
-    """What an append does beyond dirty_hard or max_unsaved_age: backpressure, reject, continue."""
+    """Effect on appends of dirty_hard and max_unsaved_age: backpressure, reject, continue."""
     backpressure_timeout: float = 30.0
     quarantine_bytes: int = MIB
-    """How many bytes a session holds in memory whose records the store refuses permanently."""
+    """Most bytes that a session holds in memory if the store refuses its records permanently."""
     capture_timeout: float = 5.0
-    """How long contributors may take before a save continues without them."""
+    """Longest time, in seconds, that contributors may take before a save continues without them."""
     exclusive_timeout: float = 60.0
-    """How long a fold may keep its session from saving."""
+    """Longest time, in seconds, that a fold may keep its session from saving."""
     hibernate_after: float = 300.0
     """Idle time until an unpinned session is reported as idle; infinite for never."""
     loop_slice: float = 0.005

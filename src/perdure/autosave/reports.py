@@ -45,7 +45,7 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     unsaved_bytes: int
     breaker: BreakerState
     reasons: tuple[str, ...] = ()
-    """Why it is not ok, one sentence each, for people; empty while it is."""
+    """Reasons why it is not ok, one sentence each, for people; empty while it is."""
     lost: dict[str, int] = {}
     """Sessions that another process has taken over, or of which the store has lost records, with
     how many records of each are not in the store. They stay until they are forked or discarded:
@@ -170,20 +170,20 @@ class Unsaved(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int
     state: str
     error: str | None
-    """Why the last save did not succeed."""
+    """Reason why the last save did not succeed."""
     missing: int = 0
-    """How many records the store had acknowledged, and has no more."""
+    """Number of records that the store had acknowledged and has no longer."""
     kept_in: str | None = None
     """The default spill folder that has them in a file, if ``Shutdown(spill=…)`` named none."""
 
     @property
     def records(self) -> int:
-        """How many records."""
+        """Number of records."""
         return self.version - self.durable + self.missing
 
 
 class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What became of every unsaved record; each session is in one list at most."""
+    """Fate of every unsaved record; each session is in one list at most."""
 
     duration: float
     """Seconds that stopping took."""

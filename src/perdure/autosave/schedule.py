@@ -1,4 +1,4 @@
-"""When each session is due, and in which order: the timer wheel and the ready queue.
+"""Due times and order of sessions: the timer wheel and the ready queue.
 
 Decisions only: every method takes ``now``, and nothing waits here.
 """
@@ -376,7 +376,7 @@ class IdleWheel:
 
     @property
     def next_at(self) -> float:
-        """When `advance` has something to do."""
+        """Time of the next `advance` that has something to do."""
         return self._wheel.next_at
 
     def add(self, t: Tracked, now: float) -> None:

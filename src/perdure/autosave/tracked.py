@@ -1,4 +1,4 @@
-"""What autosave knows: each session's numbers, the registers over all of them, and the errors.
+"""Autosave's state: each session's numbers, the registers over all of them, and the errors.
 
 Three numbers say how far a session is: ``version`` (accepted), ``inflight`` (with the store now,
 or None) and ``durable``, with ``durable <= inflight <= version``. They are sequence numbers of the
@@ -40,7 +40,7 @@ NEVER: Final = 1 << 62
 
 
 class State(enum.Enum):
-    """What a session's numbers mean."""
+    """Meaning of a session's numbers."""
 
     CLEAN = "clean"
     """Everything accepted is durable."""
@@ -324,7 +324,7 @@ class Tracked(_Hot):
 
     @property
     def missing(self) -> int:
-        """How many acknowledged records the store no longer has."""
+        """Number of acknowledged records that the store no longer has."""
         if isinstance(self.last_error, AcknowledgedRecordsLostError):
             return self.durable - int(str(self.last_error.facts["kept"]))
         return 0

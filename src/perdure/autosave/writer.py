@@ -1,4 +1,4 @@
-"""What carries out saves: the writer, through which batches leave and answers come, and the timer.
+"""Execution of saves: the writer, through which batches leave and answers come, and the timer.
 
 All of it runs in the host or in callbacks of its event loop, so that no caller's cancellation ever
 reaches a save.
@@ -369,7 +369,7 @@ class Writer:
 
     @property
     def next_at(self) -> float:
-        """When the next save in flight is to be given up, or what was due has been joined."""
+        """Time when the next save in flight is given up, or when due saves have been joined."""
         at = next(iter(self._out)).until if self._out else float("inf")
         return at if self._joined_at is None else min(at, self._joined_at)
 
@@ -456,7 +456,7 @@ def _interrupted(error: BaseException) -> str:
 DUE_CHUNK: Final = 128
 """Sessions armed between two readings of the clock."""
 CONTROL_PERIOD: Final = 5.0
-"""How often the debounce is fitted to what the store has to do."""
+"""Seconds between fitting the debounce to the store's load."""
 BLOCKED_AFTER: Final = 1.0
 """A wake-up that is so late means that the event loop was blocked."""
 
@@ -535,7 +535,7 @@ class Timer:
 
     @property
     def alarm(self) -> float:
-        """When it will wake next; minus infinity once it was woken and has not run yet."""
+        """Time of the next wake-up; minus infinity once it was woken and has not run yet."""
         return float("-inf") if self._running is not None and self._woken.is_set() else self._alarm
 
     def wake(self) -> None:

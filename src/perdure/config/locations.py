@@ -66,7 +66,7 @@ def _ignored(_: StoredValues) -> None:
 
 
 class Location(Protocol):
-    """Where values lie."""
+    """Place of an agent's values."""
 
     async def read(self) -> StoredValues:
         """Return what is stored."""
@@ -123,7 +123,7 @@ def _saved(value: Any, owner: str) -> StoredValues:
 
 @final
 class AgentPlace:
-    """What all sessions of an agent share: the state of its default session.
+    """State that all sessions of an agent share: that of its default session.
 
     Held for as long as a change takes, by a session of the same agent that is another one.
 
@@ -438,7 +438,7 @@ Initial = Callable[[ConfigKey], Any]
 
 
 class ConfigChange(msgspec.Struct, frozen=True):
-    """What changes, or has changed, in one place."""
+    """Changes to one place, planned or made."""
 
     place: str
     """A session, or a folder."""
@@ -446,7 +446,7 @@ class ConfigChange(msgspec.Struct, frozen=True):
 
 
 class ConfigReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a declaration changes, or has changed."""
+    """Changes by a declaration, planned or made."""
 
     dry_run: bool
     looked_at: int = 0
@@ -457,7 +457,7 @@ class ConfigReport(msgspec.Struct, frozen=True, kw_only=True):
     damaged: tuple[str, ...] = ()
     """Sessions that cannot be read, or whose values cannot: they were left alone, too."""
     pruned: PruneReport | None = None
-    """What the retention lets go; None without one."""
+    """Result of the retention; None without one."""
 
 
 async def apply_to_folder(

@@ -63,7 +63,7 @@ AGENT_FILE: Final = "agent.yaml"
 
 
 class Declared(msgspec.Struct, frozen=True):
-    """What was found."""
+    """Declaration that was found, and its place."""
 
     declaration: Declaration = Declaration()
     path: Path | None = None

@@ -26,7 +26,7 @@ from perdure.session.retention import Retention
 
 
 VARIABLES: Final = ("agent_name", "random_id", "timestamp", "uuid")
-"""What a template may name."""
+"""Names that a template may use."""
 
 
 _TEMPLATE_VARIABLE: Final = re.compile(r"\{\{([^{}]*)\}\}")
@@ -93,14 +93,14 @@ _RETENTION: Final = {"keep_turns": int, "keep_days": float, "expire_days": float
 
 
 class StorePlace(msgspec.Struct, frozen=True):
-    """Where sessions are kept: a URL, or the environment variable that holds it."""
+    """Place of the sessions: a URL, or the environment variable that holds it."""
 
     url: str | None = None
     url_env: str | None = None
 
 
 class KeySource(msgspec.Struct, frozen=True):
-    """Where the master key is: in an environment variable, or in a file."""
+    """Source of the master key: an environment variable, or a file."""
 
     key_env: str | None = None
     key_file: str | None = None
@@ -318,7 +318,7 @@ class ConfigKey(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     description: str = ""
     init: Initial = None
-    """What it begins with; text is a template."""
+    """Initial value; text is a template."""
     on_new_session: OnNewSession = "preserve"
 
     @property
@@ -328,7 +328,7 @@ class ConfigKey(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Declaration(msgspec.Struct, frozen=True, kw_only=True):
-    """What a persistence.yaml says."""
+    """Contents of a persistence.yaml."""
 
     config: dict[str, ConfigKey] = {}
     persist_paths: tuple[str, ...] = ()
@@ -339,7 +339,7 @@ class Declaration(msgspec.Struct, frozen=True, kw_only=True):
     retention: Retention | None = None
     encryption: KeySource | None = None
     warnings: tuple[YamlProblem, ...] = ()
-    """What is allowed, and not wise."""
+    """Declarations that are allowed, but unwise."""
 
 
 def declaration_of(root: YamlNode, source: str) -> Declaration:
@@ -487,7 +487,7 @@ DOCUMENT: Final = "_persistence"
 
 
 class StoredValues(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What is stored of an agent's config."""
+    """Stored values of an agent's config."""
 
     version: int = FORMAT
     values: dict[str, msgspec.Raw] = {}
@@ -589,7 +589,7 @@ def changed(saved: StoredValues, key: str, value: bytes) -> StoredValues:
 
 
 class ConfigPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """What would change in one place."""
+    """Changes to one place."""
 
     added: tuple[str, ...] = ()
     """Keys that get their initial values."""

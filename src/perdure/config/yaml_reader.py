@@ -47,7 +47,7 @@ class YamlProblem(msgspec.Struct, frozen=True):
 
 
 class Problems:
-    """What was found so far in one file."""
+    """Problems found so far in one file."""
 
     def __init__(self, source: str, most: int = 100) -> None:
         self.source: str = source
@@ -121,9 +121,9 @@ def shown(value: object) -> str:
 MAX_BYTES: Final = 256 * 1024
 """The largest file."""
 MAX_DEPTH: Final = 10
-"""How deep a file may nest."""
+"""Deepest nesting of a file."""
 MAX_SKIPPED: Final = 100
-"""How deep what is skipped may nest: the parser's time grows with the square of the depth."""
+"""Deepest nesting of skipped parts: the parser's time grows with the square of the depth."""
 
 _NULL: Final = frozenset({"", "~", "null", "Null", "NULL"})
 _BOOL: Final = {

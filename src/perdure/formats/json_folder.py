@@ -110,7 +110,7 @@ def _read(path: str, migrations: Migrations) -> MigratedState:
 
 
 class FolderFiles:
-    """What a folder holds, and what was wrong with it."""
+    """Contents of a folder, and the problems with it."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder

@@ -36,7 +36,7 @@ log: logging.Logger = logging.getLogger("perdure")
 
 
 class _Loaded:
-    """What the file holds, and what has changed since."""
+    """Contents of the file, and the changes since."""
 
     def __init__(self, state: SerializedMemoryState, findings: tuple[Finding, ...]) -> None:
         self.state = state
@@ -118,7 +118,7 @@ class FileMemoryStorage:
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """What was wrong with the file, and what was done about it; none before it is read."""
+        """Problems with the file and how they were handled; none before it is read."""
         loaded = self._loaded.value
         return () if loaded is None else loaded.findings
 

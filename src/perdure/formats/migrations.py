@@ -168,7 +168,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class MigratedState(msgspec.Struct, frozen=True):
-    """What was read."""
+    """Result of reading."""
 
     state: FullAgentState | None
     """None where there is nothing."""

@@ -150,7 +150,7 @@ def item_of(record: Record) -> msgspec.Raw:
 
 
 _BARE: Final = "imported_as"
-"""What that field was called before perdure's own had a prefix."""
+"""Former name of that field, before perdure's own had a prefix."""
 
 
 def _was_made_of(payload: bytes, item: bytes) -> bool:
@@ -327,7 +327,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     """Whether the next item of the history was made of it, and reads otherwise."""
     end: bool = True
     epoch: int = 0
-    """Where an epoch begins, its number."""
+    """Number of an epoch, where one begins."""
 
 
 class _Own(msgspec.Struct, kw_only=True):
@@ -700,10 +700,10 @@ _FIRST = 2
 
 
 class StateMemories(msgspec.Struct, frozen=True, kw_only=True):
-    """What was read."""
+    """Result of reading."""
 
     archived: tuple[TraceMessage, ...] = ()
-    """What was said before the last compaction, oldest first."""
+    """Messages before the last compaction, oldest first."""
     active: tuple[TraceMessage, ...] = ()
     """And since."""
     episodic: tuple[EpisodicItem, ...] = ()

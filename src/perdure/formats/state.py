@@ -155,7 +155,7 @@ Raws = dict[str, msgspec.Raw]
 
 
 class SessionMetadata(msgspec.Struct, rename="camel", kw_only=True):
-    """What people say about a session."""
+    """Labels of a session."""
 
     title: str | None = None
     tags: list[str] = []
@@ -223,7 +223,7 @@ class SerializedMemoryEntry(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class Stats(msgspec.Struct, rename="camel", kw_only=True):
-    """What the entries add up to."""
+    """Sum of the entries."""
 
     total_entries: int = 0
     total_size_bytes: int = 0
@@ -326,7 +326,7 @@ class ForeignFields(msgspec.Struct, kw_only=True, omit_defaults=True):
     last_active_at: str = ""
     context_version: int = 1
     items: int = 0
-    """How long the history was."""
+    """Length of the history."""
     state: Fields = {}
     context: Fields = {}
     core: Fields = {}
@@ -383,7 +383,7 @@ _SOURCES: Final = {
     "tool_result": "ToolResultEvent",
     "tool_continuation": "ToolContinuationReadyEvent",
 }
-"""What is written as ``source_event``, for readers that ask for one."""
+"""Value written as ``source_event``, for readers that ask for one."""
 
 
 class SavedTrace(msgspec.Struct, frozen=True, kw_only=True):

@@ -52,7 +52,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}\Z")
 
 
 class TraceSegment(msgspec.Struct, frozen=True, kw_only=True):
-    """What the manifest says of a segment; the field names are the format."""
+    """Entry of the manifest for a segment; the field names are the format."""
 
     index: int
     file_name: str

@@ -48,7 +48,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     id: str
     at: float
-    """When it was taken, in seconds since 1970."""
+    """Time when it was taken, in seconds since 1970."""
     label: str = ""
     """A name that the user gave it, to restore it by."""
     paths: tuple[str, ...] = ()

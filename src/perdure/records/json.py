@@ -150,7 +150,7 @@ _QUOTED = re.compile(r"(Invalid (?:enum )?value|unknown field) .*?(?= - at `|$)"
 
 
 BOM: Final = b"\xef\xbb\xbf"
-"""How UTF-8 begins that some editors write: the byte-order mark, which is no JSON."""
+"""Byte-order mark that some editors write at the beginning of UTF-8; it is no JSON."""
 _UTF_16: Final = re.compile(rb"\xff\xfe|\xfe\xff|\0[^\0]|[^\0]\0")
 
 

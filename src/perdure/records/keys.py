@@ -23,7 +23,7 @@ MAX_ID_BYTES = 1024
 DEFAULT_SESSION = "default"
 
 _RESERVED = "perdure:"
-"""How the agent ids of perdure's own sessions begin."""
+"""Prefix of the agent ids of perdure's own sessions."""
 
 KEYRING = f"{_RESERVED}keyring"
 """The agent id of the sessions that hold an encrypted store's keys, one for each tenant."""

@@ -1,4 +1,4 @@
-"""What stores are given, answer and refuse: manifests, batches, origins of logs, leases."""
+"""Values that stores are given, return and refuse: manifests, batches, origins of logs, leases."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class FoldedDocument(msgspec.Struct, frozen=True):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What a listing shows of a session without opening it."""
+    """Facts about a session that a listing shows without opening it."""
 
     title: str | None = None
     tags: tuple[str, ...] = ()
@@ -147,7 +147,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     base: Origin | None = None
     """The history before this log, if there is any."""
     position: msgspec.Raw = msgspec.Raw(b"null")
-    """Where the log continues after ``as_of_seq``; the store's own, opaque to others."""
+    """Place where the log continues after ``as_of_seq``; the store's own, opaque to others."""
 
 
 class _Format(msgspec.Struct):
@@ -237,11 +237,11 @@ class Documents(msgspec.Struct, frozen=True):
     """Listed names whose bytes are lost or do not match the manifest; if the manifest itself is
     damaged, the requested names that exist."""
     why: dict[str, str] = {}
-    """Why a document counts as damaged, if more is known."""
+    """Reason why a document counts as damaged, if more is known."""
     remains: dict[str, bytes] = {}
     """The bytes of damaged documents, unless the store keeps them as evidence itself."""
     unproven_tail: str = ""
-    """Why records may be missing from the log's end; empty without such a sign."""
+    """Reason why records may be missing from the log's end; empty without such a sign."""
     cut: tuple[str, ...] = ()
     """The bytes that were cut from the log's end, since they were no whole records, and are kept:
     how many, and where."""
@@ -256,7 +256,7 @@ class Documents(msgspec.Struct, frozen=True):
 
 
 class RestoreData(msgspec.Struct, frozen=True):
-    """What a restore needs: all of one moment."""
+    """Parts that a restore needs: all of one moment."""
 
     documents: Documents
     after: int = 0
@@ -295,11 +295,11 @@ class DraftInfo(msgspec.Struct, frozen=True):
     epoch: int
     draft: Draft
     owner: str
-    """Who writes it, or did: its holder."""
+    """Process that writes it, or did: its holder."""
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """What a new log begins with: the arguments of ``acquire``."""
+    """Beginning of a new log: the arguments of ``acquire``."""
 
     first: int = 1
     base: Origin | None = None
@@ -342,14 +342,14 @@ class LeaseState(msgspec.Struct, frozen=True):
     listed: str = ""
     """The owner's name in ``HeartbeatRequests.beats``, if that is not ``owner``."""
     draft: Draft | None = None
-    """What the session is a copy of, until it is deleted; unpublished while ``deleted`` is True."""
+    """Source that the session copies, until it is deleted; unpublished while ``deleted``."""
 
 
 class Held(msgspec.Struct, frozen=True):
     """The answer where the terms do not allow to take a session."""
 
     holder: LeaseState | None
-    """Who holds it, or last held it; None for a session that never was."""
+    """Current or last holder; None for a session that never was."""
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -368,7 +368,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     after: int | None = None
     """Take it from anybody, if this is the newest epoch (0: none): the caller has decided."""
     beginning: Beginning = Beginning()
-    """What a log begins with where there is no session."""
+    """Beginning of a log where there is no session."""
     names: frozenset[str] | None = frozenset()
     """The documents to read with it, all of them for None."""
 
@@ -407,7 +407,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     created_at: float | None = None
     """Seconds since 1970."""
     updated_at: float | None = None
-    """When it was last saved: its last activity."""
+    """Time of the last save: the last activity."""
     owner: str | None = None
     title: str | None = None
     tags: tuple[str, ...] = ()
@@ -417,18 +417,18 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_used(self) -> tuple[float, SessionKey]:
-        """What listings are ordered by that begin with the newest activity."""
+        """Key by which listings with the newest activity first are ordered."""
         return self.updated_at or 0.0, self.key
 
 
 class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
-    """What a listing chooses, its order and its page."""
+    """Selection, order and page of a listing."""
 
     tenant: str = ""
     owner: str | None = None
     tag: str | None = None
     prefix: str = ""
-    """What the agent's id begins with."""
+    """Prefix of the agent's id."""
     without: tuple[str, ...] = ()
     """Agents that are left out."""
     since: float | None = None
@@ -516,15 +516,15 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     """Properties of a store, to which the engine adapts."""
 
     durability: str
-    """What OK means: "fsync", "memory", …"""
+    """Meaning of OK: "fsync", "memory", …"""
     batch_max: int = 64
     """The most sessions in one ``append_many``."""
     batch_linger: float = 0.0
     """Seconds to wait for more sessions when several are due."""
     parallelism: int = 2
-    """How many ``append_many`` run at once."""
+    """Number of ``append_many`` calls that run at once."""
     queue_depth: int = 0
-    """How many more calls may wait in the store's own queue: it then has its next one at once. One
+    """Number of calls that may wait in the store's own queue: it then has its next one at once. One
     waits only if it is at least half full, and if the last call took 50 ms at most."""
     max_record_bytes: int = 16 * 1024 * 1024
     shared: bool = False

@@ -34,7 +34,7 @@ from perdure.records.values import NO_TYPES, REDACTED, OnUnstorable, Tags, Types
 ROLES = ("system", "user", "assistant", "tool")
 
 RESERVED: Final = "perdure_"
-"""How the names of perdure's own fields in messages, calls and results begin. It acts on no
+"""Prefix of perdure's own fields in messages, calls and results. It acts on no
 other, and what came from elsewhere never has one (`perdure.providers.issued.fields_of`)."""
 MADE_UP: Final = "perdure_repair"
 """The field of a result that perdure made up; its value is a deterministic id."""
@@ -92,7 +92,7 @@ class ToolResult(msgspec.Struct, frozen=True):
     name: str | None = None
     result: Any = None
     error: str | None = None
-    """Why there is no result."""
+    """Reason why there is no result."""
     extra: Extra = {}
     """Further fields, byte for byte."""
 

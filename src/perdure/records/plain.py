@@ -72,7 +72,7 @@ class StoredSession(msgspec.Struct):
     created_at: float | None = None
     updated_at: float | None = None
     turns: int | None = None
-    """What saves have said for the directory, as ``about``."""
+    """Words of saves for the directory, as ``about``."""
     about: About | None = None
     inbox: dict[str, PendingItem] = {}
     """By op id, oldest first."""
@@ -299,9 +299,9 @@ class StoredBlob(msgspec.Struct):
 
     data: bytes
     renewed_at: float
-    """When it was last put or renewed."""
+    """Time of the last put or renewal."""
     quarantined_at: float | None = None
-    """When a sweep moved it out of the way."""
+    """Time when a sweep set it aside."""
 
 
 def sweep_blobs(

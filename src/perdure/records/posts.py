@@ -28,7 +28,7 @@ class PendingItem(msgspec.Struct, frozen=True, omit_defaults=True):
     posted_at: float
     """Seconds since 1970, by the poster's clock; for people, never for the order."""
     damage: str = ""
-    """Why the item cannot be read; then ``payload`` is its stored bytes, and not JSON."""
+    """Reason why the item cannot be read; then ``payload`` is its stored bytes, and not JSON."""
 
     @property
     def key(self) -> str:
@@ -43,7 +43,7 @@ class PendingItem(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class InboxLimit(msgspec.Struct, frozen=True):
-    """How much may wait for one session, so that posts cannot fill a store."""
+    """Most that may wait for one session, so that posts cannot fill a store."""
 
     items: int
     bytes: int
@@ -83,11 +83,11 @@ class DeadLetter(msgspec.Struct, frozen=True):
 
     item: PendingItem
     reason: str
-    """Why it was not delivered."""
+    """Reason why it was not delivered."""
     tries: int
-    """How many times delivery was tried."""
+    """Number of deliveries that were tried."""
     at: float
-    """When it became a dead letter, in seconds since 1970, by the holder's clock."""
+    """Time when it became a dead letter, in seconds since 1970, by the holder's clock."""
 
 
 class HeartbeatRequests(msgspec.Struct, frozen=True):
@@ -101,7 +101,7 @@ class HeartbeatRequests(msgspec.Struct, frozen=True):
     """Other owners' heartbeat counters, as ``LeaseState.beat`` gives them; a thousand at most.
     None if they were not read, since that costs more than the heartbeat itself."""
     warnings: tuple[str, ...] = ()
-    """What is wrong with the store's settings now, for people; saving continues."""
+    """Problem with the store's current settings, for people; saving continues."""
 
 
 class _Stored(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ TOOL_RESULT = "tool_result"
 CONTEXT = "context"
 """A working context that replaces the previous one (compaction, reset, repair)."""
 RETRACT = "retract"
-"""What was said after a record, or in a turn that was cut, is taken back; nothing is erased."""
+"""A retraction of messages after a record, or in a turn that was cut; nothing is erased."""
 TURN = "turn"
 """A turn's begin, end or interruption."""
 OUTSIDE = "outside"
@@ -60,11 +60,11 @@ APPROVAL = "approval"
 MISSING = "missing"
 """Records were lost to damage from here on; the payload says which."""
 FOREIGN = "foreign"
-"""What an adapter keeps for its SDK that is no message: an envelope says whose it is."""
+"""An adapter's own record that is no message: an envelope names the SDK."""
 EPOCH = "epoch"
 """A new holder of the session; written by the store when a lease is taken."""
 GAP = "gap"
-"""What keeps the number of a record that belonged to another log, in a copy of that log."""
+"""A placeholder for the number of a record that belonged to another log, in a copy of that log."""
 
 HOLDER_KINDS = frozenset({EPOCH, GAP})
 """Kinds that say nothing of what a session holds."""
@@ -345,7 +345,7 @@ def number_of(line: bytes) -> int:
 
 
 MAX_CUT_BYTES = MAX_LINE_BYTES
-"""What a crash leaves of a write is at most this long: several times the largest record."""
+"""Longest trace that a crash leaves of a write, in bytes: several times the largest record."""
 
 # UTF-16 and UTF-32 have shorter runs of zeros.
 _LOST_PAGE = bytes(4)

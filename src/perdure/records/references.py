@@ -1,4 +1,4 @@
-r"""How records refer to media in blobs, such that nothing that a message brings is read as that.
+r"""References of records to media in blobs, such that nothing that a message brings is read as one.
 
 A reference is a string in the place of the base64. In a record its first letter is escaped, as no
 encoder writes text; a value has no spelling, so no value is one:
@@ -18,13 +18,13 @@ from secrets import token_bytes
 from typing import Final
 
 SPELLED: Final = rb'"\u0070erdure:media:'
-"""How a reference begins in a record."""
+"""Beginning of a reference in a record."""
 HELD: Final = "perdure:media:"
-"""How a reference begins in memory; so may text."""
+"""Beginning of a reference in memory; text may begin so, too."""
 FIELDS: Final = (
     rb"(url|data):([A-Za-z0-9/.+-]+):([0-9]{1,12}):([0-9]{1,6})x([0-9]{1,6}):([0-9a-f]{64})"
 )
-"""What follows: its form, type, bytes, width, height and the blob's name."""
+"""Rest of a reference: its form, type, bytes, width, height and the blob's name."""
 
 _KEY: Final = token_bytes(32)
 _COMMON: Final = b"erdure:media:"

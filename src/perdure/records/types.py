@@ -23,7 +23,7 @@ from perdure.records.values import UNKNOWN, OpaqueValue, Tags, label_of, lift, l
 
 
 class TypeAdapter(NamedTuple):
-    """How instances of one class are encoded, decoded and compared."""
+    """Encoding, decoding and comparison of one class's instances."""
 
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any]

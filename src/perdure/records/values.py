@@ -113,7 +113,7 @@ class _NoTypes:
 
 
 UNKNOWN = object()
-"""What ``Types.part`` returns for a value of an unknown type."""
+"""Result of ``Types.part`` for a value of an unknown type."""
 NO_TYPES: Types = _NoTypes()
 
 
@@ -132,7 +132,7 @@ def parse_label(label: str) -> tuple[str, int]:
 
 
 class NativeType(NamedTuple):
-    """How values of one built-in type become JSON, and back."""
+    """Conversion of one built-in type's values to JSON, and back."""
 
     tag: str
     lower: Callable[[Any], Any]

@@ -54,11 +54,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     """For how long sessions were active, all together."""
     source: str
-    """Where it is from, in words."""
+    """Its source, in words."""
 
     @property
     def changes(self) -> int:
-        """How many changes there are."""
+        """Number of changes."""
         return sum(map(len, self.sessions))
 
     @property
@@ -69,7 +69,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _PayloadTimes(msgspec.Struct):
-    """What records say of when they were made."""
+    """Times that records carry."""
 
     created_at: float | None = None
     at: float | None = None
@@ -124,7 +124,7 @@ _EVERYTHING: Final = 1 << 40
 
 
 class SettingCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What a setting costs, and what it risks; each for one active session."""
+    """Cost and risk of a setting; each for one active session."""
 
     autosave: Autosave
     saves: float
@@ -265,7 +265,7 @@ class LoadLevel(msgspec.Struct, frozen=True):
 
 
 class StoreMeasurement(msgspec.Struct, frozen=True):
-    """What a store has shown."""
+    """Measurements of a store."""
 
     levels: tuple[LoadLevel, ...]
     size: int
@@ -319,7 +319,7 @@ FEW: Final = 200
 
 
 class Requirements(msgspec.Struct, frozen=True, kw_only=True):
-    """What a setting has to fit.
+    """Constraints on a setting.
 
     Args:
         sessions: How many are active at once.
@@ -346,9 +346,9 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     stop: float
     """Seconds to save what is unsaved at any moment, on average."""
     price: float
-    """What the saves cost in a month, if the sessions are active all the time."""
+    """Cost of the saves in a month, if the sessions are active all the time."""
     against: tuple[str, ...]
-    """Why it is unsuitable; empty where it does."""
+    """Reason why it is unsuitable; empty where it is suitable."""
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
@@ -611,7 +611,7 @@ class _Box(NamedTuple):
 
 _DOT: Final = 7.0
 _HEAD: Final = _Box(_LEFT, 0.0, _LEFT + 340.0, 56.0)
-"""Where the picture says what it is."""
+"""Name of the picture inside it."""
 
 
 def _labels(groups: Sequence[Sequence[_Point]], best: Option | None) -> list[str]:
