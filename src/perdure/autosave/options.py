@@ -154,7 +154,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     batch_bytes: int = MIB
     """A batch takes no further session beyond this, and a session no further group."""
     save_timeout: float = 10.0
-    """Seconds after which a save counts as in doubt, and others get its place. The session itself is
+    """Seconds after which a save is in doubt, and others get its place. The session itself is
     sent again when the store has answered, or failed."""
     backoff_base: float = 0.25
     backoff_cap: float = 15.0
