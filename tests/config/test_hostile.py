@@ -46,13 +46,13 @@ HOSTILE: dict[str, tuple[bytes | str, int, int, str]] = {
     # size and shape
     "deep lists": ("version: 1\nconfig: " + "[" * 50_000, 2, 18, "nested deeper"),
     "deep mappings": ("version: 1\nconfig: " + "{a: " * 20_000, 2, None, "nested deeper"),  # type: ignore[dict-item]
-    "ten megabytes": (b"#" * 10_000_000, 1, 1, "limit"),
+    "ten megabytes": (b"#" * 10_000_000, 1, 1, "at most"),
     "a long key": ("version: 1\n? " + "k" * 2000 + "\n: 1\n", 2, 3, "no key of"),
     "many keys": (
         "version: 1\nconfig:\n" + "".join(f"  k{n}: {{}}\n" for n in range(1001)),
         3,
         3,
-        "limit is 1000",
+        "at most 1000",
     ),
     "a huge number": ("version: " + "9" * 5000 + "\n", 1, 10, "64 bits"),
     "a number too many": (f"version: {2**63}\n", 1, 10, "64 bits"),
@@ -72,9 +72,9 @@ HOSTILE: dict[str, tuple[bytes | str, int, int, str]] = {
     "a colon too many": ("version: 1: 2\n", 1, 11, "not YAML"),
     "an unknown escape": ('version: "\\q"\n', 1, 12, "not YAML"),
     # keys
-    "a duplicate": ("version: 1\nconfig: {}\nversion: 1\n", 3, 1, "stands in line 1"),
-    "a duplicate in config": ("version: 1\nconfig:\n  k: {}\n  k: {}\n", 4, 3, "in line 3"),
-    "a duplicate in quotes": ("version: 1\nconfig: {k: {}, 'k': {}}\n", 2, 17, "in line 2"),
+    "a duplicate": ("version: 1\nconfig: {}\nversion: 1\n", 3, 1, "first defined on line 1"),
+    "a duplicate in config": ("version: 1\nconfig:\n  k: {}\n  k: {}\n", 4, 3, "on line 3"),
+    "a duplicate in quotes": ("version: 1\nconfig: {k: {}, 'k': {}}\n", 2, 17, "on line 2"),
     "an unknown section": ("version: 1\nconfigs: {}\n", 2, 1, "did you mean 'config'"),
     "an unknown field": (KEY + "on_new_sesion: preserve\n", 4, 5, "did you mean 'on_new_session'"),
     "on as a key": ("version: 1\non: {}\n", 2, 1, "'on' is no key"),
@@ -129,12 +129,12 @@ HOSTILE: dict[str, tuple[bytes | str, int, int, str]] = {
     "the whole home": ("version: 1\npersist_paths: [./]\n", 2, 17, "whole home"),
     "an empty path": ("version: 1\npersist_paths: ['']\n", 2, 17, "whole home"),
     "a long path": (f"version: 1\npersist_paths: [{'x' * 2000}]\n", 2, 17, "longer than"),
-    "a path twice": ("version: 1\npersist_paths: [a/b/, ./a//b]\n", 2, 23, "in line 2"),
+    "a path twice": ("version: 1\npersist_paths: [a/b/, ./a//b]\n", 2, 23, "on line 2"),
     "many paths": (
         f"version: 1\npersist_paths: [{', '.join(f'p{n}' for n in range(101))}]\n",
         2,
         16,
-        "limit is 100",
+        "at most 100",
     ),
     # the other sections
     "a store as a list": ("version: 1\nstore: [a]\n", 2, 8, "store is a list"),

@@ -112,13 +112,13 @@ def persist_paths_in(node: YamlNode, problems: Problems) -> tuple[str, ...]:
         problems.add(node, f"persist_paths is {kind_of(node)}: give a list of folders")
         return ()
     if len(node.value) > MAX_PATHS:
-        problems.add(node, f"{len(node.value)} persist_paths, the limit is {MAX_PATHS}: name less")
+        problems.add(node, f"{len(node.value)} persist_paths; at most {MAX_PATHS} are allowed")
         return ()
     paths: dict[str, YamlNode] = {}
     for item in node.value:
         path = _path(item, problems)
         if path is not None and path in paths:
-            problems.add(item, f"{shown(path)} stands in line {paths[path].line} already: keep one")
+            problems.add(item, f"duplicate path {shown(path)}, first named on line {paths[path].line}")
         elif path is not None:
             paths[path] = item
     return tuple(paths)
@@ -399,7 +399,7 @@ def _config(node: YamlNode, problems: Problems, warnings: Problems) -> dict[str,
         problems.add(node, f"config is {kind_of(node)}: give a mapping of names")
         return {}
     if len(node.pairs) > MAX_KEYS:
-        problems.add(node, f"{len(node.pairs)} keys, the limit is {MAX_KEYS}: declare less")
+        problems.add(node, f"{len(node.pairs)} keys; at most {MAX_KEYS} are allowed")
         return {}
     keys: dict[str, ConfigKey] = {}
     for name, value in node.pairs:

@@ -166,7 +166,7 @@ def read_top(data: bytes, source: str) -> YamlNode:
 def _read(data: bytes, source: str, act: Callable[[_Tree], YamlNode]) -> YamlNode:
     problems = Problems(source)
     if len(data) > MAX_BYTES:
-        problem = f"{len(data)} bytes, the limit is {MAX_BYTES}: declare less"
+        problem = f"the file has {len(data)} bytes; at most {MAX_BYTES} are allowed"
         problems.add(YamlNode(None, 1, 1), problem)
         problems.raise_if_any()
     text = _text(data, problems)
@@ -332,7 +332,7 @@ class _Tree:
             key = self._key(event, self._node(event, depth + 1))
             if key.value in pairs:
                 line = pairs[key.value][0].line
-                self._refuse(event, f"{key.value[:60]!r} stands in line {line} already: keep one")
+                self._refuse(event, f"duplicate key {key.value[:60]!r}, first defined on line {line}")
             pairs[key.value] = (key, self._node(next(self._events), depth + 1))
         node = self._placed(begin, tuple(pairs.values()))
         return YamlNode(node.value, node.line, node.column, is_mapping=True)
