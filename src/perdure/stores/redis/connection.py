@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import cache
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -189,32 +189,6 @@ def _invalid(reason: str, cure: str) -> ConfigError:
 # Connections, and the scripts that they run
 
 
-_NAMES: Final = (
-    "acquire",
-    "aged",
-    "append",
-    "ask",
-    "beat",
-    "delete",
-    "drop",
-    "fold",
-    "look",
-    "post",
-    "publish",
-    "put",
-    "read",
-    "release",
-    "remove",
-    "renew",
-    "retire",
-    "settle",
-    "sweep",
-    "take",
-    "trim",
-    "unlist",
-)
-
-
 class RedisCall:
     """A command with its arguments, in the form that a connection sends."""
 
@@ -229,12 +203,11 @@ class RedisCall:
 
 
 class Script:
-    """A script, and the digest by which the server knows it."""
+    """A script by the digest that the server knows it by."""
 
-    __slots__ = ("_sha", "text")
+    __slots__ = ("_sha",)
 
     def __init__(self, text: bytes) -> None:
-        self.text: bytes = text
         # The protocol's name of a script; it has no security purpose.
         self._sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
 
@@ -243,19 +216,22 @@ class Script:
         return RedisCall(b"EVALSHA", self._sha, len(keys), *keys, *arguments)
 
 
-@cache
+_LOAD_ALL: Final[list[RedisCall]] = []
+"""The calls that load every script into a server that is new, or has restarted."""
+
+
 def script(name: str) -> Script:
-    """Return a script by its name."""
-    return Script((files(__package__) / "lua" / f"{name}.lua").read_bytes())
-
-
-def all_scripts() -> list[Script]:
-    """Return all scripts, for loading into a server that has restarted."""
-    return [script(name) for name in _NAMES]
+    """Return the script in ``lua/<name>.lua``."""
+    text = (files(__package__) / "lua" / f"{name}.lua").read_bytes()
+    _LOAD_ALL.append(RedisCall(b"SCRIPT LOAD", text))
+    return Script(text)
 
 
 MAX_CONNECTIONS = 8
 """Connections that may await replies at the same time."""
+_MAX_CALLS = 256
+"""Calls in one write of `RedisLink.send_all`."""
+_SCAN_COUNT = 1000
 _IDLE_SECONDS = 0.25
 """Seconds without a call after which an ending event loop is not delayed any more."""
 _SYNC_SHARE = 0.8
@@ -308,7 +284,7 @@ class RedisLink:
         """Read the server's mode, and load the scripts."""
         try:
             ping, info, *loaded = await self.request(
-                [RedisCall(b"PING"), RedisCall(b"INFO", "server"), *_load_scripts()]
+                [RedisCall(b"PING"), RedisCall(b"INFO", "server"), *_LOAD_ALL]
             )
         except StoreUnavailableError as error:
             if "unknown command 'SELECT'" not in str(error):
@@ -382,6 +358,25 @@ class RedisLink:
         """Send calls whose effect is durable on return; raises as `send`."""
         return self._require_success(await self.request(calls, write=True))
 
+    async def send_all(self, calls: Sequence[RedisCall], *, write: bool = False) -> list[Any]:
+        """Send any number of independent calls, some at a time, as `send` or `write` does."""
+        send = self.write if write else self.send
+        replies: list[Any] = []
+        for at in range(0, len(calls), _MAX_CALLS):
+            replies += await send(calls[at : at + _MAX_CALLS])
+        return replies
+
+    async def scan(self, pattern: str) -> list[bytes]:
+        """Return the names of all keys that match a pattern."""
+        names: set[bytes] = set()
+        cursor = b"0"
+        while True:
+            call = RedisCall(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN_COUNT)
+            ((cursor, page),) = await self.send([call])
+            names.update(page)  # a key may be returned more than once
+            if cursor == b"0":
+                return list(names)
+
     async def request(self, calls: Sequence[RedisCall], *, write: bool = False) -> list[Any]:
         """Send calls, and return a reply or an error for each.
 
@@ -427,7 +422,7 @@ class RedisLink:
         self, connection: BaseConnection, calls: Sequence[RedisCall], replies: list[Any]
     ) -> list[Any]:
         """Load the scripts, and repeat the calls whose script was missing."""
-        await self._batch(connection, _load_scripts())
+        await self._batch(connection, _LOAD_ALL)
         missing = [
             place
             for place, reply in enumerate(replies)
@@ -542,8 +537,6 @@ class RedisLink:
 
     def _connection_factory(self) -> Any:
         """Return a factory of connections, so that their options are computed only once."""
-        from functools import partial
-
         from coredis.connection import (
             TCPConnection,
             TCPLocation,
@@ -579,10 +572,6 @@ class _Opening:
     def started(self, value: object = None) -> None:
         """Record that the connection is open."""
         self.done.set()
-
-
-def _load_scripts() -> list[RedisCall]:
-    return [RedisCall(b"SCRIPT LOAD", script.text) for script in all_scripts()]
 
 
 def _driver() -> Any:
@@ -633,7 +622,7 @@ _NO_SYNC_ON_REWRITE = "no-appendfsync-on-rewrite"
 _POLICY: Final = "maxmemory-policy"
 _SETTINGS = (_POLICY, "appendonly", "appendfsync", "save", _NO_SYNC_ON_REWRITE)
 _POLL_SECONDS = 0.05
-_CLUSTER_SIZE: Final = re.compile(r"cluster_size:(\d+)")
+_CLUSTER_SIZE: Final = re.compile(rb"cluster_size:(\d+)")
 
 
 async def inspect_durability(link: RedisLink) -> str:
@@ -663,21 +652,15 @@ async def _require_one_primary(link: RedisLink) -> None:
     if link.mode != "cluster":
         return
     (reply,) = await link.request([RedisCall(b"CLUSTER INFO")])
-    match = None if isinstance(reply, BaseException) else _CLUSTER_SIZE.search(_text(reply))
+    match = None if isinstance(reply, BaseException) else _CLUSTER_SIZE.search(bytes(reply))
     if match is not None and int(match[1]) > 1:
         raise ConfigError(
-            f"{link.location} is a node of a cluster with {match[1]} primaries: perdure keeps a "
-            "store on one primary and does not follow redirections. Name a server without "
+            f"{link.location} is a node of a cluster with {int(match[1])} primaries: perdure keeps "
+            "a store on one primary and does not follow redirections. Name a server without "
             "cluster-enabled, or a cluster of one primary; to spread over more use PostgreSQL or "
             "S3",
             option="url",
         )
-
-
-def _text(reply: Any) -> str:
-    if isinstance(reply, dict):
-        return "".join(f"{_text(name)}:{_text(value)}\n" for name, value in reply.items())
-    return reply.decode() if isinstance(reply, bytes) else str(reply)
 
 
 async def warnings(link: RedisLink) -> tuple[str, ...]:

@@ -26,20 +26,21 @@ from perdure._lib.platform import host_name
 from perdure._lib.tasks import HostClosedError
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import epoch_payload, lease_lost
+from perdure.records.manifest import epoch_payload
 from perdure.store import HeartbeatRequests, Held, LeaseState, RestoreData, Taken, Terms
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
-from perdure.stores.redis.documents import documents_of
 from perdure.stores.redis.layout import (
     STEP,
     KeyNames,
     damage_error,
+    documents_of,
     draft_of,
     encode_key,
     listed_fields,
     member_of,
     owned_member,
     records_after,
+    require_held,
     shown_of,
 )
 from perdure.stores.redis.log import owner_moves
@@ -203,15 +204,8 @@ class Leases:
         if answer[0] in (b"ok", b"held"):
             *answer, shown = answer
             if owner is not None and listed_fields(shown).owner != owner:  # it is another's
-                await self._link.write(
-                    [
-                        RedisCall(
-                            b"ZREM",
-                            self._names.owned(key.tenant),
-                            owned_member(owner, member_of(key)),
-                        )
-                    ]
-                )
+                member = owned_member(owner, member_of(key))
+                await self._link.write([RedisCall(b"ZREM", self._names.owned(key.tenant), member)])
         if answer[0] == b"damaged":
             reason = f"entry {answer[2].decode()} is not the last of {answer[1]} records"
             raise damage_error(key, "the log", reason)
@@ -238,8 +232,7 @@ class Leases:
         index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
         call = _PUBLISH((self._names.session_keys(key).session,), epoch)
         (reply,) = await self._link.write([call])
-        if reply != 0:
-            raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
+        require_held(key, epoch, reply)
         await self._link.write([index])
 
     async def release(self, key: SessionKey, epoch: int) -> None:

@@ -39,6 +39,7 @@ from perdure.stores.redis.layout import (
     member_of,
     owned_member,
     records_of,
+    require_held,
     shown_of,
     span_of,
 )
@@ -143,12 +144,13 @@ class ColdHistory:
         (entries,) = await self._link.send([call])
         return [entry[1][1].decode() for entry in entries]
 
-    async def drop(self, key: SessionKey, epoch: int, below: int) -> list[Any]:
-        """Remove the segments below a record from the list; return the server's reply."""
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Remove the segments below a record, and return their bytes."""
         session_keys = self._names.session_keys(key)
         keys = (session_keys.session, session_keys.segments)
         (reply,) = await self._link.write([_DROP(keys, epoch, below)])
-        return list(reply)
+        require_held(key, epoch, reply)
+        return await self.remove(key, [name.decode() for name in reply[1:]])
 
     async def remove(self, key: SessionKey, names: list[str]) -> int:
         """Remove segments that no session lists any more, and return their bytes."""
@@ -167,17 +169,11 @@ class ColdHistory:
         """
         if self._history is None:
             return BlobSweep()
-        named: set[str] = set()
-        cursor: Any = b"0"
-        while True:
-            match = self._names.every_history(tenant)
-            scan = RedisCall(b"SCAN", cursor, b"MATCH", match, b"COUNT", 1000)
-            ((cursor, streams),) = await self._link.send([scan])
-            calls = [RedisCall(b"XRANGE", stream, b"-", b"+") for stream in streams]
-            for entries in await self._link.send(calls) if calls else ():
-                named.update(entry[1][1].decode() for entry in entries)
-            if int(cursor) == 0:
-                return await self._history.sweep(tenant, named, older_than)
+        streams = await self._link.scan(self._names.every_history(tenant))
+        calls = [RedisCall(b"XRANGE", stream, b"-", b"+") for stream in streams]
+        histories = await self._link.send_all(calls)
+        named = {entry[1][1].decode() for entries in histories for entry in entries}
+        return await self._history.sweep(tenant, named, older_than)
 
 
 _RETIRE = script("retire")
@@ -423,17 +419,13 @@ class RedisLog:
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove whole entries before a record, and return their bytes."""
-        reply = await self._cold.drop(key, epoch, below)
-        if reply[0] == b"lost":
-            raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
-        freed = await self._cold.remove(key, [name.decode() for name in reply[1:]])
+        freed = await self._cold.trim(key, epoch, below)
         if (await self.state(key)).moved >= below:
             return freed
         while True:
             call = _TRIM(self._names.session_keys(key)[:2], epoch, below, _TRIM_ENTRIES)
             (reply,) = await self._link.write([call])
-            if reply[0] == b"lost":
-                raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
+            require_held(key, epoch, reply)
             freed += int(reply[1])
             if reply[0] < _TRIM_ENTRIES:
                 return freed
