@@ -15,10 +15,9 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import threading
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby, islice
-from typing import final
 
 import msgspec
 
@@ -33,7 +32,7 @@ from perdure.records.posts import (
     key_of_dead_letter,
     oldest_first,
 )
-from perdure.store import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
+from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.objects import layout, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.leases import HeartbeatFile
@@ -43,7 +42,9 @@ _log = logging.getLogger("perdure")
 _ATTEMPTS = 100
 _WINDOW = 64
 """Posts that are read concurrently."""
-_HANDOVER, _MAIL = "handover", "mail"
+HANDOVER, MAIL = "handover", "mail"
+Request = tuple[str, SessionKey]
+"""A request to an owner, and the session that it is about."""
 
 
 class _Post(msgspec.Struct):
@@ -173,12 +174,12 @@ def enqueue(
 def _notify_holder(bucket: Bucket, key: SessionKey) -> None:
     current = reader.read_head(bucket, key)
     if current is not None and not current[0].deleted and not current[0].released:
-        _put_request(bucket, key, current[0].owner, _MAIL)
+        _put_request(bucket, key, current[0].owner, MAIL)
 
 
 def request_handover(bucket: Bucket, key: SessionKey, owner: str) -> None:
     """Request a session from its owner."""
-    _put_request(bucket, key, owner, _HANDOVER)
+    _put_request(bucket, key, owner, HANDOVER)
 
 
 def _put_request(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None:
@@ -275,30 +276,10 @@ def _require_lease(bucket: Bucket, key: SessionKey, epoch: int) -> None:
         raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
 
 
-@final
-class OwnerRequests:
-    """Requests to an owner that no heartbeat has returned yet."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: dict[str, dict[SessionKey, None]] = {_HANDOVER: {}, _MAIL: {}}
-
-    def add(self, what: str, key: SessionKey) -> None:
-        """Add a request; equal requests count once."""
-        with self._lock:
-            self._waiting[what][key] = None
-
-    def drain(self) -> HeartbeatRequests:
-        """Return all requests, and forget them."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, {_HANDOVER: {}, _MAIL: {}}
-        return HeartbeatRequests(tuple(waiting[_HANDOVER]), tuple(waiting[_MAIL]))
-
-
 def heartbeat(
-    bucket: Bucket, owner: str, beat: int, requests: OwnerRequests, tag: str | None
+    bucket: Bucket, owner: str, beat: int, requests: deque[Request], tag: str | None
 ) -> tuple[str | None, bool]:
-    """Renew an owner's heartbeat, and collect the requests to it.
+    """Renew an owner's heartbeat, and collect the *requests* to it.
 
     Only this owner writes the object. So if it is not the one that was written last (its *tag*
     differs), either a heartbeat arrived whose response was lost, or the bucket has reverted to an
@@ -321,7 +302,7 @@ def heartbeat(
     return new, is_other and tag is not None
 
 
-def _collect(bucket: Bucket, owner: str, requests: OwnerRequests) -> None:
+def _collect(bucket: Bucket, owner: str, requests: deque[Request]) -> None:
     prefix = layout.request_name(owner, "", "s/").rpartition("/")[0] + "/"
     names = [entry.name for entry in bucket.listed(prefix)]
     stored = dict(zip(names, bucket.many(bucket.get, names), strict=True))
@@ -333,9 +314,7 @@ def _collect(bucket: Bucket, owner: str, requests: OwnerRequests) -> None:
     bucket.remove(list(read))
     for name, entry in read.items():
         what = name.rpartition("/")[2].partition("-")[0]
-        if what not in {_HANDOVER, _MAIL}:
-            continue
         try:
-            requests.add(what, layout.decode_object(name, entry.data, SessionKey))
+            requests.append((what, layout.decode_object(name, entry.data, SessionKey)))
         except CorruptRecordError as error:
             _log.warning("a request is damaged", extra={"object": name, "error": str(error)})

@@ -10,10 +10,10 @@ Functions block; each is part of one call in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import final
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,9 +26,11 @@ from perdure.stores.objects import layout
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 from perdure.stores.objects.layout import MergedSegment, SessionHead, decode, folded_up_to
 
+T = TypeVar("T")
+
 _ATTEMPTS = 50
 """Merges in a row after which a reader gives up."""
-_WINDOW = 16
+WINDOW = 16
 """Parts that are read at a time."""
 _MAX_BYTES = 1024 * 1024
 """Of a log's end that is read together with a lease."""
@@ -99,17 +101,15 @@ def plan(bucket: Bucket, key: SessionKey, *, hidden: bool = False) -> ObjectRead
         head, tag = current
         loose = loose_commits(bucket, key, head)
         current = read_head(bucket, key)
-        if current is not None and _same_places(head, current[0]):
+        latest = None if current is None or current[0].is_over else current[0]
+        if latest is not None and (latest.floor, latest.generation) == (
+            head.floor,
+            head.generation,
+        ):
+            # No commit was removed between the two reads of the head.
             require_first_commit(key, head, loose)
             return ObjectReadPlan(head, tag, tuple(loose))
     raise unstable_log_error(key)
-
-
-def _same_places(before: SessionHead, after: SessionHead) -> bool:
-    """Return whether no commit was removed between two reads of a head."""
-    if after.is_over:
-        return False
-    return (after.floor, after.generation) == (before.floor, before.generation)
 
 
 def loose_commits(bucket: Bucket, key: SessionKey, head: SessionHead) -> list[ListedObject]:
@@ -117,10 +117,7 @@ def loose_commits(bucket: Bucket, key: SessionKey, head: SessionHead) -> list[Li
     folder = layout.folder_of(key)
     after = layout.log_name(folder, head.generation, head.floor)
     listed = bucket.listed(layout.log_prefix(folder, head.generation), after)
-    return sorted(
-        (entry for entry in listed if layout.first_of(entry.name) > head.floor),
-        key=lambda entry: entry.name,
-    )
+    return [entry for entry in listed if layout.first_of(entry.name) > head.floor]
 
 
 def require_first_commit(key: SessionKey, head: SessionHead, loose: Sequence[ListedObject]) -> None:
@@ -225,62 +222,49 @@ def _commit_lines(part: LogRange, data: bytes) -> tuple[int, bytes]:
     return commit.header.seed, commit.lines
 
 
-def documents_of(
-    bucket: Bucket,
-    head: SessionHead,
-    names: Collection[str] | None,
-    beside: Callable[[], object] | None = None,
-) -> Documents:
+def documents_of(bucket: Bucket, head: SessionHead, names: Collection[str] | None) -> Documents:
     """Return the documents of a head, each checked against the manifest's hash.
-
-    *beside* is called meanwhile.
 
     Raises:
         UnsupportedVersionError: The manifest has a newer format.
 
     """
+    return documents_beside(bucket, head, names, lambda: None)[0]
+
+
+def documents_beside(
+    bucket: Bucket, head: SessionHead, names: Collection[str] | None, beside: Callable[[], T]
+) -> tuple[Documents, T]:
+    """Return the documents of a head as `documents_of` does, and *beside*'s result meanwhile."""
     manifest = None
     if not head.deleted:
         manifest = layout.manifest_of(f"{layout.folder_of(head.key)}/head", head)
     listed = head.documents if manifest is None else manifest.documents
-    stored = _read_documents(bucket, head, () if head.deleted else listed, names, beside)
-    if manifest is None:  # nothing was folded yet, or the manifest is lost
-        return Documents(damaged=tuple(stored), remains=stored)
-    return matching_documents(manifest, stored, names)
-
-
-def _read_documents(
-    bucket: Bucket,
-    head: SessionHead,
-    listed: Iterable[str],
-    names: Collection[str] | None,
-    beside: Callable[[], object] | None,
-) -> dict[str, bytes]:
-    places = {
+    refs = {
         name: head.documents[name]
-        for name in listed
+        for name in (() if head.deleted else listed)
         if name in head.documents and (names is None or name in names)
     }
-    spans: dict[str, tuple[int, int]] = {}
-    for ref in places.values():
+    spans: dict[str, tuple[int, int]] = {}  # the bytes to read of each object
+    for ref in refs.values():
         low, high = spans.get(ref.object, (ref.offset, 0))
         spans[ref.object] = min(low, ref.offset), max(high, ref.offset + ref.size)
-    objects: dict[str, bytes | None] = {}
-
-    def read(item: tuple[str, tuple[int, int]]) -> None:
-        objects[item[0]] = bucket.part(item[0], *item[1])
-
-    calls: list[Callable[[], object]] = [partial(read, item) for item in spans.items()]
-    bucket.many(lambda call: call(), calls if beside is None else [beside, *calls])
-    found: dict[str, bytes] = {}
-    for name, ref in places.items():
+    calls: list[Callable[[], Any]] = [
+        partial(bucket.part, name, *span) for name, span in spans.items()
+    ]
+    result, *parts = bucket.many(lambda call: call(), [beside, *calls])
+    objects = dict(zip(spans, parts, strict=True))
+    stored: dict[str, bytes] = {}
+    for name, ref in refs.items():
         data, start = objects[ref.object], ref.offset - spans[ref.object][0]
         if data is None and spans[ref.object] != (ref.offset, ref.offset + ref.size):
             # It is shorter than it should be: the other documents in it may be whole.
             data, start = bucket.part(ref.object, ref.offset, ref.offset + ref.size), 0
         if data is not None:
-            found[name] = data[start : start + ref.size]
-    return found
+            stored[name] = data[start : start + ref.size]
+    if manifest is None:  # nothing was folded yet, or the manifest is lost
+        return Documents(damaged=tuple(stored), remains=stored), result
+    return matching_documents(manifest, stored, names), result
 
 
 def rest_of(
@@ -360,87 +344,70 @@ def unstable_log_error(key: SessionKey) -> StoreUnavailableError:
     )
 
 
-@final
-class ObjectLogStream:
-    """Read a log's records range by range, oldest first or, reversed, newest first."""
+def stream(
+    bucket: Bucket,
+    key: SessionKey,
+    after: int = 0,
+    before: int | None = None,
+    *,
+    reverse: bool = False,
+    hidden: bool = False,
+    window: int = WINDOW,
+) -> Iterator[list[Record]]:
+    """Yield the records with ``after < seq < before``, some ranges of the log at a time.
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        key: SessionKey,
-        after: int,
-        before: int | None,
-        *,
-        reverse: bool = False,
-        hidden: bool = False,
-    ) -> None:
-        self._hidden = hidden
-        self._bucket = bucket
-        self._key = key
-        self._after = max(after, 0)
-        self._before = before
-        self._reverse = reverse
-        self._plan: ObjectReadPlan | None = None
-        self._remaining: list[LogRange] | None = None
-        self.window: int = _WINDOW
-        """Parts that are read at a time."""
-        self._link: int | None = None
-        """The checksum at the position where reading continues."""
+    Oldest first or, reversed, newest first; *window* is how many ranges are read at a time.
 
-    def part(self) -> list[Record]:
-        """Return the next records in the requested order; none at the end."""
-        for _ in range(_ATTEMPTS):
-            if self._remaining is None:
-                self._plan = plan(self._bucket, self._key, hidden=self._hidden)
-                self._remaining = self._ranges()
-            if not self._remaining:
-                return []
-            some = self.window
-            window = self._remaining[-some:] if self._reverse else self._remaining[:some]
-            try:
-                run = read(self._bucket, window)
-            except ObjectMergedAway as missing:
-                assert self._plan is not None
-                require_moved(self._bucket, self._plan, missing)
-                self._remaining = None
-                continue
-            self._remaining = self._remaining[:-some] if self._reverse else self._remaining[some:]
-            self._check(window, run)
-            if records := self._select(run):
-                return records
-        raise unstable_log_error(self._key)
+    Raises:
+        CorruptRecordError: A part of the log is damaged or missing.
+        StoreUnavailableError: The log was merged at each attempt to read it.
 
-    def _ranges(self) -> list[LogRange]:
-        return [] if self._plan is None else ranges(self._plan, self._after, self._before)
-
-    def _check(self, window: Sequence[LogRange], run: RecordRun) -> None:
-        first, last = run.records[0].seq, run.records[-1].seq
-        if self._link is None:
+    """
+    after = max(after, 0)
+    link: int | None = None  # the checksum at the position where reading continues
+    attempts = _ATTEMPTS
+    while attempts:
+        attempts -= 1
+        current = plan(bucket, key, hidden=hidden)
+        if current is None:
             return
-        if self._reverse and last + 1 == self._before and run.crc != self._link:
-            raise unlinked_error(window[-1].name, last)
-        if not self._reverse and first == self._after + 1 and run.seed != self._link:
-            raise unlinked_error(window[0].name, first)
-
-    def _select(self, run: RecordRun) -> list[Record]:
-        """Return the requested records of a run, and move the position past it."""
-        low, high = self._after, self._before
-        records = [
-            record
-            for record in run.records
-            if low < record.seq and (high is None or record.seq < high)
-        ]
-        if self._reverse:
-            self._before, self._link = run.records[0].seq, run.seed
-            return records[::-1]
-        self._after, self._link = run.records[-1].seq, run.crc
-        return records
+        remaining = ranges(current, after, before)
+        try:
+            while remaining:
+                some = remaining[-window:] if reverse else remaining[:window]
+                run = read(bucket, some)
+                first, last = run.records[0].seq, run.records[-1].seq
+                # After a merge, a range may begin before the position: then there is no link.
+                if link is not None and reverse and last + 1 == before and run.crc != link:
+                    raise unlinked_error(some[-1].name, last)
+                if link is not None and not reverse and first == after + 1 and run.seed != link:
+                    raise unlinked_error(some[0].name, first)
+                records = [
+                    record
+                    for record in run.records
+                    if after < record.seq and (before is None or record.seq < before)
+                ]
+                if reverse:
+                    records.reverse()
+                    before, link = first, run.seed
+                    del remaining[-window:]
+                else:
+                    after, link = last, run.crc
+                    del remaining[:window]
+                attempts = _ATTEMPTS
+                if records:
+                    yield records
+        except ObjectMergedAway as missing:
+            require_moved(bucket, current, missing)
+        else:
+            return
+    raise unstable_log_error(key)
 
 
 def entries(bucket: Bucket, key: SessionKey, first: int, last: int) -> list[Entry]:
     """Return the entries from one seq to another, inclusive, as the holder."""
-    stream = ObjectLogStream(bucket, key, first - 1, last + 1, hidden=True)
-    collected: list[Entry] = []
-    while part := stream.part():
-        collected += [Entry(record.kind, record.payload, record.end) for record in part]
-    return collected
+    return [
+        Entry(record.kind, record.payload, record.end)
+        for part in stream(bucket, key, first - 1, last + 1, hidden=True)
+        for record in part
+    ]
