@@ -519,11 +519,10 @@ def end_replaced(bucket: Bucket, head: SessionHead) -> None:
         if loose and loose[-1].size == len(GONE):
             break
         try:
-            last = reader.whole_commit(bucket, loose[-1].name)[0].header.last if loose else None
+            last = reader.whole_commit(bucket, loose[-1].name).header.last if loose else head.floor
         except reader.ObjectMergedAway:
             continue
-        after = head.floor if last is None else last
-        if bucket.create(layout.log_name(folder, head.generation, after + 1), GONE) is not None:
+        if bucket.create(layout.log_name(folder, head.generation, last + 1), GONE) is not None:
             break
     else:
         raise StoreUnavailableError(

@@ -161,7 +161,7 @@ def enqueue(
             added = sum(len(item.payload) for item in fresh)
             size = sum(sizes.values())
             limit.require_room(key, waiting=len(sizes), size=size, new=len(fresh), added=added)
-        number = layout.number_of(names[-1]) + 1 if names else 1
+        number = layout.first_of(names[-1]) + 1 if names else 1
         name = layout.inbox_name(folder, number)
         if bucket.create(name, layout.with_checksum(_Post(key, fresh))) is not None:
             _notify_holder(bucket, key)
@@ -247,14 +247,14 @@ def ack(
 def last_number(bucket: Bucket, key: SessionKey) -> int:
     """Return the number of the newest post, 0 for none."""
     names = _names(bucket, key)
-    return layout.number_of(names[-1]) if names else 0
+    return layout.first_of(names[-1]) if names else 0
 
 
 def clear(bucket: Bucket, key: SessionKey, up_to: int) -> None:
     """Remove the posts up to a number, 0 for none."""
     names = _names(bucket, key) if up_to else []
-    bucket.remove([name for name in names[:-1] if layout.number_of(name) <= up_to])
-    for entry in _posts(bucket, [name for name in names[-1:] if layout.number_of(name) <= up_to]):
+    bucket.remove([name for name in names[:-1] if layout.first_of(name) <= up_to])
+    for entry in _posts(bucket, [name for name in names[-1:] if layout.first_of(name) <= up_to]):
         _replace_items(bucket, key, entry, [])
 
 

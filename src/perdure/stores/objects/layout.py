@@ -47,8 +47,6 @@ _DIGITS = 16
 INBOX = "inbox/"
 OWNERS = "owners/"
 DEAD_LETTERS = "dead-letters/"
-GENERATION_DIGITS = 10
-"""Digits of a generation's number."""
 
 
 def folder_of(key: SessionKey) -> str:
@@ -59,16 +57,16 @@ def folder_of(key: SessionKey) -> str:
 
 def log_prefix(folder: str, generation: int) -> str:
     """Return the prefix of a generation's commits."""
-    return f"{folder}/log/{generation:0{GENERATION_DIGITS}d}/"
+    return f"{folder}/log/{generation:010d}/"
 
 
 def log_name(folder: str, generation: int, seq: int) -> str:
     """Return the name of the commit whose first record is *seq*."""
-    return f"{folder}/log/{generation:0{GENERATION_DIGITS}d}/{seq:0{_DIGITS}d}"
+    return f"{log_prefix(folder, generation)}{seq:0{_DIGITS}d}"
 
 
 def first_of(name: str) -> int:
-    """Return the seq in a commit's name, -1 for another name."""
+    """Return the seq in a commit's name, or the number in a post's; -1 for another name."""
     last = name.rpartition("/")[2]
     return int(last) if len(last) == _DIGITS and last.isdecimal() else -1
 
@@ -92,9 +90,6 @@ def dead_letter_name(folder: str, op_id: str) -> str:
     """Return the name of a dead letter."""
     digest = hashlib.sha256(op_id.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{dead_letters_prefix(folder)}{digest}"
-
-
-number_of = first_of
 
 
 def encode_id(text: str) -> str:
@@ -123,7 +118,7 @@ def directory_prefix(tenant: str) -> str:
 def directory_name(key: SessionKey, generation: int) -> str:
     """Return a session's name in the directory; each generation has its own."""
     names = f"{encode_id(key.agent)}/{encode_id(key.session)}"
-    return f"{directory_prefix(key.tenant)}{names}-{generation:0{GENERATION_DIGITS}d}"
+    return f"{directory_prefix(key.tenant)}{names}-{generation:010d}"
 
 
 def draft_name(key: SessionKey, generation: int) -> str:
@@ -233,13 +228,6 @@ def encode(
 def tombstone(header: Header) -> bytes:
     """Return the tombstone of a commit whose records are in a segment."""
     return frames.seal(msgspec.json.encode(msgspec.structs.replace(header, cut=True)))
-
-
-def tombstone_header(data: bytes) -> Header:
-    """Return the header of the tombstone of an encoded commit."""
-    body = frames.open_sealed(data[: data.find(b"\n") + 1])
-    assert body is not None
-    return msgspec.structs.replace(json.decode(body, Header), cut=True)
 
 
 def commit(name: str, first: int, data: bytes) -> Commit:

@@ -35,10 +35,10 @@ from perdure.records.manifest import (
     lease_lost,
 )
 from perdure.records.records import EPOCH, Entry
-from perdure.store import About, Documents, Held, LeaseState, Origin, Terms
+from perdure.store import About, Documents, Held, LeaseState, Terms
 from perdure.stores.objects import layout, reader
-from perdure.stores.objects.bucket import Bucket, ListedObject
-from perdure.stores.objects.layout import Header, SessionHead
+from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
+from perdure.stores.objects.layout import Commit, Header, SessionHead
 from perdure.stores.objects.log import ObjectLogWriter
 
 _OWNERS = 1000
@@ -75,7 +75,7 @@ class _LogEnd(msgspec.Struct, frozen=True):
     after: int = 0
     """What was read is complete after this record; 0: altogether."""
     loose: tuple[ListedObject, ...] = ()
-    known: Mapping[str, bytes] = {}
+    known: Mapping[str, Commit] = {}
     """The loose commits of it that were read, by name."""
 
 
@@ -148,7 +148,11 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
         new_holder = _NewHolder(owner, after + 1, platform.node(), os.getpid())
         head = None if current is None else current[0]
         created = head is None or head.deleted
-        record = _epoch_record(new_holder, new.base if created else None)
+        facts = {"host": new_holder.host, "pid": new_holder.pid}
+        payload = epoch_payload(
+            owner, new.base if created else None, **facts, at=time.time(), id=random_id(8)
+        )
+        record = Entry(EPOCH, payload)
         is_hidden = head is not None and head.hidden
         if is_hidden or (created and (new.first != 1 or new.draft is not None)):
             acquired = _begin_hidden(bucket, key, current, record, new, new_holder)
@@ -204,11 +208,6 @@ def _documents_and_end(
         return None, find_end()
 
 
-def _epoch_record(holder: _NewHolder, base: Origin | None) -> Entry:
-    facts = {"host": holder.host, "pid": holder.pid, "at": time.time(), "id": random_id(8)}
-    return Entry(EPOCH, epoch_payload(holder.owner, base, **facts))
-
-
 def _begin_hidden(
     bucket: Bucket,
     key: SessionKey,
@@ -249,8 +248,9 @@ def _begin_hidden(
         if tag is None:
             raise lease_held(key, generation - 1, generation + 1)
         head = shown
-        entry = ListedObject(name, len(data), 0.0)
-        plan = reader.ObjectReadPlan(head, tag, (entry,), 0, {name: data})
+        loose = (ListedObject(name, len(data), 0.0),)
+        known = {name: layout.commit(name, new.first, data)}
+        plan = reader.ObjectReadPlan(head, tag, loose, 0, known)
     writer = ObjectLogWriter(bucket, key, (head, tag), new.first, crc)
     replaced = None if current is None else current[0]
     return Acquired(writer, record.payload, Documents(), plan, replaced=replaced)
@@ -301,15 +301,15 @@ def _end_at(
     Without a listing of the *loose* commits, nothing is known of the records before that one.
     """
     try:
-        commit, data = reader.whole_commit(bucket, name)
+        commit = reader.whole_commit(bucket, name)
     except reader.ObjectMergedAway:
         return None
     last, after = commit.header.last, 0
     if head is not None:
         reader.require_folded(head, last)
     if not loose:
-        loose, after = [ListedObject(name, len(data), 0.0)], commit.header.first - 1
-    known = {name: data}
+        loose, after = [ListedObject(name, len(commit.lines), 0.0)], commit.header.first - 1
+    known = {name: commit}
     return _LogEnd(generation, last, commit.crc, commit.header, after, tuple(loose), known)
 
 
@@ -324,31 +324,29 @@ def _append_epoch_record(
     for _ in range(_ATTEMPTS):
         first = end.seq + 1
         name = layout.log_name(folder, end.generation, first)
-        data, crc = layout.encode(
+        data, _ = layout.encode(
             [record], first=first, epoch=new_holder.epoch, owner=new_holder.owner, seed=end.crc
         )
-        is_ours = bucket.create(name, data) is not None
-        stored = None if is_ours else bucket.get(name)
-        if is_ours or (stored is not None and stored.data == data):
-            return _followed_by(end, name, data, first, crc)
-        if stored is None or stored.data == layout.GONE:
+        tag = bucket.create(name, data)
+        stored = bucket.get(name) if tag is None else StoredObject(data, tag)
+        try:
+            commit = reader.commit_in(name, stored)
+        except reader.ObjectMergedAway:  # or deleted
             return None
-        commit = layout.commit(name, first, stored.data)
-        if commit.header.cut or commit.header.epoch >= new_holder.epoch:
-            return None  # merged by a later holder, or another process was faster
-        end = _followed_by(end, name, stored.data, commit.header.last, commit.crc)
+        is_ours = stored is not None and stored.data == data
+        if commit.header.epoch >= new_holder.epoch and not is_ours:
+            return None  # another process was faster
+        end = msgspec.structs.replace(
+            end,
+            seq=commit.header.last,
+            crc=commit.crc,
+            newest=commit.header,
+            loose=(*end.loose, ListedObject(name, len(data), 0.0)),
+            known={**end.known, name: commit},
+        )
+        if is_ours:
+            return end
     return None
-
-
-def _followed_by(end: _LogEnd, name: str, data: bytes, last: int, crc: int) -> _LogEnd:
-    """Return the end of a log after one more commit."""
-    return msgspec.structs.replace(
-        end,
-        seq=last,
-        crc=crc,
-        loose=(*end.loose, ListedObject(name, len(data), 0.0)),
-        known={**end.known, name: data},
-    )
 
 
 def _next_head(
@@ -434,15 +432,20 @@ def replace_head(
 
     """
     data = layout.with_checksum(head)
+    name = f"{layout.folder_of(key)}/head"
     before = None if current is None else current[1]
     failure = StoreUnavailableError(f"the head of {key} can be neither replaced nor read", key=key)
     for _ in range(_RESENDS):
+        tag = None
         try:
-            tag = _write_head(bucket, key, data, before)
+            if before is None:
+                tag = bucket.create(name, data)
+            else:
+                tag = bucket.replace(name, data, before)
         except StoreUnavailableError as error:
             if error.facts.get("unwritten"):
                 raise
-            failure, tag = error, None
+            failure = error
         if tag is not None:
             return tag
         latest = reader.read_head(bucket, key)
@@ -453,22 +456,15 @@ def replace_head(
     raise failure
 
 
-def _write_head(bucket: Bucket, key: SessionKey, data: bytes, before: str | None) -> str | None:
-    name = f"{layout.folder_of(key)}/head"
-    return bucket.create(name, data) if before is None else bucket.replace(name, data, before)
-
-
 def _publish_epoch(
     bucket: Bucket, key: SessionKey, current: tuple[SessionHead, str] | None, end: _LogEnd
 ) -> None:
     """Publish an epoch in the head whose process has not done so, perhaps since it died."""
-    newest = end.newest
-    assert newest is not None
+    assert end.newest is not None
     if current is None or current[0].deleted:
         add_to_directory(bucket, key, end.generation)
-    replace_head(
-        bucket, key, current, _next_head(key, current, end, _NewHolder(newest.owner, newest.epoch))
-    )
+    holder = _NewHolder(end.newest.owner, end.newest.epoch)
+    replace_head(bucket, key, current, _next_head(key, current, end, holder))
 
 
 def update_head(

@@ -278,7 +278,7 @@ class ObjectLogWriter:
             self.head, self.crc = commit.header.last, commit.crc
             return False
         self.has_lost_lease = True
-        if commit.header == layout.tombstone_header(data):
+        if stored.data == layout.tombstone(layout.commit(name, self.head + 1, data).header):
             return True
         raise lease_lost(self.key, self.epoch)
 

@@ -24,7 +24,7 @@ from perdure.records.records import Entry, Position, Record
 from perdure.store import Documents
 from perdure.stores.objects import layout
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
-from perdure.stores.objects.layout import MergedSegment, SessionHead, decode, folded_up_to
+from perdure.stores.objects.layout import Commit, MergedSegment, SessionHead, decode, folded_up_to
 
 T = TypeVar("T")
 
@@ -53,8 +53,8 @@ class ObjectReadPlan(msgspec.Struct, frozen=True):
     """Commits after the floor; their names show no gap."""
     after: int = 0
     """The plan is of the records after this one; 0: of all."""
-    known: Mapping[str, bytes] = {}
-    """Objects that were read already."""
+    known: Mapping[str, Commit] = {}
+    """Commits that were read already."""
 
 
 class LogRange(msgspec.Struct, frozen=True):
@@ -159,7 +159,7 @@ def segment_ranges(segment: MergedSegment) -> list[LogRange]:
 
 
 def read(
-    bucket: Bucket, parts: Sequence[LogRange], known: Mapping[str, bytes] = MappingProxyType({})
+    bucket: Bucket, parts: Sequence[LogRange], known: Mapping[str, Commit] = MappingProxyType({})
 ) -> RecordRun:
     """Return the records of consecutive ranges, read concurrently unless they are *known*.
 
@@ -170,10 +170,7 @@ def read(
     """
     unread = [part for part in parts if part.name not in known]
     fetched = dict(zip(unread, bucket.many(lambda part: _lines(bucket, part), unread), strict=True))
-    lines = [
-        fetched[part] if part in fetched else _commit_lines(part, known[part.name])
-        for part in parts
-    ]
+    lines = [fetched.get(part) or _commit_lines(part, known[part.name]) for part in parts]
     records: list[Record] = []
     seed, crc = lines[0][0], None
     for part, (before, data) in zip(parts, lines, strict=True):
@@ -196,30 +193,42 @@ def unlinked_error(name: str, first: int) -> CorruptRecordError:
 
 def _lines(bucket: Bucket, part: LogRange) -> tuple[int, bytes]:
     """Return a range's bytes, and the checksum before them."""
-    if part.span is not None:
-        data = bucket.part(part.name, *part.span)
-        if data is not None:
-            return part.crc or 0, data
-        entry = bucket.stat(part.name)
-        if entry is None:
-            raise ObjectMergedAway(part.name)
-        raise layout.damage_error(part.name, f"it ends at byte {entry.size}, before {part.span[1]}")
-    stored = bucket.get(part.name)
-    if stored is None:
+    if part.span is None:
+        return _commit_lines(part, whole_commit(bucket, part.name))
+    data = bucket.part(part.name, *part.span)
+    if data is not None:
+        return part.crc or 0, data
+    entry = bucket.stat(part.name)
+    if entry is None:
         raise ObjectMergedAway(part.name)
-    return _commit_lines(part, stored.data)
+    raise layout.damage_error(part.name, f"it ends at byte {entry.size}, before {part.span[1]}")
 
 
-def _commit_lines(part: LogRange, data: bytes) -> tuple[int, bytes]:
+def _commit_lines(part: LogRange, commit: Commit) -> tuple[int, bytes]:
     """Return the record lines of a commit, and the checksum before them."""
-    if data == layout.GONE:
-        raise ObjectMergedAway(part.name)
-    commit = layout.commit(part.name, part.first, data)
-    if commit.header.cut:
-        raise ObjectMergedAway(part.name)
     if part.crc is not None and commit.header.seed != part.crc:
         raise unlinked_error(part.name, part.first)
     return commit.header.seed, commit.lines
+
+
+def whole_commit(bucket: Bucket, name: str) -> Commit:
+    """Return a stored commit.
+
+    Raises:
+        ObjectMergedAway: It was merged or removed.
+
+    """
+    return commit_in(name, bucket.get(name))
+
+
+def commit_in(name: str, stored: StoredObject | None) -> Commit:
+    """Return the commit in an object that was read; raises as `whole_commit`."""
+    if stored is None or stored.data == layout.GONE:
+        raise ObjectMergedAway(name)
+    commit = layout.commit(name, layout.first_of(name), stored.data)
+    if commit.header.cut:
+        raise ObjectMergedAway(name)
+    return commit
 
 
 def documents_of(bucket: Bucket, head: SessionHead, names: Collection[str] | None) -> Documents:
@@ -288,22 +297,6 @@ def rest_of(
     return tuple(record for record in records if record.seq > after)
 
 
-def whole_commit(bucket: Bucket, name: str) -> tuple[layout.Commit, bytes]:
-    """Return a commit, and its object's bytes.
-
-    Raises:
-        ObjectMergedAway: It was merged or removed.
-
-    """
-    stored = bucket.get(name)
-    if stored is None or stored.data == layout.GONE:
-        raise ObjectMergedAway(name)
-    commit = layout.commit(name, layout.first_of(name), stored.data)
-    if commit.header.cut:
-        raise ObjectMergedAway(name)
-    return commit, stored.data
-
-
 def last_seq_of(bucket: Bucket, key: SessionKey) -> int:
     """Return the seq of a log's last record, 0 for an unknown session."""
     for _ in range(_ATTEMPTS):
@@ -311,7 +304,7 @@ def last_seq_of(bucket: Bucket, key: SessionKey) -> int:
         if current is None:
             return 0
         try:
-            last = whole_commit(bucket, current.loose[-1].name)[0].header.last
+            last = whole_commit(bucket, current.loose[-1].name).header.last
         except ObjectMergedAway as missing:
             require_moved(bucket, current, missing)
             continue
