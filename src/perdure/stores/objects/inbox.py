@@ -34,7 +34,7 @@ from perdure.records.posts import (
 )
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.objects import layout, reader
-from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
+from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.leases import HeartbeatFile
 
 _log = logging.getLogger("perdure")
@@ -50,48 +50,40 @@ Request = tuple[str, SessionKey]
 class _Post(msgspec.Struct):
     """The items of one ``enqueue``."""
 
-    key: SessionKey
+    key: SessionKey | None
+    """None for a damaged post, whose one item reports the damage."""
     items: list[PendingItem]
-
-
-class _PendingObject(msgspec.Struct):
-    """A stored post."""
-
-    name: str
-    tag: str
-    items: list[PendingItem]
-    """For a damaged post, one item that reports the damage."""
-    key: SessionKey | None = None
-    """None for a damaged post."""
-
-
-def _names(bucket: Bucket, key: SessionKey) -> list[str]:
-    """Return the names of a session's posts, oldest first; the last one may be empty."""
-    return [entry.name for entry in _entries(bucket, key)]
 
 
 def _entries(bucket: Bucket, key: SessionKey) -> list[ListedObject]:
-    prefix = layout.inbox_name(layout.folder_of(key), 0).rpartition("/")[0] + "/"
-    return sorted(bucket.listed(prefix), key=lambda entry: entry.name)
+    """Return a session's posts, oldest first; the last one may be empty."""
+    return bucket.listed(layout.inbox_prefix(layout.folder_of(key)))
 
 
-def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_PendingObject]:
-    """Yield posts in the order of their names, some read concurrently."""
+def _names(bucket: Bucket, key: SessionKey) -> list[str]:
+    return [entry.name for entry in _entries(bucket, key)]
+
+
+def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[tuple[str, str, _Post]]:
+    """Yield names, tags and posts in the order of the names, some read concurrently."""
     for at in range(0, len(names), _WINDOW):
         window = names[at : at + _WINDOW]
         for name, stored in zip(window, bucket.many(bucket.get, window), strict=True):
             if stored is not None:
-                yield _decode_post(name, stored)
+                yield name, stored.tag, _decode_post(name, stored.data)
 
 
-def _decode_post(name: str, stored: StoredObject) -> _PendingObject:
+def _items(bucket: Bucket, names: Sequence[str]) -> Iterator[PendingItem]:
+    return (item for _, _, post in _posts(bucket, names) for item in post.items)
+
+
+def _decode_post(name: str, data: bytes) -> _Post:
     try:
-        post = layout.decode_object(name, stored.data, _Post)
+        return layout.decode_object(name, data, _Post)
     except CorruptRecordError:
         damage = f"the post in {name} is damaged"
-        item = PendingItem(f"{UNREADABLE}{name.rpartition('/')[2]}", "", stored.data, 0.0, damage)
-        return _PendingObject(name, stored.tag, [item])
-    return _PendingObject(name, stored.tag, post.items, post.key)
+        op_id = f"{UNREADABLE}{name.rpartition('/')[2]}"
+        return _Post(None, [PendingItem(op_id, "", data, 0.0, damage)])
 
 
 def sessions_with_pending_items(bucket: Bucket, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
@@ -115,8 +107,8 @@ def _pending_in(bucket: Bucket, names: Sequence[str]) -> SessionKey | None:
     """Return the session of an inbox with pending items; one read if all were removed."""
     for name in names:
         stored = bucket.get(name)
-        post = None if stored is None else _decode_post(name, stored)
-        if post is not None and post.items and post.key is not None:
+        post = _Post(None, []) if stored is None else _decode_post(name, stored.data)
+        if post.items and post.key is not None:
             return post.key
     return None
 
@@ -145,13 +137,8 @@ def enqueue(
     folder = layout.folder_of(key)
     for _ in range(_ATTEMPTS):
         names = _names(bucket, key)
-        sizes = {
-            item.op_id: len(item.payload)
-            for posted in _posts(bucket, names)
-            for item in posted.items
-        }
-        waiting = sizes.keys()
-        new = {item.op_id: item for item in reversed(items) if item.op_id not in waiting}
+        sizes = {item.op_id: len(item.payload) for item in _items(bucket, names)}
+        new = {item.op_id: item for item in reversed(items) if item.op_id not in sizes}
         fresh = [item for item in items if new.get(item.op_id) is item]
         if not fresh:
             if items:  # the first post may have been cut off before it notified the holder
@@ -199,8 +186,8 @@ def receive(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[Pen
     current = reader.read_head(bucket, key)
     if (0 if current is None else current[0].epoch) != epoch:
         raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
-    posts = _posts(bucket, [entry.name for entry in entries])
-    return list(islice((item for posted in posts for item in posted.items), max(limit, 0)))
+    items = _items(bucket, [entry.name for entry in entries])
+    return list(islice(items, max(limit, 0)))
 
 
 def ack(
@@ -221,7 +208,9 @@ def ack(
         wanted |= {f"{prefix}{op_id.removeprefix(UNREADABLE)}" for op_id in op_ids}
         bucket.remove([entry.name for entry in bucket.listed(prefix) if entry.name in wanted])
         return
-    _require_lease(bucket, key, epoch)
+    current = reader.read_head(bucket, key)
+    if current is None or current[0].epoch != epoch or current[0].is_over:
+        raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
 
     def put(letter: DeadLetter) -> None:
         name = layout.dead_letter_name(folder, letter.item.op_id)
@@ -232,13 +221,13 @@ def ack(
     pending = set(done)
     names = _names(bucket, key)
     settled: list[str] = []
-    for posted in _posts(bucket, names):
-        remaining = [item for item in posted.items if item.op_id not in done]
-        if not remaining and posted.name != names[-1]:
-            settled.append(posted.name)
-        elif len(remaining) < len(posted.items):
-            _replace_items(bucket, key, posted, remaining)
-        pending.difference_update(item.op_id for item in posted.items)
+    for name, tag, post in _posts(bucket, names):
+        remaining = [item for item in post.items if item.op_id not in done]
+        if not remaining and name != names[-1]:
+            settled.append(name)
+        elif len(remaining) < len(post.items):
+            bucket.replace(name, layout.with_checksum(_Post(key, remaining)), tag)
+        pending.difference_update(item.op_id for item in post.items)
         if not pending:
             break
     bucket.remove(settled)
@@ -251,29 +240,20 @@ def last_number(bucket: Bucket, key: SessionKey) -> int:
 
 
 def clear(bucket: Bucket, key: SessionKey, up_to: int) -> None:
-    """Remove the posts up to a number, 0 for none."""
-    names = _names(bucket, key) if up_to else []
-    bucket.remove([name for name in names[:-1] if layout.first_of(name) <= up_to])
-    for entry in _posts(bucket, [name for name in names[-1:] if layout.first_of(name) <= up_to]):
-        _replace_items(bucket, key, entry, [])
+    """Remove the posts up to a number, 0 for none; the last object stays, emptied."""
+    if not up_to:
+        return
+    names = _names(bucket, key)
+    old = [name for name in names if layout.first_of(name) <= up_to]
+    bucket.remove([name for name in old if name != names[-1]])
+    for name, tag, _ in _posts(bucket, [name for name in old if name == names[-1]]):
+        bucket.replace(name, layout.with_checksum(_Post(key, [])), tag)
 
 
 def clear_dead_letters(bucket: Bucket, key: SessionKey) -> None:
     """Remove all dead letters."""
     dead = bucket.listed(layout.dead_letters_prefix(layout.folder_of(key)))
     bucket.remove([entry.name for entry in dead])
-
-
-def _replace_items(
-    bucket: Bucket, key: SessionKey, posted: _PendingObject, items: list[PendingItem]
-) -> None:
-    bucket.replace(posted.name, layout.with_checksum(_Post(key, items)), posted.tag)
-
-
-def _require_lease(bucket: Bucket, key: SessionKey, epoch: int) -> None:
-    current = reader.read_head(bucket, key)
-    if current is None or current[0].epoch != epoch or current[0].is_over:
-        raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
 
 
 def heartbeat(
@@ -303,7 +283,7 @@ def heartbeat(
 
 
 def _collect(bucket: Bucket, owner: str, requests: deque[Request]) -> None:
-    prefix = layout.request_name(owner, "", "s/").rpartition("/")[0] + "/"
+    prefix = layout.requests_prefix(owner)
     names = [entry.name for entry in bucket.listed(prefix)]
     stored = dict(zip(names, bucket.many(bucket.get, names), strict=True))
     # A repeated request has the same name, and an abandoned heartbeat may still be running. So each

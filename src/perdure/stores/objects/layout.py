@@ -76,9 +76,14 @@ def generation_seed(folder: str, generation: int) -> int:
     return zlib.crc32(f"{folder}/{generation}".encode())
 
 
+def inbox_prefix(folder: str) -> str:
+    """Return the prefix of a session's posts."""
+    return f"{INBOX}{folder[2:]}/"
+
+
 def inbox_name(folder: str, number: int) -> str:
     """Return the name of a post."""
-    return f"{INBOX}{folder[2:]}/{number:0{_DIGITS}d}"
+    return f"{inbox_prefix(folder)}{number:0{_DIGITS}d}"
 
 
 def dead_letters_prefix(folder: str) -> str:
@@ -150,9 +155,14 @@ def owner_name(owner: str) -> str:
     return f"{OWNERS}{hashlib.sha256(owner.encode()).hexdigest()[:32]}"
 
 
+def requests_prefix(owner: str) -> str:
+    """Return the prefix of the requests to an owner."""
+    return f"asks/{owner_name(owner).removeprefix(OWNERS)}/"
+
+
 def request_name(owner: str, what: str, folder: str) -> str:
     """Return the name of a request to an owner; equal requests have the same name."""
-    return f"asks/{owner_name(owner)[7:]}/{what}-{folder[2:]}"
+    return f"{requests_prefix(owner)}{what}-{folder[2:]}"
 
 
 # Encoding of commits: an object with a header line, then the records' lines. Pure
