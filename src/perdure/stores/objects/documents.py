@@ -389,21 +389,15 @@ def _ordered(bucket: Bucket, query: SessionQuery) -> Iterator[_Listed]:
     pages = bucket.pages(prefix, None if start == prefix else start[:-1])
     entries = (entry for page in pages for entry in page if entry.name > begin)
     fitting = itertools.takewhile(lambda entry: entry.name.startswith(begin), entries)
-    for alike, run in itertools.groupby(fitting, key=lambda entry: _shared_prefix(entry.name)):
-        found = (_listed_of(bucket, entry, query.tenant) for entry in run)
-        known = filter(None, found)
+    # Names of long ids that are alike up to their "~" are not in the order of their keys.
+    by_prefix = itertools.groupby(fitting, key=lambda entry: "".join(entry.name.partition("~")[:2]))
+    for alike, run in by_prefix:
+        known = [
+            _Listed(key, entry.name, entry.modified)
+            for entry in run
+            if (key := _key(bucket, entry.name, query.tenant)) is not None
+        ]
         yield from sorted(known) if alike.endswith("~") else known
-
-
-def _listed_of(bucket: Bucket, entry: ListedObject, tenant: str) -> _Listed | None:
-    key = _key(bucket, entry.name, tenant)
-    return None if key is None else _Listed(key, entry.name, entry.modified)
-
-
-def _shared_prefix(name: str) -> str:
-    """Return the prefix shared by names whose order differs from their keys'."""
-    known, long, _ = name.partition("~")
-    return known + long
 
 
 def _key(bucket: Bucket, name: str, tenant: str) -> SessionKey | None:
@@ -567,11 +561,16 @@ def _remove_content(bucket: Bucket, head: SessionHead) -> None:
         [entry for entry in places if entry.size != len(GONE)],
     )
     inbox.clear(bucket, key, head.posts)
-    inbox.clear_dead_letters(bucket, key)
+    dead = bucket.listed(layout.dead_letters_prefix(folder))
     owned = [*bucket.listed(f"{folder}/doc/"), *bucket.listed(f"{folder}/seg/")]
-    bucket.remove([entry.name for entry in owned if layout.epoch_of(entry.name) <= head.epoch])
-    names = layout.directory_name(key, head.generation), layout.draft_name(key, head.generation)
-    bucket.remove(names)
+    owned = [entry for entry in owned if layout.epoch_of(entry.name) <= head.epoch]
+    bucket.remove(
+        [
+            *(entry.name for entry in (*dead, *owned)),
+            layout.directory_name(key, head.generation),
+            layout.draft_name(key, head.generation),
+        ]
+    )
 
 
 def scrub(bucket: Bucket) -> None:

@@ -250,12 +250,6 @@ def clear(bucket: Bucket, key: SessionKey, up_to: int) -> None:
         bucket.replace(name, layout.with_checksum(_Post(key, [])), tag)
 
 
-def clear_dead_letters(bucket: Bucket, key: SessionKey) -> None:
-    """Remove all dead letters."""
-    dead = bucket.listed(layout.dead_letters_prefix(layout.folder_of(key)))
-    bucket.remove([entry.name for entry in dead])
-
-
 def heartbeat(
     bucket: Bucket, owner: str, beat: int, requests: deque[Request], tag: str | None
 ) -> tuple[str | None, bool]:

@@ -24,7 +24,7 @@ from perdure.records.records import Entry, Position, Record
 from perdure.store import Documents
 from perdure.stores.objects import layout
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
-from perdure.stores.objects.layout import Commit, MergedSegment, SessionHead, decode, folded_up_to
+from perdure.stores.objects.layout import Commit, SessionHead, decode, folded_up_to
 
 T = TypeVar("T")
 
@@ -135,26 +135,19 @@ def ranges(plan: ObjectReadPlan, after: int, before: int | None) -> list[LogRang
     """Return the ranges that may have records with ``after < seq < before``, oldest first."""
     parts: list[LogRange] = []
     for segment in plan.head.segments:
-        parts += segment_ranges(segment)
+        marks = segment.marks
+        ends = [*((mark.seq, mark.offset) for mark in marks[1:]), (segment.last, segment.size)]
+        for mark, (last, end) in zip(marks, ends, strict=True):
+            parts.append(LogRange(segment.object, mark.seq + 1, last, (mark.offset, end), mark.crc))
     firsts = [layout.first_of(entry.name) for entry in plan.loose]
-    for place, entry in enumerate(plan.loose):
-        last = firsts[place + 1] - 1 if place + 1 < len(firsts) else None
-        crc = plan.head.crc if firsts[place] == plan.head.floor + 1 else None
-        parts.append(LogRange(entry.name, firsts[place], last, None, crc))
+    lasts = [*(first - 1 for first in firsts[1:]), None]
+    for entry, first, before_next in zip(plan.loose, firsts, lasts, strict=True):
+        crc = plan.head.crc if first == plan.head.floor + 1 else None
+        parts.append(LogRange(entry.name, first, before_next, None, crc))
     return [
         part
         for part in parts
         if (part.last is None or part.last > after) and (before is None or part.first < before)
-    ]
-
-
-def segment_ranges(segment: MergedSegment) -> list[LogRange]:
-    """Return the ranges of a segment, from mark to mark."""
-    marks = segment.marks
-    ends = [(mark.seq, mark.offset) for mark in marks[1:]] + [(segment.last, segment.size)]
-    return [
-        LogRange(segment.object, mark.seq + 1, last, (mark.offset, end), mark.crc)
-        for mark, (last, end) in zip(marks, ends, strict=True)
     ]
 
 

@@ -114,7 +114,12 @@ def settings_from(url: str) -> RedisSettings:
     if "@" in parts.path + parts.query + parts.fragment or parts.fragment:
         reason = "a reserved character in its user, password or path splits it"
         raise _invalid(reason, "write @ # / ? : there as %40 %23 %2F %3F %3A")
-    options = _options(parts.query)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in options:
+        if name not in _OPTIONS:
+            raise _invalid(
+                f"it has an unknown option {name!r}", f"known: {', '.join(sorted(_OPTIONS))}"
+            )
     unix = parts.scheme == "unix"
     path = unquote(parts.path)
     if unix and (parts.hostname or not path.startswith("/")):
@@ -142,16 +147,6 @@ def _names_several_hosts(url: str) -> bool:
     """Return whether the URL lists several hosts, after any user and password."""
     place = url.partition("://")[2].partition("?")[0].rpartition("@")[2]
     return "," in place.partition("/")[0] and not url.startswith("unix:")
-
-
-def _options(query: str) -> dict[str, str]:
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    for name in options:
-        if name not in _OPTIONS:
-            raise _invalid(
-                f"it has an unknown option {name!r}", f"known: {', '.join(sorted(_OPTIONS))}"
-            )
-    return options
 
 
 def _number(name: str, text: str) -> int:
@@ -309,14 +304,11 @@ class RedisLink:
     async def _drain(self) -> None:
         """Keep the connections open until the ending event loop's last saves are done."""
         calls = -1
-        while not (self._closing.is_set() or (calls == self._calls and self._is_idle)):
+        while calls != self._calls or self._room.value < MAX_CONNECTIONS:
             calls = self._calls
             with anyio.move_on_after(_IDLE_SECONDS):
                 await self._closing.wait()
-
-    @property
-    def _is_idle(self) -> bool:
-        return self._room.value == MAX_CONNECTIONS
+                return
 
     def require_open(self) -> Host:
         """Return the host.
@@ -386,7 +378,10 @@ class RedisLink:
             StoreUnavailableError: They could not be sent, or not synced in time.
 
         """
-        sent = [*calls, self._wait_call] if write and self.waits else calls
+        sent = calls
+        if write and self.waits:
+            milliseconds = int(self.settings.timeout * _SYNC_SHARE * 1000)
+            sent = [*calls, RedisCall(b"WAITAOF", 1, 0, milliseconds)]
         self._calls += 1
         began = time.perf_counter()
         async with self._room:
@@ -406,10 +401,6 @@ class RedisLink:
             if not synced[0]:
                 raise in_doubt(self.location)
         return replies
-
-    @property
-    def _wait_call(self) -> RedisCall:
-        return RedisCall(b"WAITAOF", 1, 0, int(self.settings.timeout * _SYNC_SHARE * 1000))
 
     async def _batch(self, connection: BaseConnection, calls: Sequence[RedisCall]) -> list[Any]:
         try:
@@ -533,10 +524,13 @@ class RedisLink:
                     part.close()
 
     def _load(self) -> tuple[Any, Any]:
-        return _driver(), self._connection_factory()
-
-    def _connection_factory(self) -> Any:
-        """Return a factory of connections, so that their options are computed only once."""
+        """Return the driver's exceptions, and a factory of connections with these settings."""
+        try:
+            import coredis.exceptions
+        except ImportError as error:
+            raise MissingExtraError(
+                "redis: and valkey: URLs need coredis: pip install 'perdure[redis]'", extra="redis"
+            ) from error
         from coredis.connection import (
             TCPConnection,
             TCPLocation,
@@ -554,12 +548,12 @@ class RedisLink:
             "client_name": "perdure",
         }
         if settings.path:
-            return partial(
-                UnixDomainSocketConnection, UnixDomainSocketLocation(settings.path), **options
-            )
+            place = UnixDomainSocketLocation(settings.path)
+            return coredis.exceptions, partial(UnixDomainSocketConnection, place, **options)
         if settings.tls:
             options["ssl_context"] = _tls(settings.tls_files)
-        return partial(TCPConnection, TCPLocation(settings.host, settings.port), **options)
+        location = TCPLocation(settings.host, settings.port)
+        return coredis.exceptions, partial(TCPConnection, location, **options)
 
 
 class _Opening:
@@ -572,16 +566,6 @@ class _Opening:
     def started(self, value: object = None) -> None:
         """Record that the connection is open."""
         self.done.set()
-
-
-def _driver() -> Any:
-    try:
-        import coredis.exceptions
-    except ImportError as error:
-        raise MissingExtraError(
-            "redis: and valkey: URLs need coredis: pip install 'perdure[redis]'", extra="redis"
-        ) from error
-    return coredis.exceptions
 
 
 def _tls(files: dict[str, str]) -> ssl.SSLContext:
@@ -642,7 +626,10 @@ async def inspect_durability(link: RedisLink) -> str:
         log.warning("whether the server evicts keys is unknown", extra={"store": link.location})
     wait = False
     if link.settings.wait and settings.get("appendonly") == "yes":
-        wait = settings.get("appendfsync") == "everysec" and await _has_waitaof(link)
+        wait = settings.get("appendfsync") == "everysec"
+        if wait:
+            (reply,) = await link.request([RedisCall(b"WAITAOF", 0, 0, 0)])
+            wait = not isinstance(reply, BaseException)  # an older server does not know it
     link.waits = wait
     return durability_name(settings, waits=wait)
 
@@ -722,11 +709,6 @@ async def _info(link: RedisLink, section: str) -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in bytes(reply).decode().splitlines())
     return {name: value for name, colon, value in pairs if colon}
-
-
-async def _has_waitaof(link: RedisLink) -> bool:
-    (reply,) = await link.request([RedisCall(b"WAITAOF", 0, 0, 0)])
-    return not isinstance(reply, BaseException)
 
 
 async def scrub(link: RedisLink) -> None:

@@ -49,7 +49,7 @@ _OWNER_TTL = 7 * 24 * 3600
 """Seconds that an owner is remembered after its last heartbeat."""
 _TAIL_BYTES = 1024 * 1024
 """Bytes of the log that an open reads; a longer one is read in parts."""
-_HANDOVER, _MAIL = b"h", b"m"
+HANDOVER, MAIL = b"h", b"m"
 _MIN_PAUSE, _MAX_PAUSE = 0.25, 15.0
 """Shortest and longest back-off between two attempts to subscribe, in seconds."""
 
@@ -86,10 +86,7 @@ class Leases:
                 RedisCall(b"HKEYS", self._names.beats),
             ]
         )
-        await self._drop_forgotten_owners(known)
-
-    async def _drop_forgotten_owners(self, known: Sequence[bytes]) -> None:
-        """Delete the heartbeat counters of owners whose hash has expired."""
+        # The heartbeat counters of owners whose hash has expired are nobody's.
         names = [self._names.owner(owner.decode())[0] for owner in known]
         exists = await self._link.send([RedisCall(b"EXISTS", name) for name in names])
         forgotten = [owner for owner, is_known in zip(known, exists, strict=True) if not is_known]
@@ -250,26 +247,19 @@ class Leases:
             ]
         )
         self._acknowledged = asks
-        requests: dict[bytes, list[SessionKey]] = {_HANDOVER: [], _MAIL: []}
+        requests: dict[bytes, list[SessionKey]] = {HANDOVER: [], MAIL: []}
         for ask in asks[::2]:
             try:
                 requests[ask[:1]].append(_keys.decode(ask[1:]))
             except (KeyError, msgspec.DecodeError, PerdureError):
                 log.warning("a request to this owner cannot be read", extra={"size": len(ask)})
         others = {owner.decode(): int(n) for owner, n in beats.items() if owner != self._me}
-        return HeartbeatRequests(tuple(requests[_HANDOVER]), tuple(requests[_MAIL]), others)
+        return HeartbeatRequests(tuple(requests[HANDOVER]), tuple(requests[MAIL]), others)
 
-    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Request the session from its holder."""
-        await self._ask(holder.owner, _HANDOVER + encode_key(key))
-
-    async def notify_of_items(self, key: SessionKey, owner: str) -> None:
-        """Notify the holder of pending items."""
-        await self._ask(owner, _MAIL + encode_key(key))
-
-    async def _ask(self, owner: str, ask: bytes) -> None:
+    async def ask(self, owner: str, what: bytes, key: SessionKey) -> None:
+        """Ask an owner for something about a session, and wake it if it listens."""
         _, asks, channel = self._names.owner(owner)
-        await self._link.write([_ASK((asks,), _OWNER_TTL, channel, ask)])
+        await self._link.write([_ASK((asks,), _OWNER_TTL, channel, what + encode_key(key))])
 
     async def wait_for_notification(self, timeout: float) -> None:
         if not self._listening:

@@ -379,9 +379,17 @@ class RedisLog:
             entries = await self._entries(key, after, stop, count, reverse=reverse)
         else:
             entries = (await self._cold.entries(key, seq))[:: -1 if reverse else 1]
-        decoded = self._decoded(key, entries, reverse=reverse)
-        records = [record for record in decoded if after < record.seq < stop]
-        if not records or records[0].seq != seq:
+        seed = self._names.session_keys(key).seed
+        records: list[Record] = []
+        for entry in entries:
+            part = [record for record in records_of(key, seed, entry) if after < record.seq < stop]
+            if reverse:
+                part.reverse()
+            if part and part[0].seq != seq:
+                raise damage_error(key, "the log", f"record {seq} is missing")
+            records += part
+            seq += -len(part) if reverse else len(part)
+        if not records:
             raise damage_error(key, "the log", f"record {seq} is missing")
         return records, sum(len(entry[1][1]) for entry in entries)
 
@@ -402,20 +410,6 @@ class RedisLog:
         call = RedisCall(b"XREVRANGE", log, holding[0][0], after + 1, b"COUNT", count)
         (entries,) = await self._link.send([call])
         return list(entries)
-
-    def _decoded(self, key: SessionKey, entries: list[Any], *, reverse: bool) -> list[Record]:
-        """Return the records of adjacent entries, and check that none is missing in between."""
-        seed = self._names.session_keys(key).seed
-        records: list[Record] = []
-        for entry in entries:
-            part = records_of(key, seed, entry)
-            if reverse:
-                part.reverse()
-            if records and part[0].seq != records[-1].seq + (-1 if reverse else 1):
-                name = f"entry {entry[0].decode()} of the log"
-                raise damage_error(key, name, "its neighbor is missing")
-            records += part
-        return records
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove whole entries before a record, and return their bytes."""

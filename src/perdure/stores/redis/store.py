@@ -74,7 +74,7 @@ from perdure.stores.redis.layout import (
     require_held,
     shown_of,
 )
-from perdure.stores.redis.leases import Leases
+from perdure.stores.redis.leases import HANDOVER, MAIL, Leases
 from perdure.stores.redis.log import ColdHistory, RedisLog, owner_moves
 
 _DIGITS = "0123456789abcdefx"
@@ -385,7 +385,7 @@ class RedisStore:
         await self._leases.wait_for_notification(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        await self._leases.request_handover(key, holder)
+        await self._leases.ask(holder.owner, HANDOVER, key)
 
     # inbox: items that any process posts to a session, in posting order
 
@@ -408,7 +408,7 @@ class RedisStore:
             )
         if holder and items:
             # Also for items that were already there: the first post may have been cut off here.
-            await self._leases.notify_of_items(key, holder.decode())
+            await self._leases.ask(holder.decode(), MAIL, key)
         return int(new)
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
