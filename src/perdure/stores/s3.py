@@ -34,7 +34,7 @@ class BucketAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Empty, or ending in a slash."""
     endpoint: str | None
     allow_http: bool
-    """Whether an endpoint on another host may be used without encryption."""
+    """True if an endpoint on another host may be used without encryption."""
     region: str | None
     timeout: float
     """Seconds that one request may take."""

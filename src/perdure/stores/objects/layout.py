@@ -192,7 +192,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sum: int
     """Their CRC-32."""
     cut: bool = False
-    """Whether it is a tombstone: the lines were merged into a segment, or removed."""
+    """True for a tombstone: the lines were merged into a segment, or removed."""
 
     @property
     def last(self) -> int:
@@ -373,16 +373,16 @@ class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     nonce: str = ""
     """Identifies a replacement whose response was lost."""
     hidden: bool = False
-    """Whether nobody reads it yet: a draft, or a log whose epoch record is about to be created. It
+    """True if nobody reads it yet: a draft, or a log whose epoch record is about to be created. It
     is ``deleted``, too."""
     draft: Draft | None = None
-    """What the session is a copy of."""
+    """The session that this one is a copy of."""
     posts: int = 0
     """The last post that a deleted session owned: later ones are to the id, and wait."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it was deleted, and has no holder any more."""
+        """True if it was deleted, and has no holder any more."""
         return self.deleted and not self.hidden
 
 

@@ -73,7 +73,7 @@ class _LogEnd(msgspec.Struct, frozen=True):
     newest: Header | None = None
     """The newest commit's header."""
     after: int = 0
-    """What was read is complete after this record; 0: altogether."""
+    """The record after which all commits were read; 0: all of the log."""
     loose: tuple[ListedObject, ...] = ()
     known: Mapping[str, Commit] = {}
     """The loose commits of it that were read, by name."""
@@ -259,7 +259,7 @@ def _begin_hidden(
 def _guessed_end(bucket: Bucket, folder: str, head: SessionHead | None) -> _LogEnd | None:
     """Return where the log probably ends, without a listing; None if nothing says it.
 
-    A wrong guess does no harm. The name after the end of a log is taken for ever by the next epoch
+    A wrong guess does no harm. The name after the end of a log is taken forever by the next epoch
     record, so an epoch record cannot be created anywhere but there.
     """
     if head is None:

@@ -56,7 +56,7 @@ _MAX_FIRSTS = 1024
 
 
 class Said(msgspec.Struct):
-    """What a holder's saves say of a session for listings, and when that was written."""
+    """Facts for listings that a holder's saves bring, and when they were last written."""
 
     epoch: int
     seq: int = 0
@@ -116,19 +116,19 @@ class ObjectLogWriter:
         self.said: Said = Said(head.epoch, listed_at=time.time())
         """For listings."""
         self.is_doubted: bool = False
-        """Whether the bucket may have reverted to an earlier state."""
+        """True if the bucket may have reverted to an earlier state."""
         self.log_lock: threading.Lock = threading.Lock()
         """Guards the end of the log."""
         self.head_lock: threading.Lock = threading.Lock()
         """Guards the head."""
         self.has_lost_lease: bool = False
-        """Whether another process has the session."""
+        """True once another process has the session."""
         self.stored_head: tuple[SessionHead, str] | None = stored_head
         """The head as it was last written, with its tag."""
 
     @property
     def created(self) -> bool:
-        """Whether the log begins with this epoch."""
+        """True if the log begins with this epoch."""
         return self.generation == self.epoch
 
     @property

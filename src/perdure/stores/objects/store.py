@@ -84,12 +84,6 @@ CAPABILITIES = Capabilities(
 )
 
 
-class _Claim:
-    """Whether a caller still awaits an acquire."""
-
-    abandoned = False
-
-
 class ObjectStore:
     """Store of sessions as objects in a bucket.
 
@@ -125,7 +119,7 @@ class ObjectStore:
         """Requests that were read, also by cancelled heartbeats, and that none has returned."""
         self._writers: dict[SessionKey, ObjectLogWriter] = {}
         self._said: dict[SessionKey, Said] = {}
-        """What saves of this store object have said for listings, also of released sessions."""
+        """Facts for listings of the sessions that were saved here, also of released ones."""
         self._lock = threading.Lock()
 
     @property
@@ -341,15 +335,17 @@ class ObjectStore:
         )
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        claim = _Claim()
+        is_abandoned = threading.Event()
         try:
-            return await self._read(key, lambda bucket: self._acquire(bucket, key, terms, claim))
+            return await self._read(
+                key, lambda bucket: self._acquire(bucket, key, terms, is_abandoned)
+            )
         except BaseException:
-            claim.abandoned = True
+            is_abandoned.set()
             raise
 
     def _acquire(
-        self, bucket: Bucket, key: SessionKey, terms: Terms, claim: _Claim
+        self, bucket: Bucket, key: SessionKey, terms: Terms, is_abandoned: threading.Event
     ) -> Held | Taken:
         try:
             acquired = leases.acquire(bucket, key, terms, self._owner)
@@ -369,9 +365,9 @@ class ObjectStore:
                 while len(self._said) > max(len(self._writers), _SAID):
                     del self._said[next(iter(self._said))]
         found = None
-        if not claim.abandoned:
+        if not is_abandoned.is_set():
             found = content.found(bucket, acquired, whole=terms.names != frozenset())
-        if claim.abandoned:
+        if is_abandoned.is_set():
             self._release(bucket, writer)  # the caller was cancelled
         head, created = writer.epoch_seq, writer.created
         return Taken(key, writer.epoch, head, created, acquired.record, found)

@@ -71,7 +71,7 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
     history: str = ""
     """The URL of a store for cold history."""
     wait: bool = True
-    """Whether a save waits for the server's fsync, where a write does not imply it."""
+    """True if a save waits for the server's fsync, where a write does not imply it."""
 
     @property
     def location(self) -> str:
@@ -241,7 +241,7 @@ class RedisLink:
         self.settings: RedisSettings = settings
         self.location: str = settings.location
         self.waits: bool = False
-        """Whether each write awaits the server's sync to disk."""
+        """True if each write waits for the server's sync to disk."""
         self.mode: str = ""
         """standalone or cluster; empty if INFO is forbidden."""
         self._host: Host | None = None

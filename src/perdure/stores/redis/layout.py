@@ -342,11 +342,11 @@ class LogState(NamedTuple):
     moved: int = 0
     """The last seq that was moved to another store."""
     draft: bool = False
-    """Whether it is a draft that is not published."""
+    """True for a draft that is not published."""
 
     @property
     def is_hidden(self) -> bool:
-        """Whether there is no session for readers."""
+        """True if readers see no session."""
         return self.deleted or self.draft
 
 
@@ -359,7 +359,7 @@ def draft_of(data: bytes | None) -> Draft | None:
 
 
 DRAFT = b"draft"
-"""What stands in a draft's hash where a deleted session has a 1."""
+"""Value of a draft's field ``d``, which is 1 for a deleted session."""
 
 
 def damage_error(key: SessionKey, part: str, reason: str) -> CorruptRecordError:

@@ -122,24 +122,22 @@ class Leases:
                 RedisCall(b"HGET", self._names.beats, name),
             ]
         )
+        alive: bool | None = None
+        if name == self._owner:
+            alive = True
+        elif closed is not None or has_ended((process or b"").decode()):
+            alive = False
         return LeaseState(
             epoch=int(epoch),
             owner=name,
             released=released is not None,
-            alive=self._is_alive(name, process, closed=closed is not None),
+            alive=alive,
             beat=int(beat or old or 0),
             deleted=deleted is not None,
             host=(host or b"").decode(),
             pid=int(pid or 0),
             draft=draft_of(draft),
         )
-
-    def _is_alive(self, owner: str, process: bytes | None, *, closed: bool) -> bool | None:
-        if owner == self._owner:
-            return True
-        if closed or has_ended((process or b"").decode()):
-            return False
-        return None
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         """Take a session in one call, or after a look at its holder, which is in another slot."""
