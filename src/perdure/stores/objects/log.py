@@ -249,13 +249,13 @@ class ObjectLogWriter:
         """
         for first in firsts:
             commit = self._commit(first)
-            if commit is None or commit.header.epoch != self.epoch:
+            written_by = None if commit is None else (commit.header.epoch, commit.header.owner)
+            if written_by != (self.epoch, self.owner):
                 continue
-            if commit.header.owner == self.owner:
-                name = layout.log_name(self.folder, self.generation, first)
-                aside = f"{self.folder}/doc/{self.epoch:010d}-behind-{first:020d}"
-                if self._bucket.copy(name, aside):
-                    self._bucket.remove([name])
+            name = layout.log_name(self.folder, self.generation, first)
+            aside = f"{self.folder}/doc/{self.epoch:010d}-behind-{first:020d}"
+            if self._bucket.copy(name, aside):
+                self._bucket.remove([name])
 
     def _adopt_own_commit(self, name: str, data: bytes) -> bool:
         """Continue after a commit that an earlier attempt created, whose response was lost.
@@ -358,16 +358,14 @@ def merge(
 
 def _read_commits(bucket: Bucket, head: SessionHead, names: Sequence[ListedObject]) -> list[Commit]:
     """Read commits, and check that each follows the one before it."""
-    objects = bucket.many(lambda entry: bucket.get(entry.name), names)
-    commits: list[Commit] = []
+    try:
+        commits = bucket.many(lambda entry: reader.whole_commit(bucket, entry.name), names)
+    except reader.ObjectMergedAway as missing:
+        raise layout.damage_error(missing.name, "another program removed it") from missing
     seq, crc = head.floor, head.crc
-    for entry, stored in zip(names, objects, strict=True):
-        if stored is None:
-            raise layout.damage_error(entry.name, "another program removed it")
-        commit = layout.commit(entry.name, layout.first_of(entry.name), stored.data)
-        if commit.header.first != seq + 1 or commit.header.seed != crc or commit.header.cut:
+    for entry, commit in zip(names, commits, strict=True):
+        if commit.header.first != seq + 1 or commit.header.seed != crc:
             raise reader.unlinked_error(entry.name, commit.header.first)
-        commits.append(commit)
         seq, crc = commit.header.last, commit.crc
     return commits
 

@@ -70,16 +70,6 @@ class LogRange(msgspec.Struct, frozen=True):
     """The checksum of the record before it, if it is known."""
 
 
-class RecordRun(msgspec.Struct, frozen=True):
-    """Consecutive records."""
-
-    records: list[Record]
-    seed: int
-    """The checksum of the record before the first one."""
-    crc: int
-    """The checksum of the last one."""
-
-
 def read_head(bucket: Bucket, key: SessionKey) -> tuple[SessionHead, str] | None:
     """Return a session's head with its tag, None if there is none.
 
@@ -153,8 +143,10 @@ def ranges(plan: ObjectReadPlan, after: int, before: int | None) -> list[LogRang
 
 def read(
     bucket: Bucket, parts: Sequence[LogRange], known: Mapping[str, Commit] = MappingProxyType({})
-) -> RecordRun:
+) -> tuple[list[Record], int, int]:
     """Return the records of consecutive ranges, read concurrently unless they are *known*.
+
+    With the checksum of the record before the first one, and that of the last one.
 
     Raises:
         ObjectMergedAway: One of them was merged away.
@@ -176,7 +168,7 @@ def read(
             )
         records += more
         crc = end.crc
-    return RecordRun(records, seed, seed if crc is None else crc)
+    return records, seed, seed if crc is None else crc
 
 
 def unlinked_error(name: str, first: int) -> CorruptRecordError:
@@ -284,7 +276,7 @@ def rest_of(
     if after < plan.after or is_long or not is_known:
         return None
     try:
-        records = read(bucket, parts, plan.known).records
+        records, _, _ = read(bucket, parts, plan.known)
     except (ObjectMergedAway, CorruptRecordError):  # raised when the log is read
         return None
     return tuple(record for record in records if record.seq > after)
@@ -361,24 +353,24 @@ def stream(
         try:
             while remaining:
                 some = remaining[-window:] if reverse else remaining[:window]
-                run = read(bucket, some)
-                first, last = run.records[0].seq, run.records[-1].seq
+                records, seed, crc = read(bucket, some)
+                first, last = records[0].seq, records[-1].seq
                 # After a merge, a range may begin before the position: then there is no link.
-                if link is not None and reverse and last + 1 == before and run.crc != link:
+                if link is not None and reverse and last + 1 == before and crc != link:
                     raise unlinked_error(some[-1].name, last)
-                if link is not None and not reverse and first == after + 1 and run.seed != link:
+                if link is not None and not reverse and first == after + 1 and seed != link:
                     raise unlinked_error(some[0].name, first)
                 records = [
                     record
-                    for record in run.records
+                    for record in records
                     if after < record.seq and (before is None or record.seq < before)
                 ]
                 if reverse:
                     records.reverse()
-                    before, link = first, run.seed
+                    before, link = first, seed
                     del remaining[-window:]
                 else:
-                    after, link = last, run.crc
+                    after, link = last, crc
                     del remaining[:window]
                 attempts = _ATTEMPTS
                 if records:

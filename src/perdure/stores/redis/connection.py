@@ -43,13 +43,21 @@ if TYPE_CHECKING:
 SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys", "unix")
 SEVERAL: Final = re.compile(r"(redis|valkey)s?(\+|-)(sentinel|cluster)")
 """Schemes of other clients for Sentinels and clusters, which perdure does not support."""
-_TLS: Final = frozenset({"rediss", "valkeys"})
 _PORT: Final = 6379
-_PREFIX: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
-_TLS_OPTIONS: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
-_OPTIONS: Final = (
-    frozenset({"db", "prefix", "timeout", "connect_timeout", "wait", "history"}) | _TLS_OPTIONS
-)
+_SECONDS: Final = (r"(?=.*[1-9])[0-9]*\.?[0-9]+", "use seconds, such as 5")
+_FILE: Final = (r".+", "use the path of a file")
+_OPTIONS: Final = {
+    "db": (r"[0-9]{1,6}", "use a database's number, such as 0"),
+    "prefix": (r"[A-Za-z0-9_.:-]{1,64}", "use up to 64 of letters, digits, _ . : -"),
+    "timeout": _SECONDS,
+    "connect_timeout": _SECONDS,
+    "wait": (r"yes|no", "use yes or no"),
+    "history": (r".*", "use the URL of a store"),
+    "ssl_ca_certs": _FILE,
+    "ssl_certfile": _FILE,
+    "ssl_keyfile": _FILE,
+}
+"""The options of a URL: the pattern of each, and the cure of a value that does not match it."""
 
 
 class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,31 +123,34 @@ def settings_from(url: str) -> RedisSettings:
         reason = "a reserved character in its user, password or path splits it"
         raise _invalid(reason, "write @ # / ? : there as %40 %23 %2F %3F %3A")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
-    for name in options:
-        if name not in _OPTIONS:
-            raise _invalid(
-                f"it has an unknown option {name!r}", f"known: {', '.join(sorted(_OPTIONS))}"
-            )
     unix = parts.scheme == "unix"
     path = unquote(parts.path)
     if unix and (parts.hostname or not path.startswith("/")):
         raise _invalid("a socket needs an absolute path", "use unix:///run/valkey.sock?db=0")
     if not unix and not parts.hostname:
         raise _invalid("it names no host", "use redis://localhost:6379/0")
+    options["db"] = options.get("db") or ("" if unix else path.strip("/")) or "0"
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            known = ", ".join(sorted(_OPTIONS))
+            raise _invalid(f"it has an unknown option {name!r}", f"known: {known}")
+        pattern, cure = _OPTIONS[name]
+        if not re.fullmatch(pattern, value):
+            raise _invalid(f"invalid {name}={value!r}", cure)
     return RedisSettings(
         host=parts.hostname or "",
         port=port or _PORT,
         path=path if unix else "",
-        db=_number("db", options.get("db") or ("" if unix else path.strip("/")) or "0"),
+        db=int(options["db"]),
         username=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
-        tls=parts.scheme in _TLS,
-        tls_files={name: value for name, value in options.items() if name in _TLS_OPTIONS},
-        prefix=_prefix(options.get("prefix", "perdure")),
-        timeout=_seconds("timeout", options.get("timeout", "5")),
-        connect_timeout=_seconds("connect_timeout", options.get("connect_timeout", "5")),
+        tls=parts.scheme in ("rediss", "valkeys"),
+        tls_files={name: value for name, value in options.items() if name.startswith("ssl_")},
+        prefix=options.get("prefix", "perdure"),
+        timeout=float(options.get("timeout", 5)),
+        connect_timeout=float(options.get("connect_timeout", 5)),
         history=options.get("history", ""),
-        wait=_yes_or_no("wait", options.get("wait", "yes")),
+        wait=options.get("wait") != "no",
     )
 
 
@@ -147,34 +158,6 @@ def _names_several_hosts(url: str) -> bool:
     """Return whether the URL lists several hosts, after any user and password."""
     place = url.partition("://")[2].partition("?")[0].rpartition("@")[2]
     return "," in place.partition("/")[0] and not url.startswith("unix:")
-
-
-def _number(name: str, text: str) -> int:
-    if not re.fullmatch("[0-9]{1,6}", text):
-        raise _invalid(f"{name}={text!r} is not a number", "use a database's number, such as 0")
-    return int(text)
-
-
-def _seconds(name: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise _invalid(f"invalid {name}={text!r}", "use seconds, such as 5")
-    return seconds
-
-
-def _prefix(text: str) -> str:
-    if not _PREFIX.match(text):
-        raise _invalid(f"invalid prefix={text!r}", "use up to 64 of letters, digits, _ . : -")
-    return text
-
-
-def _yes_or_no(name: str, text: str) -> bool:
-    if text not in {"yes", "no"}:
-        raise _invalid(f"invalid {name}={text!r}", "use yes or no")
-    return text == "yes"
 
 
 def _invalid(reason: str, cure: str) -> ConfigError:
