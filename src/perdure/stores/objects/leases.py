@@ -523,6 +523,8 @@ def publish(bucket: Bucket, writer: ObjectLogWriter) -> None:
         return msgspec.structs.replace(head, deleted=False, hidden=False, updated_at=now)
 
     with writer.head_lock:
+        if writer.stored_head is not None and not writer.stored_head[0].hidden:
+            writer.stored_head = None  # published already: it is read again, to see who has it
         update_head(bucket, writer, shown)
     bucket.remove([layout.draft_name(writer.key, writer.generation)])
 
