@@ -268,7 +268,8 @@ class RedisLink:
             if "unknown command 'SELECT'" not in str(error):
                 raise
             raise _sentinel_error(self.location) from error  # only a Sentinel has no databases
-        self.mode = _mode_of(info)
+        match = None if isinstance(info, BaseException) else _MODE.search(bytes(info))
+        self.mode = "" if match is None else match[1].decode()
         if self.mode == "sentinel":
             raise _sentinel_error(self.location)
         self._require_success([ping, *loaded])
@@ -560,12 +561,6 @@ def _tls(files: dict[str, str]) -> ssl.SSLContext:
     return context
 
 
-def _mode_of(info: Any) -> str:
-    """Return the server's mode; empty if INFO is forbidden."""
-    match = None if isinstance(info, BaseException) else _MODE.search(bytes(info))
-    return "" if match is None else match[1].decode()
-
-
 def _sentinel_error(location: str) -> ConfigError:
     return ConfigError(
         f"{location} is a Sentinel, which holds no data: perdure connects to one primary and does "
@@ -677,12 +672,10 @@ def durability_name(settings: Mapping[str, str], *, waits: bool) -> str:
 
 async def _settings(link: RedisLink, names: Sequence[str] = _SETTINGS) -> dict[str, str]:
     """Return the server's settings; empty if CONFIG is forbidden."""
-    replies = await link.request([RedisCall(b"CONFIG GET", name) for name in names])
-    settings: dict[str, str] = {}
-    for reply in replies:
-        if isinstance(reply, dict):
-            settings.update({name.decode(): value.decode() for name, value in reply.items()})
-    return settings
+    (reply,) = await link.request([RedisCall(b"CONFIG GET", *names)])
+    if isinstance(reply, BaseException):
+        return {}
+    return {name.decode(): value.decode() for name, value in reply.items()}
 
 
 async def _info(link: RedisLink, section: str) -> dict[str, str]:

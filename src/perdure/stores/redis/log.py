@@ -297,9 +297,13 @@ class RedisLog:
         """Compare a batch with stored records, and append its remaining ones."""
         before = batch.first + len(batch.records)
         stored: list[Record] = []
-        own = self.read(batch.key, after=batch.first - 1, before=before, drafts=True)
-        async for chunk in own:
-            stored += chunk.records
+        after, stop = max(batch.first - 1, state.base), min(before, state.head + 1)
+        while stop - after > 1:
+            records, _ = await self._records(
+                batch.key, state, after, stop, _FIRST_ENTRIES, reverse=False
+            )
+            stored += records
+            after = records[-1].seq
         begun = max([record.seq for record in stored if record.epoch != batch.epoch], default=0)
         logged = [Entry(record.kind, record.payload, record.end) for record in stored]
         remaining = new_entries(batch, state.head, begun, logged)
@@ -329,10 +333,9 @@ class RedisLog:
         before: int | None = None,
         limit: int | None = None,
         reverse: bool = False,
-        drafts: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         state = await self.state(key)
-        if state.draft and not drafts:
+        if state.is_hidden:
             return
         after = max(after, state.base)
         stop = state.head + 1 if before is None else min(before, state.head + 1)

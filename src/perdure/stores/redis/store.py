@@ -211,7 +211,7 @@ class RedisStore:
         """Append all batches in one write."""
         return await self._log.append_many(batches)
 
-    async def read_log(
+    def read_log(
         self,
         key: SessionKey,
         *,
@@ -221,10 +221,7 @@ class RedisStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, some hundred kilobytes at a time."""
-        chunks = self._log.read(key, after=after, before=before, limit=limit, reverse=reverse)
-        async with contextlib.aclosing(chunks):
-            async for chunk in chunks:
-                yield chunk
+        return self._log.read(key, after=after, before=before, limit=limit, reverse=reverse)
 
     async def head(self, key: SessionKey) -> int:
         state = await self._log.state(key)
