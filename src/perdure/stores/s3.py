@@ -122,7 +122,7 @@ def _check_endpoint(endpoint: str) -> None:
 # Mapping of the driver's errors to perdure's
 
 
-_STATUS = re.compile(r"non-2xx status code: (\d{3})|\bstatus: (\d{3})\b")
+_STATUS = re.compile(r"(?:non-2xx status code|\bstatus): (\d{3})\b")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _KIND = re.compile(r"\bkind: (Connect|Timeout|Request|Interrupted|Decode|Unknown)\b")
 
@@ -158,9 +158,7 @@ def error_for(error: Exception, doing: str, location: str) -> StoreUnavailableEr
     """Return the perdure error; its fact ``unwritten`` states that nothing was written."""
     text = str(error)
     status, code, kind = (
-        _first_group(_STATUS, text),
-        _first_group(_CODE, text),
-        _first_group(_KIND, text),
+        match[1] if (match := pattern.search(text)) else "" for pattern in (_STATUS, _CODE, _KIND)
     )
     refused = kind == "Connect"
     if code in _CURES or status in _BY_STATUS:
@@ -187,11 +185,6 @@ def error_for(error: Exception, doing: str, location: str) -> StoreUnavailableEr
         or code == "PermanentRedirect"
         or (status in _UNWRITTEN and code != "RequestTimeout"),
     )
-
-
-def _first_group(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.search(text)
-    return next((group for group in match.groups() if group), "") if match else ""
 
 
 # The bucket: each call is one request, with a deadline

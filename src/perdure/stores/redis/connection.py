@@ -602,12 +602,11 @@ async def inspect_durability(link: RedisLink) -> str:
         raise ConfigError(_eviction_message(link, policy), option="maxmemory-policy", value=policy)
     if policy is None:
         log.warning("whether the server evicts keys is unknown", extra={"store": link.location})
-    wait = False
-    if link.settings.wait and settings.get("appendonly") == "yes":
-        wait = settings.get("appendfsync") == "everysec"
-        if wait:
-            (reply,) = await link.request([RedisCall(b"WAITAOF", 0, 0, 0)])
-            wait = not isinstance(reply, BaseException)  # an older server does not know it
+    syncs_late = settings.get("appendonly") == "yes" and settings.get("appendfsync") == "everysec"
+    wait = link.settings.wait and syncs_late
+    if wait:
+        (reply,) = await link.request([RedisCall(b"WAITAOF", 0, 0, 0)])
+        wait = not isinstance(reply, BaseException)  # an older server does not know it
     link.waits = wait
     return durability_name(settings, waits=wait)
 
