@@ -17,7 +17,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, final
@@ -180,19 +180,8 @@ class RedisCall:
         self.serialized_arguments: tuple[bytes | str | float, ...] = arguments
 
 
-class Script:
-    """A script by the digest that the server knows it by."""
-
-    __slots__ = ("_sha",)
-
-    def __init__(self, text: bytes) -> None:
-        # The protocol's name of a script; it has no security purpose.
-        self._sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
-
-    def __call__(self, keys: tuple[bytes, ...], *arguments: Any) -> RedisCall:
-        """Return the call of the script with these keys and arguments."""
-        return RedisCall(b"EVALSHA", self._sha, len(keys), *keys, *arguments)
-
+Script = Callable[..., RedisCall]
+"""Returns the call of a script, given a tuple of its keys and then its arguments."""
 
 _LOAD_ALL: Final[list[RedisCall]] = []
 """The calls that load every script into a server that is new, or has restarted."""
@@ -201,8 +190,14 @@ _LOAD_ALL: Final[list[RedisCall]] = []
 def script(name: str) -> Script:
     """Return the script in ``lua/<name>.lua``."""
     text = (files(__package__) / "lua" / f"{name}.lua").read_bytes()
+    # The protocol's name of a script; it has no security purpose.
+    digest = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
     _LOAD_ALL.append(RedisCall(b"SCRIPT LOAD", text))
-    return Script(text)
+
+    def call(keys: tuple[bytes, ...], *arguments: Any) -> RedisCall:
+        return RedisCall(b"EVALSHA", digest, len(keys), *keys, *arguments)
+
+    return call
 
 
 MAX_CONNECTIONS = 8

@@ -223,7 +223,7 @@ class Leases:
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Make a draft a session, as its holder."""
-        # A directory that was rebuilt meanwhile may lack it.
+        # A directory that was rebuilt meanwhile by an older release may lack it.
         index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
         call = _PUBLISH((self._names.session_keys(key).session,), epoch)
         (reply,) = await self._link.write([call])

@@ -624,7 +624,7 @@ class RedisStore:
             RedisCall(b"HMGET", keys.session, b"d", b"u", b"a"),
         ]
         deleted, at, listed = (await self._link.write(calls))[-1]
-        if deleted is None:  # another process has begun the session's next generation meanwhile
+        if deleted in (None, DRAFT):  # another process has begun its next generation meanwhile
             await self._link.write(self._entries(key, at, listed))
         await self._forget_inbox(key)
 
