@@ -223,12 +223,12 @@ class Leases:
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Make a draft a session, as its holder."""
-        # A directory that was rebuilt meanwhile by an older release may lack it.
+        # Into the directory again: whoever was killed while deleting the session that the id had
+        # before, or a rebuild that was under way, may have left it out.
         index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
         call = _PUBLISH((self._names.session_keys(key).session,), epoch)
-        (reply,) = await self._link.write([call])
+        reply, _ = await self._link.write([call, index])
         require_held(key, epoch, reply)
-        await self._link.write([index])
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self._link.write([_RELEASE((self._names.session_keys(key).session,), epoch)])
