@@ -74,18 +74,18 @@ def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) ->
         UnsupportedVersionError: The manifest has a newer format.
 
     """
-    current = reader.read_head(bucket, key)
     result = Documents()
+    refs: dict[str, DocumentRef] | None = None
     for _ in range(_ATTEMPTS):
+        current = reader.read_head(bucket, key)
         if current is None:
             return Documents()
+        if result.damaged and current[0].documents == refs:
+            return result  # no fold removed anything meanwhile, so this is damage
+        refs = current[0].documents
         result = reader.documents_of(bucket, current[0], names)
         if result.manifest is None or not result.damaged:
             return result
-        again = reader.read_head(bucket, key)
-        if again is not None and again[0].documents == current[0].documents:
-            return result  # no fold removed anything meanwhile, so this is damage
-        current = again
     return result
 
 
