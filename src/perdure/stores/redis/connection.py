@@ -44,7 +44,7 @@ SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys", "unix")
 SEVERAL: Final = re.compile(r"(redis|valkey)s?(\+|-)(sentinel|cluster)")
 """Schemes of other clients for Sentinels and clusters, which perdure does not support."""
 _PORT: Final = 6379
-_SECONDS: Final = (r"(?=.*[1-9])[0-9]*\.?[0-9]+", "use seconds, such as 5")
+_SECONDS: Final = (r"(?=.*[1-9])[0-9]*\.?[0-9]*", "use seconds, such as 5")
 _FILE: Final = (r".+", "use the path of a file")
 _OPTIONS: Final = {
     "db": (r"[0-9]{1,6}", "use a database's number, such as 0"),
