@@ -36,6 +36,7 @@ import msgspec
 
 from perdure._lib.ids import random_id
 from perdure.errors import (
+    CorruptRecordError,
     FormatError,
     LeaseLostError,
     NotStorableError,
@@ -193,15 +194,18 @@ class ObjectLogWriter:
         said = self.said
         if said.at <= said.listed_at or (said.turns is None and said.about is None):
             return
-        about = said.about or self._folded_about()
-        entry = layout.directory_entry(self.key, said.seq, said.turns or 0, about)
-        with contextlib.suppress(StoreUnavailableError):
+        # Whatever fails here, the save is in the log: the next one tries again.
+        with contextlib.suppress(StoreUnavailableError, CorruptRecordError):
+            about = said.about or self._folded_about()
+            entry = layout.directory_entry(self.key, said.seq, said.turns or 0, about)
             self._bucket.put(layout.directory_name(self.key, self.generation), entry)
             said.listed_at = said.at
 
     def _folded_about(self) -> About:
         """Return the labels of the last fold."""
-        head = None if self.stored_head is None else self.stored_head[0]
+        # The head is not known while a fold replaces it, in another thread.
+        current = self.stored_head or reader.read_head(self._bucket, self.key)
+        head = None if current is None else current[0]
         manifest = None if head is None else layout.manifest_of(f"{self.folder}/head", head)
         return About() if manifest is None else manifest.about
 

@@ -212,6 +212,7 @@ class RedisLog:
         step = now // STEP
         if step != self._step:
             self._step, self._listed = step, {}
+        # 1. What to send: each batch, between what its labels and its activity need.
         for place, batch in enumerate(batches):
             try:
                 call, size = self._call(batch, b"%.6f" % now)
@@ -226,11 +227,13 @@ class RedisLog:
             if self._listed.get(batch.key) != step:
                 recent = self._names.recent(batch.key.tenant)
                 calls.append(RedisCall(b"ZADD", recent, step, member_of(batch.key)))
+        # 2. One write.
         try:
             replies = await self._link.request(calls, write=True) if calls else []
         except PerdureError as error:
             failed = outcome_of(error)
             return [outcomes.get(place, failed) for place in range(len(batches))]
+        # 3. What became of each.
         moves: dict[int, list[RedisCall]] = {}
         for place, batch, size, at in sent:
             reply = replies[at]
@@ -242,6 +245,7 @@ class RedisLog:
             if batch.about is not None:
                 shown, owner = replies[at - 1], batch.about.owner
                 moves[place] = owner_moves(self._names, batch.key, shown, owner)
+        # 4. The index of owners, for labels that changed: another slot, and so another step.
         outcomes |= await self._move_owners(moves)
         return [outcomes[place] for place in range(len(batches))]
 
