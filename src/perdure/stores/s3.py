@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar, final
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -20,7 +21,6 @@ from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._\-]{2,254}\Z")
 _PART = re.compile(r"[A-Za-z0-9._\-=+@]+\Z")
 _MAX_PREFIX = 200
-_TIMEOUT = 30.0
 _KNOWN = ("allow_http", "endpoint", "region", "timeout")
 
 _USAGE = "use s3://BUCKET/PREFIX, optionally with ?endpoint=https://HOST:PORT&region=NAME after it"
@@ -30,13 +30,13 @@ class BucketAddress(msgspec.Struct, frozen=True, kw_only=True):
     """Bucket, prefix and endpoint. It contains no credentials, so it can be shown."""
 
     bucket: str
-    prefix: str = ""
+    prefix: str
     """Empty, or ending in a slash."""
-    endpoint: str | None = None
-    allow_http: bool = False
-    """Whether an endpoint on another host may be used without encryption."""
-    region: str | None = None
-    timeout: float = _TIMEOUT
+    endpoint: str | None
+    allow_http: bool
+    """True if an endpoint on another host may be used without encryption."""
+    region: str | None
+    timeout: float
     """Seconds that one request may take."""
 
     def __post_init__(self) -> None:
@@ -69,46 +69,6 @@ class BucketAddress(msgspec.Struct, frozen=True, kw_only=True):
         return f"s3://{self.bucket}/{self.prefix}{endpoint}"
 
 
-def address_from(url_rest: str) -> BucketAddress:
-    """Return the address in a URL, whose part after ``s3:`` is *url_rest*.
-
-    Raises:
-        ConfigError: It names no bucket, or has an invalid part, such as a password.
-
-    """
-    url = urlsplit(f"s3:{url_rest}")
-    if "@" in url.netloc:
-        raise ConfigError(
-            "an s3: URL must not have credentials, since logs show it: leave them out, and set "
-            "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
-            option="url",
-        )
-    if not url_rest.startswith("//") or url.fragment:
-        raise ConfigError(f"the s3: URL names no bucket: {_USAGE}", option="url")
-    prefix = unquote(url.path).strip("/")
-    options = _options(dict(parse_qsl(url.query, keep_blank_values=True)))
-    return BucketAddress(
-        bucket=url.netloc,
-        prefix=f"{prefix}/" if prefix else "",
-        endpoint=options.get("endpoint"),
-        allow_http=_allow_http(options.get("allow_http")),
-        region=options.get("region"),
-        timeout=_seconds(options.get("timeout")),
-    )
-
-
-def _options(options: Mapping[str, str]) -> Mapping[str, str]:
-    for name in options:
-        if name not in _KNOWN:
-            # Not its value, which may be a password.
-            raise ConfigError(
-                f"an s3: URL has no option {name!r}: it takes {', '.join(_KNOWN)}; credentials "
-                "come from the AWS_… variables",
-                option=name,
-            )
-    return options
-
-
 def require_encrypted(endpoint: str, *, allow_http: bool) -> None:
     """Refuse http:// to another host, unless it is allowed.
 
@@ -116,11 +76,12 @@ def require_encrypted(endpoint: str, *, allow_http: bool) -> None:
         ConfigError: Data and credentials would cross a network in plain text.
 
     """
-    scheme, _, authority = endpoint.partition("://")
-    if scheme.lower() != "http" or allow_http:
+    try:
+        url = urlsplit(endpoint)
+        host = url.hostname or ""
+    except ValueError:  # the driver refuses it, too
         return
-    host = _host_of(authority)
-    if _is_loopback(host):
+    if url.scheme != "http" or allow_http or _is_loopback(host):
         return
     raise ConfigError(
         f"the endpoint http://{host} is reached without encryption, so all stored data "
@@ -131,38 +92,11 @@ def require_encrypted(endpoint: str, *, allow_http: bool) -> None:
     )
 
 
-def _host_of(authority: str) -> str:
-    try:
-        return urlsplit(f"//{authority}").hostname or ""
-    except ValueError:  # the driver refuses it, too
-        return ""
-
-
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost" or host.endswith(".localhost")
-
-
-def _allow_http(value: str | None) -> bool:
-    if value in (None, "false"):
-        return False
-    if value == "true":
-        return True
-    raise ConfigError(
-        "allow_http is neither true nor false: use allow_http=true, or leave it out",
-        option="allow_http",
-    )
-
-
-def _seconds(value: str | None) -> float:
-    try:
-        return _TIMEOUT if value is None else float(value)
-    except ValueError:
-        raise ConfigError(
-            f"timeout={value!r} is not a number: use seconds, such as 30", option="timeout"
-        ) from None
 
 
 def _check_endpoint(endpoint: str) -> None:
@@ -188,7 +122,7 @@ def _check_endpoint(endpoint: str) -> None:
 # Mapping of the driver's errors to perdure's
 
 
-_STATUS = re.compile(r"non-2xx status code: (\d{3})|\bstatus: (\d{3})\b")
+_STATUS = re.compile(r"(?:non-2xx status code|\bstatus): (\d{3})\b")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _KIND = re.compile(r"\bkind: (Connect|Timeout|Request|Interrupted|Decode|Unknown)\b")
 
@@ -220,18 +154,11 @@ _UNWRITTEN = frozenset({"301", "307", "400", "401", "403", "404", "405", "411", 
 _MAX_DETAIL = 200
 
 
-def is_missing_bucket(error: Exception) -> bool:
-    """Return whether an object is missing because its bucket is."""
-    return "NoSuchBucket" in str(error)
-
-
 def error_for(error: Exception, doing: str, location: str) -> StoreUnavailableError:
     """Return the perdure error; its fact ``unwritten`` states that nothing was written."""
     text = str(error)
     status, code, kind = (
-        _first_group(_STATUS, text),
-        _first_group(_CODE, text),
-        _first_group(_KIND, text),
+        match[1] if (match := pattern.search(text)) else "" for pattern in (_STATUS, _CODE, _KIND)
     )
     refused = kind == "Connect"
     if code in _CURES or status in _BY_STATUS:
@@ -258,11 +185,6 @@ def error_for(error: Exception, doing: str, location: str) -> StoreUnavailableEr
         or code == "PermanentRedirect"
         or (status in _UNWRITTEN and code != "RequestTimeout"),
     )
-
-
-def _first_group(pattern: re.Pattern[str], text: str) -> str:
-    match = pattern.search(text)
-    return next((group for group in match.groups() if group), "") if match else ""
 
 
 # The bucket: each call is one request, with a deadline
@@ -320,33 +242,33 @@ class S3Bucket(Bucket):
     # reading
 
     def get(self, name: str) -> StoredObject | None:
-        try:
+        def read() -> StoredObject:
             answer = self._obs.get(self._reads, self._prefix + name)
             return StoredObject(bytes(answer.bytes()), answer.meta["e_tag"] or "")
-        except self._errors as error:
-            self._require_missing(error, f"read {name} of")
-            return None
+
+        return self._unless_missing(read, f"read {name} of")
 
     def part(self, name: str, start: int, end: int) -> bytes | None:
         if start == end:
             return b""
-        try:
-            answer = self._obs.get_range(self._reads, self._prefix + name, start=start, end=end)
-        except self._errors as error:
-            if "416" in str(error) or "InvalidRange" in str(error):
-                return None
-            self._require_missing(error, f"read {name} of")
-            return None
-        data = bytes(answer)
-        return data if len(data) == end - start else None
+
+        def read() -> bytes:
+            try:
+                place = self._prefix + name
+                return bytes(self._obs.get_range(self._reads, place, start=start, end=end))
+            except self._errors as error:
+                if "416" in str(error) or "InvalidRange" in str(error):
+                    return b""  # it is shorter
+                raise
+
+        data = self._unless_missing(read, f"read {name} of")
+        return data if data is not None and len(data) == end - start else None
 
     def stat(self, name: str) -> ListedObject | None:
-        try:
-            meta = self._obs.head(self._reads, self._prefix + name)
-        except self._errors as error:
-            self._require_missing(error, f"read the size of {name} in")
-            return None
-        return self._listed(meta)
+        return self._unless_missing(
+            lambda: self._listed(self._obs.head(self._reads, self._prefix + name)),
+            f"read the size of {name} in",
+        )
 
     def pages(self, prefix: str, after: str | None = None) -> Iterator[list[ListedObject]]:
         start = None if after is None else self._prefix + after
@@ -391,27 +313,27 @@ class S3Bucket(Bucket):
         return answer["e_tag"] or ""
 
     def copy(self, name: str, to: str) -> bool:
-        try:
+        def copy() -> bool:
             self._obs.copy(self._writes, self._prefix + name, self._prefix + to)
-        except self._errors as error:
-            self._require_missing(error, f"copy {name} in")
-            return False
-        return True
+            return True
+
+        return self._unless_missing(copy, f"copy {name} in") or False
 
     def remove(self, names: Collection[str]) -> None:
         todo = list(names)
         for start in range(0, len(todo), _PAGE):
             page = [self._prefix + name for name in todo[start : start + _PAGE]]
-            try:
-                self._obs.delete(self._writes, page)  # one request
-            except self._errors as error:
-                self._require_missing(error, f"remove {len(page)} objects from")
+            remove = partial(self._obs.delete, self._writes, page)  # one request
+            self._unless_missing(remove, f"remove {len(page)} objects from")
 
-    def _require_missing(self, error: Exception, doing: str) -> None:
-        """Raise unless the error is that an object does not exist."""
-        if _is_missing(error):
-            return
-        raise error_for(error, doing, self._location) from error
+    def _unless_missing(self, ask: Callable[[], A], doing: str) -> A | None:
+        """Return what *ask* returns, None if the object does not exist."""
+        try:
+            return ask()
+        except self._errors as error:
+            if _is_missing(error):
+                return None
+            raise error_for(error, doing, self._location) from error
 
     def _listed(self, meta: Any) -> ListedObject:
         name = meta["path"].removeprefix(self._prefix)
@@ -420,7 +342,8 @@ class S3Bucket(Bucket):
 
 
 def _is_missing(error: Exception) -> bool:
-    return isinstance(error, FileNotFoundError) and not is_missing_bucket(error)
+    """Return whether an object does not exist, though its bucket does."""
+    return isinstance(error, FileNotFoundError) and "NoSuchBucket" not in str(error)
 
 
 def _client(address: BucketAddress, credentials: dict[str, str], *, retries: int) -> Any:
@@ -511,12 +434,41 @@ class S3Store(ObjectStore):
             ConfigError: The URL is invalid.
 
         """
-        address = address_from(url.removeprefix("s3:"))
+        parts = urlsplit(f"s3:{url.removeprefix('s3:')}")
+        if "@" in parts.netloc:
+            raise ConfigError(
+                "an s3: URL must not have credentials, since logs show it: leave them out, and set "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+                option="url",
+            )
+        if not parts.netloc or parts.fragment:
+            raise ConfigError(f"the s3: URL names no bucket: {_USAGE}", option="url")
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        for name in options:
+            if name not in _KNOWN:
+                # Not its value, which may be a password.
+                raise ConfigError(
+                    f"an s3: URL has no option {name!r}: it takes {', '.join(_KNOWN)}; credentials "
+                    "come from the AWS_… variables",
+                    option=name,
+                )
+        allow_http, timeout = options.get("allow_http", "false"), options.get("timeout", "30")
+        if allow_http not in {"true", "false"}:
+            raise ConfigError(
+                "allow_http is neither true nor false: use allow_http=true, or leave it out",
+                option="allow_http",
+            )
+        try:
+            seconds = float(timeout)
+        except ValueError:
+            raise ConfigError(
+                f"timeout={timeout!r} is not a number: use seconds, such as 30", option="timeout"
+            ) from None
         return cls(
-            address.bucket,
-            address.prefix,
-            endpoint=address.endpoint,
-            allow_http=address.allow_http,
-            region=address.region,
-            timeout=address.timeout,
+            parts.netloc,
+            unquote(parts.path),
+            endpoint=options.get("endpoint"),
+            allow_http=allow_http == "true",
+            region=options.get("region"),
+            timeout=seconds,
         )

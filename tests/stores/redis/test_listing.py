@@ -12,7 +12,7 @@ import pytest
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About
 from perdure.store import Batch, SessionQuery, Status, Taken
-from perdure.stores.redis import RedisStore, documents, log
+from perdure.stores.redis import RedisStore, log, store as engine
 from perdure.stores.redis.connection import RedisCall
 from perdure.stores.redis.layout import STEP
 from perdure.testing.conformance._kit import KEY, group, take
@@ -79,7 +79,7 @@ NEWEST = SessionQuery(newest_first=True)
 async def test_a_session_that_is_saved_beside_a_listing_is_listed_once_and_moves_no_other(
     store: RedisStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_PAGE", 4)
+    monkeypatch.setattr(engine, "_PAGE", 4)
     grants = await saved(store, clock, "abcdefghijkl", STEP)
     clock.now += STEP
     assert await listed(store, NEWEST) == "lkjihgfedcba"
@@ -96,7 +96,7 @@ async def test_a_session_that_is_saved_beside_a_listing_is_listed_once_and_moves
 async def test_a_deletion_beside_a_listing_hides_no_other_session(
     store: RedisStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_PAGE", 4)
+    monkeypatch.setattr(engine, "_PAGE", 4)
     grants = await saved(store, clock, "abcdefghijkl", STEP)
     await store.sessions(NEWEST)
     between_reads(monkeypatch, store, lambda: store.delete(grants["l"].key, grants["l"].epoch))
@@ -106,7 +106,7 @@ async def test_a_deletion_beside_a_listing_hides_no_other_session(
 async def test_many_sessions_of_one_step_are_all_listed_by_pages(
     store: RedisStore, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "_PAGE", 3)
+    monkeypatch.setattr(engine, "_PAGE", 3)
     await saved(store, clock, "ab", STEP)
     await saved(store, clock, "cdefghij", 1)
     clock.now += STEP
@@ -138,7 +138,7 @@ async def test_a_save_that_is_answered_in_a_later_step_is_not_taken_for_one_of_t
     assert await save(store, late, 2) is Status.OK
     clock.now += 1
     assert await save(store, late, 3) is Status.OK
-    monkeypatch.setattr(documents, "_PAGE", 2)
+    monkeypatch.setattr(engine, "_PAGE", 2)
     assert await listed(store, SessionQuery(newest_first=True, limit=1)) == "late"
 
 

@@ -343,10 +343,8 @@ class Story:
 
 def texts_of(bucket: Any, upto: int | None) -> list[str]:
     """Read the log: its seqs have no gap."""
-    stream = reader.ObjectLogStream(bucket, KEY, 0, None if upto is None else upto + 1)
-    records = []
-    while part := stream.part():
-        records += part
+    parts = reader.stream(bucket, KEY, 0, None if upto is None else upto + 1)
+    records = [record for part in parts for record in part]
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
     epochs = [record.epoch for record in records]
     assert epochs == sorted(epochs)

@@ -176,7 +176,7 @@ async def test_a_server_that_stands_still_leaves_doubt_and_then_goes_on(
     own_server.freeze()
     with monkeypatch.context() as hasty:  # only now: a server may be slow and stand
         for client in ("_reads", "_writes"):
-            hasty.setattr(store._open_bucket.bucket, client, own_server.client(timeout="1s"))
+            hasty.setattr(store._open_bucket, client, own_server.client(timeout="1s"))
         outcome = await append(store, grant, 2, "a")
     assert outcome.status is Status.IN_DOUBT
     assert "no reply in time" in str(outcome.error)

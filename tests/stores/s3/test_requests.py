@@ -74,7 +74,7 @@ async def test_objects_are_removed_in_one_request(
     await store.open()
     try:
         names = [f"{number:064x}" for number in range(40)]
-        bucket = store._opened.bucket  # type: ignore[union-attr]
+        bucket = store._open_bucket
         for name in names:
             bucket.put(f"blobs/t/{name}", b"x")
         asked(proxy)
@@ -91,7 +91,7 @@ async def test_a_head_of_another_release_is_opened_by_a_listing(open_store: Open
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a"))
     await store.release(KEY, grant.epoch)
-    bucket = store._opened.bucket  # type: ignore[union-attr]
+    bucket = store._open_bucket
     current = reader.read_head(bucket, KEY)
     assert current is not None
     head = current[0]

@@ -102,7 +102,8 @@ class Bucket(ABC):
 
     def listed(self, prefix: str, after: str | None = None) -> list[ListedObject]:
         """Return the objects under *prefix* (which ends in a slash), by name."""
-        return [entry for page in self.pages(prefix, after) for entry in page]
+        entries = [entry for page in self.pages(prefix, after) for entry in page]
+        return sorted(entries, key=lambda entry: entry.name)
 
     def many(self, function: Callable[[A], B], items: Iterable[A]) -> list[B]:
         """Call a function on items, possibly concurrently; return the results in order.

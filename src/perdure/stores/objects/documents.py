@@ -26,8 +26,7 @@ from perdure._lib.ids import random_id
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import Manifest, SessionQuery, lease_lost, session_info
-from perdure.records.records import Position
+from perdure.records.manifest import Manifest, SessionQuery, session_info
 from perdure.store import BlobSweep, Documents, DraftInfo, RestoreData, SessionInfo
 from perdure.stores.objects import inbox, layout, leases, log as merging, reader
 from perdure.stores.objects.bucket import Bucket, ListedObject
@@ -35,13 +34,11 @@ from perdure.stores.objects.layout import (
     GONE,
     DirectoryEntry,
     DocumentRef,
-    MergedSegment,
-    ReadMark,
     SessionHead,
     tenant_name,
 )
 from perdure.stores.objects.leases import Acquired, record_tenant
-from perdure.stores.objects.log import CommitMerge, ObjectLogWriter, Said
+from perdure.stores.objects.log import ObjectLogWriter, Said
 
 _LARGE_DOCUMENT = 64 * 1024
 """Bytes from which on a document is an object of its own, not copied with others."""
@@ -70,45 +67,6 @@ def found(bucket: Bucket, acquired: Acquired, *, whole: bool) -> RestoreData | N
     return RestoreData(have, after or 0, records, may_have_items)
 
 
-def segments_from(
-    bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, below: int
-) -> tuple[MergedSegment, ...] | None:
-    """Return the segments from a record on, the first one rewritten; None if nothing is to remove.
-
-    Raises:
-        CorruptRecordError: A remaining segment is damaged; nothing has changed.
-
-    """
-    remaining = [segment for segment in head.segments if segment.last >= below]
-    if remaining and remaining[0].first < below:
-        remaining[0] = _cut_segment(bucket, writer, remaining[0], below)
-    return None if remaining == list(head.segments) else tuple(remaining)
-
-
-def _cut_segment(
-    bucket: Bucket, writer: ObjectLogWriter, segment: MergedSegment, below: int
-) -> MergedSegment:
-    """Write the part of a segment from a seq on."""
-    data = bucket.part(segment.object, 0, segment.size)
-    if data is None:
-        raise layout.damage_error(segment.object, "it is missing or truncated")
-    start = segment.marks[0]
-    layout.records_of(segment.object, data, Position(0, start.seq, start.crc))
-    offset = 0
-    for _ in range(below - segment.first):
-        offset = data.index(b"\n", offset) + 1
-    crc = int(data[offset - 11 : offset - 3], 16)
-    marks = [ReadMark(below - 1, 0, crc)]
-    marks += [
-        ReadMark(mark.seq, mark.offset - offset, mark.crc)
-        for mark in segment.marks
-        if mark.offset > offset
-    ]
-    name = f"{writer.folder}/seg/{writer.epoch:010d}-{below:016d}-{random_id(10)}"
-    bucket.put(name, data[offset:])
-    return MergedSegment(name, segment.last, segment.size - offset, tuple(marks))
-
-
 def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) -> Documents:
     """Return documents, each checked against the manifest's hash.
 
@@ -116,18 +74,18 @@ def documents(bucket: Bucket, key: SessionKey, names: Collection[str] | None) ->
         UnsupportedVersionError: The manifest has a newer format.
 
     """
-    current = reader.read_head(bucket, key)
     result = Documents()
+    refs: dict[str, DocumentRef] | None = None
     for _ in range(_ATTEMPTS):
+        current = reader.read_head(bucket, key)
         if current is None:
             return Documents()
+        if result.damaged and current[0].documents == refs:
+            return result  # no fold removed anything meanwhile, so this is damage
+        refs = current[0].documents
         result = reader.documents_of(bucket, current[0], names)
         if result.manifest is None or not result.damaged:
             return result
-        again = reader.read_head(bucket, key)
-        if again is not None and again[0].documents == current[0].documents:
-            return result  # no fold removed anything meanwhile, so this is damage
-        current = again
     return result
 
 
@@ -150,7 +108,7 @@ def fold(
                 head, documents=listed, manifest=msgspec.Raw(msgspec.json.encode(manifest))
             )
 
-        _replace_head(bucket, writer, change, merging.MIN_COMMITS)
+        _merge(bucket, writer, merging.MIN_COMMITS, change)
     writer.list_said()
 
 
@@ -162,32 +120,36 @@ def compact(bucket: Bucket, writer: ObjectLogWriter) -> None:
 
     """
     with writer.head_lock:
-        _replace_head(bucket, writer, lambda head: head, merging.MIN_COMMITS)
+        _merge(bucket, writer, merging.MIN_COMMITS)
 
 
 def trim(bucket: Bucket, writer: ObjectLogWriter, below: int) -> int:
     """Remove records below a seq, up to the newest commit; return the bytes freed.
 
     Raises:
+        CorruptRecordError: A remaining segment is damaged; nothing was removed.
         LeaseLostError: Another process has the session.
 
     """
     with writer.head_lock:
-        head = _replace_head(bucket, writer, lambda head: head, 1)
-        while head.floor + 1 < below:  # first merge all but the newest commit
+        # 1. Merge all but the newest commit, as far as they are to go.
+        head = _merge(bucket, writer, 1)
+        floor = -1
+        while head.floor + 1 < below and head.floor != floor:
             floor = head.floor
-            head = _replace_head(bucket, writer, lambda head: head, 1)
-            if head.floor == floor:
-                break
-        cut = segments_from(bucket, writer, head, below)
-        if cut is None:
+            head = _merge(bucket, writer, 1)
+        # 2. Drop whole segments, and write the rest of the one that has the first record to keep.
+        remaining = [segment for segment in head.segments if segment.last >= below]
+        if remaining and remaining[0].first < below:
+            remaining[0] = merging.cut_segment(bucket, writer, remaining[0], below)
+        segments = tuple(remaining)
+        if segments == head.segments:
             return 0
-        segments = cut
-        _replace_head(
+        _merge(
             bucket,
             writer,
-            lambda head: msgspec.structs.replace(head, segments=segments),
             merging.NEVER,
+            lambda head: msgspec.structs.replace(head, segments=segments),
         )
     before = sum(segment.size for segment in head.segments)
     return before - sum(segment.size for segment in segments)
@@ -196,22 +158,22 @@ def trim(bucket: Bucket, writer: ObjectLogWriter, below: int) -> int:
 def _write_documents(
     bucket: Bucket, writer: ObjectLogWriter, written: Mapping[str, bytes]
 ) -> dict[str, DocumentRef]:
-    """Write documents under new names; return their positions."""
-    refs: dict[str, DocumentRef] = {}
+    """Write documents under new names, all in one object but large ones; return their positions."""
     together = _written_each_time(writer, written)
-    parts: dict[str, list[bytes]] = {}
-    shared = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
-    offset = 0
+    groups: dict[str, list[str]] = {}  # by the large document, "" for the others
     for name, data in written.items():
-        if len(data) >= _LARGE_DOCUMENT and name not in together:
-            own = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
-            refs[name] = DocumentRef(own, 0, len(data))
-            parts[own] = [data]
-        else:
-            refs[name] = DocumentRef(shared, offset, len(data))
-            parts.setdefault(shared, []).append(data)
-            offset += len(data)
-    bucket.many(lambda item: bucket.put(item[0], b"".join(item[1])), parts.items())
+        is_apart = len(data) >= _LARGE_DOCUMENT and name not in together
+        groups.setdefault(name if is_apart else "", []).append(name)
+    refs: dict[str, DocumentRef] = {}
+    objects: dict[str, bytes] = {}
+    for names in groups.values():
+        place = f"{writer.folder}/doc/{writer.epoch:010d}-{random_id(10)}"
+        offset = 0
+        for name in names:
+            refs[name] = DocumentRef(place, offset, len(written[name]))
+            offset += len(written[name])
+        objects[place] = b"".join(written[name] for name in names)
+    bucket.many(lambda item: bucket.put(*item), objects.items())
     return refs
 
 
@@ -228,53 +190,31 @@ def _written_each_time(writer: ObjectLogWriter, written: Mapping[str, bytes]) ->
     return {name for name in written if epochs.get(name) == last}
 
 
-def _replace_head(
+def _merge(
     bucket: Bucket,
     writer: ObjectLogWriter,
-    change: Callable[[SessionHead], SessionHead],
     min_commits: int,
+    change: Callable[[SessionHead], SessionHead] = lambda head: head,
 ) -> SessionHead:
-    """Replace the head, remove what it no longer references, and return it."""
-    current = writer.stored_head or reader.read_head(bucket, writer.key)
-    writer.stored_head = None  # until it is known which head is stored
-    for _ in range(_ATTEMPTS):
-        if current is None or current[0].epoch != writer.epoch or current[0].is_over:
-            writer.has_lost_lease = True
-            raise lease_lost(writer.key, writer.epoch, newest=current[0].epoch if current else None)
-        before = current[0]
-        try:
-            merge = merging.merge(bucket, writer, change(before), min_commits=min_commits)
-        except CorruptRecordError:
-            latest = reader.read_head(bucket, writer.key)
-            if latest is not None and latest[1] == current[1]:
-                raise
-            current = latest  # a later holder merges this log
-            continue
-        head = _prepared_head(before, merge)
-        tag = leases.replace_head(bucket, writer.key, current, head)
-        if tag is not None:
-            writer.stored_head = (head, tag)
-            writer.loose = 0
-            merging.clean_up(bucket, CommitMerge(head, (*before.trash, *head.trash), merge.cut))
-            head = msgspec.structs.replace(head, trash=())
-            writer.stored_head = (head, tag)
-            return head
-        current = reader.read_head(bucket, writer.key)
-    raise StoreUnavailableError(
-        f"the head of {writer.key} changed at each attempt: try again", key=writer.key
-    )
+    """Replace the head, with more than *min_commits* loose commits merged, and return it.
 
+    What it no longer needs is removed once it is stored, by the next holder if this one is killed.
+    """
+    tombstones: list[tuple[str, bytes]] = []
 
-def _prepared_head(before: SessionHead, merge: CommitMerge) -> SessionHead:
-    """Return the head to write, with the objects that are not needed once it is stored."""
-    head = merge.head
-    old = layout.referenced_objects(before) - layout.referenced_objects(head)
-    return msgspec.structs.replace(
-        head,
-        trash=(*merge.to_remove, *sorted(old)),
-        updated_at=time.time(),
-        nonce=random_id(8),
-    )
+    def merged(before: SessionHead) -> SessionHead:
+        head, removable, tombstones[:] = merging.merge(bucket, writer, change(before), min_commits)
+        unused = layout.referenced_objects(before) - layout.referenced_objects(head)
+        trash = (*before.trash, *removable, *sorted(unused))
+        return msgspec.structs.replace(head, trash=trash, updated_at=time.time())
+
+    head, tag = leases.update_head(bucket, writer, merged)
+    writer.loose = 0
+    bucket.many(lambda replacement: bucket.put(*replacement), tombstones)
+    bucket.remove(head.trash)
+    head = msgspec.structs.replace(head, trash=())
+    writer.stored_head = (head, tag)
+    return head
 
 
 # Blobs named by their content, and a quarantine for unreachable ones
@@ -449,21 +389,15 @@ def _ordered(bucket: Bucket, query: SessionQuery) -> Iterator[_Listed]:
     pages = bucket.pages(prefix, None if start == prefix else start[:-1])
     entries = (entry for page in pages for entry in page if entry.name > begin)
     fitting = itertools.takewhile(lambda entry: entry.name.startswith(begin), entries)
-    for alike, run in itertools.groupby(fitting, key=lambda entry: _shared_prefix(entry.name)):
-        found = (_listed_of(bucket, entry, query.tenant) for entry in run)
-        known = filter(None, found)
+    # Names of long ids that are alike up to their "~" are not in the order of their keys.
+    by_prefix = itertools.groupby(fitting, key=lambda entry: "".join(entry.name.partition("~")[:2]))
+    for alike, run in by_prefix:
+        known = [
+            _Listed(key, entry.name, entry.modified)
+            for entry in run
+            if (key := _key(bucket, entry.name, query.tenant)) is not None
+        ]
         yield from sorted(known) if alike.endswith("~") else known
-
-
-def _listed_of(bucket: Bucket, entry: ListedObject, tenant: str) -> _Listed | None:
-    key = _key(bucket, entry.name, tenant)
-    return None if key is None else _Listed(key, entry.name, entry.modified)
-
-
-def _shared_prefix(name: str) -> str:
-    """Return the prefix shared by names whose order differs from their keys'."""
-    known, long, _ = name.partition("~")
-    return known + long
 
 
 def _key(bucket: Bucket, name: str, tenant: str) -> SessionKey | None:
@@ -553,21 +487,14 @@ def delete(bucket: Bucket, writer: ObjectLogWriter, *, keep_posts: bool = False)
 
     """
     key = writer.key
+
+    def deleted(head: SessionHead) -> SessionHead:
+        # Posts are to an id, and outlive a draft.
+        return deleted_head(head, posts=0 if head.hidden else posts)
+
     with writer.log_lock, writer.head_lock:
-        current = writer.stored_head or reader.read_head(bucket, key)
         posts = 0 if keep_posts else inbox.last_number(bucket, key)
-        for _ in range(_ATTEMPTS):
-            if current is None or current[0].epoch != writer.epoch or current[0].is_over:
-                raise lease_lost(key, writer.epoch, newest=current[0].epoch if current else None)
-            # Posts are to an id, and outlive a draft.
-            gone = deleted_head(current[0], posts=0 if current[0].hidden else posts)
-            if leases.replace_head(bucket, key, current, gone) is not None:
-                break
-            current = reader.read_head(bucket, key)
-        else:
-            raise StoreUnavailableError(
-                f"the head of {key} changed at each attempt: try again", key=key
-            )
+        gone, _ = leases.update_head(bucket, writer, deleted)
         writer.has_lost_lease = True
         _remove_content(bucket, gone)
 
@@ -586,11 +513,10 @@ def end_replaced(bucket: Bucket, head: SessionHead) -> None:
         if loose and loose[-1].size == len(GONE):
             break
         try:
-            last = reader.whole_commit(bucket, loose[-1].name)[0].header.last if loose else None
+            last = reader.whole_commit(bucket, loose[-1].name).header.last if loose else head.floor
         except reader.ObjectMergedAway:
             continue
-        after = head.floor if last is None else last
-        if bucket.create(layout.log_name(folder, head.generation, after + 1), GONE) is not None:
+        if bucket.create(layout.log_name(folder, head.generation, last + 1), GONE) is not None:
             break
     else:
         raise StoreUnavailableError(
@@ -635,11 +561,16 @@ def _remove_content(bucket: Bucket, head: SessionHead) -> None:
         [entry for entry in places if entry.size != len(GONE)],
     )
     inbox.clear(bucket, key, head.posts)
-    inbox.clear_dead_letters(bucket, key)
+    dead = bucket.listed(layout.dead_letters_prefix(folder))
     owned = [*bucket.listed(f"{folder}/doc/"), *bucket.listed(f"{folder}/seg/")]
-    bucket.remove([entry.name for entry in owned if layout.epoch_of(entry.name) <= head.epoch])
-    names = layout.directory_name(key, head.generation), layout.draft_name(key, head.generation)
-    bucket.remove(names)
+    owned = [entry for entry in owned if layout.epoch_of(entry.name) <= head.epoch]
+    bucket.remove(
+        [
+            *(entry.name for entry in (*dead, *owned)),
+            layout.directory_name(key, head.generation),
+            layout.draft_name(key, head.generation),
+        ]
+    )
 
 
 def scrub(bucket: Bucket) -> None:

@@ -15,10 +15,9 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import threading
+from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from itertools import groupby, islice
-from typing import final
 
 import msgspec
 
@@ -33,9 +32,9 @@ from perdure.records.posts import (
     key_of_dead_letter,
     oldest_first,
 )
-from perdure.store import DeadLetter, HeartbeatRequests, InboxLimit, PendingItem
+from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.objects import layout, reader
-from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
+from perdure.stores.objects.bucket import Bucket, ListedObject
 from perdure.stores.objects.leases import HeartbeatFile
 
 _log = logging.getLogger("perdure")
@@ -43,54 +42,48 @@ _log = logging.getLogger("perdure")
 _ATTEMPTS = 100
 _WINDOW = 64
 """Posts that are read concurrently."""
-_HANDOVER, _MAIL = "handover", "mail"
+HANDOVER, MAIL = "handover", "mail"
+Request = tuple[str, SessionKey]
+"""A request to an owner, and the session that it is about."""
 
 
 class _Post(msgspec.Struct):
     """The items of one ``enqueue``."""
 
-    key: SessionKey
+    key: SessionKey | None
+    """None for a damaged post, whose one item reports the damage."""
     items: list[PendingItem]
-
-
-class _PendingObject(msgspec.Struct):
-    """A stored post."""
-
-    name: str
-    tag: str
-    items: list[PendingItem]
-    """For a damaged post, one item that reports the damage."""
-    key: SessionKey | None = None
-    """None for a damaged post."""
-
-
-def _names(bucket: Bucket, key: SessionKey) -> list[str]:
-    """Return the names of a session's posts, oldest first; the last one may be empty."""
-    return [entry.name for entry in _entries(bucket, key)]
 
 
 def _entries(bucket: Bucket, key: SessionKey) -> list[ListedObject]:
-    prefix = layout.inbox_name(layout.folder_of(key), 0).rpartition("/")[0] + "/"
-    return sorted(bucket.listed(prefix), key=lambda entry: entry.name)
+    """Return a session's posts, oldest first; the last one may be empty."""
+    return bucket.listed(layout.inbox_prefix(layout.folder_of(key)))
 
 
-def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[_PendingObject]:
-    """Yield posts in the order of their names, some read concurrently."""
+def _names(bucket: Bucket, key: SessionKey) -> list[str]:
+    return [entry.name for entry in _entries(bucket, key)]
+
+
+def _posts(bucket: Bucket, names: Sequence[str]) -> Iterator[tuple[str, str, _Post]]:
+    """Yield names, tags and posts in the order of the names, some read concurrently."""
     for at in range(0, len(names), _WINDOW):
         window = names[at : at + _WINDOW]
         for name, stored in zip(window, bucket.many(bucket.get, window), strict=True):
             if stored is not None:
-                yield _decode_post(name, stored)
+                yield name, stored.tag, _decode_post(name, stored.data)
 
 
-def _decode_post(name: str, stored: StoredObject) -> _PendingObject:
+def _items(bucket: Bucket, names: Sequence[str]) -> Iterator[PendingItem]:
+    return (item for _, _, post in _posts(bucket, names) for item in post.items)
+
+
+def _decode_post(name: str, data: bytes) -> _Post:
     try:
-        post = layout.decode_object(name, stored.data, _Post)
+        return layout.decode_object(name, data, _Post)
     except CorruptRecordError:
         damage = f"the post in {name} is damaged"
-        item = PendingItem(f"{UNREADABLE}{name.rpartition('/')[2]}", "", stored.data, 0.0, damage)
-        return _PendingObject(name, stored.tag, [item])
-    return _PendingObject(name, stored.tag, post.items, post.key)
+        op_id = f"{UNREADABLE}{name.rpartition('/')[2]}"
+        return _Post(None, [PendingItem(op_id, "", data, 0.0, damage)])
 
 
 def sessions_with_pending_items(bucket: Bucket, dead_letters: bool) -> list[SessionKey]:  # noqa: FBT001  # passed on by position
@@ -114,8 +107,8 @@ def _pending_in(bucket: Bucket, names: Sequence[str]) -> SessionKey | None:
     """Return the session of an inbox with pending items; one read if all were removed."""
     for name in names:
         stored = bucket.get(name)
-        post = None if stored is None else _decode_post(name, stored)
-        if post is not None and post.items and post.key is not None:
+        post = _Post(None, []) if stored is None else _decode_post(name, stored.data)
+        if post.items and post.key is not None:
             return post.key
     return None
 
@@ -144,13 +137,8 @@ def enqueue(
     folder = layout.folder_of(key)
     for _ in range(_ATTEMPTS):
         names = _names(bucket, key)
-        sizes = {
-            item.op_id: len(item.payload)
-            for posted in _posts(bucket, names)
-            for item in posted.items
-        }
-        waiting = sizes.keys()
-        new = {item.op_id: item for item in reversed(items) if item.op_id not in waiting}
+        sizes = {item.op_id: len(item.payload) for item in _items(bucket, names)}
+        new = {item.op_id: item for item in reversed(items) if item.op_id not in sizes}
         fresh = [item for item in items if new.get(item.op_id) is item]
         if not fresh:
             if items:  # the first post may have been cut off before it notified the holder
@@ -160,7 +148,7 @@ def enqueue(
             added = sum(len(item.payload) for item in fresh)
             size = sum(sizes.values())
             limit.require_room(key, waiting=len(sizes), size=size, new=len(fresh), added=added)
-        number = layout.number_of(names[-1]) + 1 if names else 1
+        number = layout.first_of(names[-1]) + 1 if names else 1
         name = layout.inbox_name(folder, number)
         if bucket.create(name, layout.with_checksum(_Post(key, fresh))) is not None:
             _notify_holder(bucket, key)
@@ -173,12 +161,12 @@ def enqueue(
 def _notify_holder(bucket: Bucket, key: SessionKey) -> None:
     current = reader.read_head(bucket, key)
     if current is not None and not current[0].deleted and not current[0].released:
-        _put_request(bucket, key, current[0].owner, _MAIL)
+        _put_request(bucket, key, current[0].owner, MAIL)
 
 
 def request_handover(bucket: Bucket, key: SessionKey, owner: str) -> None:
     """Request a session from its owner."""
-    _put_request(bucket, key, owner, _HANDOVER)
+    _put_request(bucket, key, owner, HANDOVER)
 
 
 def _put_request(bucket: Bucket, key: SessionKey, owner: str, what: str) -> None:
@@ -198,8 +186,8 @@ def receive(bucket: Bucket, key: SessionKey, epoch: int, limit: int) -> list[Pen
     current = reader.read_head(bucket, key)
     if (0 if current is None else current[0].epoch) != epoch:
         raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
-    posts = _posts(bucket, [entry.name for entry in entries])
-    return list(islice((item for posted in posts for item in posted.items), max(limit, 0)))
+    items = _items(bucket, [entry.name for entry in entries])
+    return list(islice(items, max(limit, 0)))
 
 
 def ack(
@@ -220,7 +208,9 @@ def ack(
         wanted |= {f"{prefix}{op_id.removeprefix(UNREADABLE)}" for op_id in op_ids}
         bucket.remove([entry.name for entry in bucket.listed(prefix) if entry.name in wanted])
         return
-    _require_lease(bucket, key, epoch)
+    current = reader.read_head(bucket, key)
+    if current is None or current[0].epoch != epoch or current[0].is_over:
+        raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
 
     def put(letter: DeadLetter) -> None:
         name = layout.dead_letter_name(folder, letter.item.op_id)
@@ -231,13 +221,13 @@ def ack(
     pending = set(done)
     names = _names(bucket, key)
     settled: list[str] = []
-    for posted in _posts(bucket, names):
-        remaining = [item for item in posted.items if item.op_id not in done]
-        if not remaining and posted.name != names[-1]:
-            settled.append(posted.name)
-        elif len(remaining) < len(posted.items):
-            _replace_items(bucket, key, posted, remaining)
-        pending.difference_update(item.op_id for item in posted.items)
+    for name, tag, post in _posts(bucket, names):
+        remaining = [item for item in post.items if item.op_id not in done]
+        if not remaining and name != names[-1]:
+            settled.append(name)
+        elif len(remaining) < len(post.items):
+            bucket.replace(name, layout.with_checksum(_Post(key, remaining)), tag)
+        pending.difference_update(item.op_id for item in post.items)
         if not pending:
             break
     bucket.remove(settled)
@@ -246,59 +236,24 @@ def ack(
 def last_number(bucket: Bucket, key: SessionKey) -> int:
     """Return the number of the newest post, 0 for none."""
     names = _names(bucket, key)
-    return layout.number_of(names[-1]) if names else 0
+    return layout.first_of(names[-1]) if names else 0
 
 
 def clear(bucket: Bucket, key: SessionKey, up_to: int) -> None:
-    """Remove the posts up to a number, 0 for none."""
-    names = _names(bucket, key) if up_to else []
-    bucket.remove([name for name in names[:-1] if layout.number_of(name) <= up_to])
-    for entry in _posts(bucket, [name for name in names[-1:] if layout.number_of(name) <= up_to]):
-        _replace_items(bucket, key, entry, [])
-
-
-def clear_dead_letters(bucket: Bucket, key: SessionKey) -> None:
-    """Remove all dead letters."""
-    dead = bucket.listed(layout.dead_letters_prefix(layout.folder_of(key)))
-    bucket.remove([entry.name for entry in dead])
-
-
-def _replace_items(
-    bucket: Bucket, key: SessionKey, posted: _PendingObject, items: list[PendingItem]
-) -> None:
-    bucket.replace(posted.name, layout.with_checksum(_Post(key, items)), posted.tag)
-
-
-def _require_lease(bucket: Bucket, key: SessionKey, epoch: int) -> None:
-    current = reader.read_head(bucket, key)
-    if current is None or current[0].epoch != epoch or current[0].is_over:
-        raise lease_lost(key, epoch, newest=current[0].epoch if current else None)
-
-
-@final
-class OwnerRequests:
-    """Requests to an owner that no heartbeat has returned yet."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._waiting: dict[str, dict[SessionKey, None]] = {_HANDOVER: {}, _MAIL: {}}
-
-    def add(self, what: str, key: SessionKey) -> None:
-        """Add a request; equal requests count once."""
-        with self._lock:
-            self._waiting[what][key] = None
-
-    def drain(self) -> HeartbeatRequests:
-        """Return all requests, and forget them."""
-        with self._lock:
-            waiting, self._waiting = self._waiting, {_HANDOVER: {}, _MAIL: {}}
-        return HeartbeatRequests(tuple(waiting[_HANDOVER]), tuple(waiting[_MAIL]))
+    """Remove the posts up to a number, 0 for none; the last object stays, emptied."""
+    if not up_to:
+        return
+    names = _names(bucket, key)
+    old = [name for name in names if layout.first_of(name) <= up_to]
+    bucket.remove([name for name in old if name != names[-1]])
+    for name, tag, _ in _posts(bucket, [name for name in old if name == names[-1]]):
+        bucket.replace(name, layout.with_checksum(_Post(key, [])), tag)
 
 
 def heartbeat(
-    bucket: Bucket, owner: str, beat: int, requests: OwnerRequests, tag: str | None
+    bucket: Bucket, owner: str, beat: int, requests: deque[Request], tag: str | None
 ) -> tuple[str | None, bool]:
-    """Renew an owner's heartbeat, and collect the requests to it.
+    """Renew an owner's heartbeat, and collect the *requests* to it.
 
     Only this owner writes the object. So if it is not the one that was written last (its *tag*
     differs), either a heartbeat arrived whose response was lost, or the bucket has reverted to an
@@ -321,8 +276,8 @@ def heartbeat(
     return new, is_other and tag is not None
 
 
-def _collect(bucket: Bucket, owner: str, requests: OwnerRequests) -> None:
-    prefix = layout.request_name(owner, "", "s/").rpartition("/")[0] + "/"
+def _collect(bucket: Bucket, owner: str, requests: deque[Request]) -> None:
+    prefix = layout.requests_prefix(owner)
     names = [entry.name for entry in bucket.listed(prefix)]
     stored = dict(zip(names, bucket.many(bucket.get, names), strict=True))
     # A repeated request has the same name, and an abandoned heartbeat may still be running. So each
@@ -333,9 +288,7 @@ def _collect(bucket: Bucket, owner: str, requests: OwnerRequests) -> None:
     bucket.remove(list(read))
     for name, entry in read.items():
         what = name.rpartition("/")[2].partition("-")[0]
-        if what not in {_HANDOVER, _MAIL}:
-            continue
         try:
-            requests.add(what, layout.decode_object(name, entry.data, SessionKey))
+            requests.append((what, layout.decode_object(name, entry.data, SessionKey)))
         except CorruptRecordError as error:
             _log.warning("a request is damaged", extra={"object": name, "error": str(error)})

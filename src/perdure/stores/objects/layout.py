@@ -47,8 +47,6 @@ _DIGITS = 16
 INBOX = "inbox/"
 OWNERS = "owners/"
 DEAD_LETTERS = "dead-letters/"
-GENERATION_DIGITS = 10
-"""Digits of a generation's number."""
 
 
 def folder_of(key: SessionKey) -> str:
@@ -59,16 +57,16 @@ def folder_of(key: SessionKey) -> str:
 
 def log_prefix(folder: str, generation: int) -> str:
     """Return the prefix of a generation's commits."""
-    return f"{folder}/log/{generation:0{GENERATION_DIGITS}d}/"
+    return f"{folder}/log/{generation:010d}/"
 
 
 def log_name(folder: str, generation: int, seq: int) -> str:
     """Return the name of the commit whose first record is *seq*."""
-    return f"{folder}/log/{generation:0{GENERATION_DIGITS}d}/{seq:0{_DIGITS}d}"
+    return f"{log_prefix(folder, generation)}{seq:0{_DIGITS}d}"
 
 
 def first_of(name: str) -> int:
-    """Return the seq in a commit's name, -1 for another name."""
+    """Return the seq in a commit's name, or the number in a post's; -1 for another name."""
     last = name.rpartition("/")[2]
     return int(last) if len(last) == _DIGITS and last.isdecimal() else -1
 
@@ -78,9 +76,14 @@ def generation_seed(folder: str, generation: int) -> int:
     return zlib.crc32(f"{folder}/{generation}".encode())
 
 
+def inbox_prefix(folder: str) -> str:
+    """Return the prefix of a session's posts."""
+    return f"{INBOX}{folder[2:]}/"
+
+
 def inbox_name(folder: str, number: int) -> str:
     """Return the name of a post."""
-    return f"{INBOX}{folder[2:]}/{number:0{_DIGITS}d}"
+    return f"{inbox_prefix(folder)}{number:0{_DIGITS}d}"
 
 
 def dead_letters_prefix(folder: str) -> str:
@@ -92,9 +95,6 @@ def dead_letter_name(folder: str, op_id: str) -> str:
     """Return the name of a dead letter."""
     digest = hashlib.sha256(op_id.encode("utf-8", "surrogatepass")).hexdigest()
     return f"{dead_letters_prefix(folder)}{digest}"
-
-
-number_of = first_of
 
 
 def encode_id(text: str) -> str:
@@ -123,7 +123,7 @@ def directory_prefix(tenant: str) -> str:
 def directory_name(key: SessionKey, generation: int) -> str:
     """Return a session's name in the directory; each generation has its own."""
     names = f"{encode_id(key.agent)}/{encode_id(key.session)}"
-    return f"{directory_prefix(key.tenant)}{names}-{generation:0{GENERATION_DIGITS}d}"
+    return f"{directory_prefix(key.tenant)}{names}-{generation:010d}"
 
 
 def draft_name(key: SessionKey, generation: int) -> str:
@@ -155,9 +155,14 @@ def owner_name(owner: str) -> str:
     return f"{OWNERS}{hashlib.sha256(owner.encode()).hexdigest()[:32]}"
 
 
+def requests_prefix(owner: str) -> str:
+    """Return the prefix of the requests to an owner."""
+    return f"asks/{owner_name(owner).removeprefix(OWNERS)}/"
+
+
 def request_name(owner: str, what: str, folder: str) -> str:
     """Return the name of a request to an owner; equal requests have the same name."""
-    return f"asks/{owner_name(owner)[7:]}/{what}-{folder[2:]}"
+    return f"{requests_prefix(owner)}{what}-{folder[2:]}"
 
 
 # Encoding of commits: an object with a header line, then the records' lines. Pure
@@ -187,7 +192,7 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     sum: int
     """Their CRC-32."""
     cut: bool = False
-    """Whether it is a tombstone: the lines were merged into a segment, or removed."""
+    """True for a tombstone: the lines were merged into a segment, or removed."""
 
     @property
     def last(self) -> int:
@@ -233,13 +238,6 @@ def encode(
 def tombstone(header: Header) -> bytes:
     """Return the tombstone of a commit whose records are in a segment."""
     return frames.seal(msgspec.json.encode(msgspec.structs.replace(header, cut=True)))
-
-
-def tombstone_header(data: bytes) -> Header:
-    """Return the header of the tombstone of an encoded commit."""
-    body = frames.open_sealed(data[: data.find(b"\n") + 1])
-    assert body is not None
-    return msgspec.structs.replace(json.decode(body, Header), cut=True)
 
 
 def commit(name: str, first: int, data: bytes) -> Commit:
@@ -375,16 +373,16 @@ class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     nonce: str = ""
     """Identifies a replacement whose response was lost."""
     hidden: bool = False
-    """Whether nobody reads it yet: a draft, or a log whose epoch record is about to be created. It
+    """True if nobody reads it yet: a draft, or a log whose epoch record is about to be created. It
     is ``deleted``, too."""
     draft: Draft | None = None
-    """What the session is a copy of."""
+    """The session that this one is a copy of."""
     posts: int = 0
     """The last post that a deleted session owned: later ones are to the id, and wait."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it was deleted, and has no holder any more."""
+        """True if it was deleted, and has no holder any more."""
         return self.deleted and not self.hidden
 
 

@@ -16,16 +16,17 @@ Functions block; each is part of one call in a thread.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure.errors import CorruptRecordError, StoreUnavailableError
+from perdure.errors import CorruptRecordError, LeaseLostError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     Beginning,
@@ -34,10 +35,10 @@ from perdure.records.manifest import (
     lease_lost,
 )
 from perdure.records.records import EPOCH, Entry
-from perdure.store import About, Documents, Held, LeaseState, Origin, Terms
+from perdure.store import About, Documents, Held, LeaseState, Terms
 from perdure.stores.objects import layout, reader
-from perdure.stores.objects.bucket import Bucket, ListedObject
-from perdure.stores.objects.layout import Header, SessionHead
+from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
+from perdure.stores.objects.layout import Commit, Header, SessionHead
 from perdure.stores.objects.log import ObjectLogWriter
 
 _OWNERS = 1000
@@ -72,9 +73,9 @@ class _LogEnd(msgspec.Struct, frozen=True):
     newest: Header | None = None
     """The newest commit's header."""
     after: int = 0
-    """What was read is complete after this record; 0: altogether."""
+    """The record after which all commits were read; 0: all of the log."""
     loose: tuple[ListedObject, ...] = ()
-    known: Mapping[str, bytes] = {}
+    known: Mapping[str, Commit] = {}
     """The loose commits of it that were read, by name."""
 
 
@@ -138,6 +139,7 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
     """
     folder, new = layout.folder_of(key), terms.beginning
     for attempt in range(_ATTEMPTS):
+        # 1. Who has it?
         current = reader.read_head(bucket, key)
         holder = lease_state(bucket, current)
         if not terms.allows(holder):
@@ -146,13 +148,18 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
         new_holder = _NewHolder(owner, after + 1, platform.node(), os.getpid())
         head = None if current is None else current[0]
         created = head is None or head.deleted
-        record = _epoch_record(new_holder, new.base if created else None)
+        facts = {"host": new_holder.host, "pid": new_holder.pid}
+        payload = epoch_payload(
+            owner, new.base if created else None, **facts, at=time.time(), id=random_id(8)
+        )
+        record = Entry(EPOCH, payload)
         is_hidden = head is not None and head.hidden
         if is_hidden or (created and (new.first != 1 or new.draft is not None)):
             acquired = _begin_hidden(bucket, key, current, record, new, new_holder)
             if acquired is not None:
                 return acquired
             continue
+        # 2. Where does its log end? Only the first attempt guesses.
         documents, end = _documents_and_end(bucket, folder, head, terms, guess=not attempt)
         end = end or _log_end(bucket, key, folder, head)
         if end is None:
@@ -160,13 +167,21 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
         if end.newest is not None and end.newest.epoch > after:
             _publish_epoch(bucket, key, current, end)
             continue
-        appended = _append_epoch_record(bucket, folder, end, record, new_holder)
-        if appended is None:
+        # 3. Take the place after it: of several processes, one can.
+        end = _append_epoch_record(bucket, folder, end, record, new_holder)
+        if end is None:
             continue
-        end = appended
         if end.seq == 1:
             add_to_directory(bucket, key, end.generation, new.about)
-        writer, plan = _granted_writer(bucket, key, current, end, new_holder)
+        # 4. Publish that in the head.
+        wanted = _next_head(key, current, end, new_holder)
+        name = layout.log_name(folder, end.generation, end.seq)
+        granted = _publish_head(bucket, name, current, wanted, new_holder)
+        plan = None
+        if granted[0].nonce == wanted.nonce:
+            # The head that was read was replaced, so nothing was merged since it was read.
+            plan = reader.ObjectReadPlan(*granted, end.loose, end.after, end.known)
+        writer = ObjectLogWriter(bucket, key, granted, end.seq, end.crc)
         replaced = head if created else None
         return Acquired(writer, record.payload, documents, plan, replaced=replaced)
     raise StoreUnavailableError(
@@ -181,25 +196,16 @@ def _documents_and_end(
 
     Before the lease is granted: if the head is the same then, the documents are.
     """
-    ends: list[_LogEnd | None] = []
 
-    def find_end() -> None:
-        ends.append(_guessed_end(bucket, folder, head) if guess else None)
+    def find_end() -> _LogEnd | None:
+        return _guessed_end(bucket, folder, head) if guess else None
 
-    documents: Documents | None = Documents()
-    if head is not None:
-        try:
-            documents = reader.documents_of(bucket, head, terms.names, find_end)
-        except CorruptRecordError:  # raised when they are read
-            documents = None
-    if not ends:  # or it was this that is damaged
-        find_end()
-    return documents, ends[0]
-
-
-def _epoch_record(holder: _NewHolder, base: Origin | None) -> Entry:
-    facts = {"host": holder.host, "pid": holder.pid, "at": time.time(), "id": random_id(8)}
-    return Entry(EPOCH, epoch_payload(holder.owner, base, **facts))
+    if head is None:
+        return Documents(), find_end()
+    try:
+        return reader.documents_beside(bucket, head, terms.names, find_end)
+    except CorruptRecordError:  # of documents, raised when they are read; or of the end
+        return None, find_end()
 
 
 def _begin_hidden(
@@ -215,29 +221,19 @@ def _begin_hidden(
     The head decides, not the log: where it begins differs. It stays hidden until there is an epoch
     record, and a draft beyond that.
     """
-    folder, generation = layout.folder_of(key), new_holder.epoch
-    seed = layout.generation_seed(folder, generation)
-    head = SessionHead(
-        key=key,
-        epoch=new_holder.epoch,
-        owner=new_holder.owner,
-        generation=generation,
-        deleted=True,
-        floor=new.first - 1,
-        crc=seed,
-        created_at=time.time(),
-        hidden=True,
-        draft=new.draft,
+    generation = new_holder.epoch
+    head = _new_head(key, new_holder, generation)
+    head = msgspec.structs.replace(
+        head, deleted=True, hidden=True, floor=new.first - 1, draft=new.draft
     )
-    head = _with_holder(head, new_holder)
     if new.draft is not None:
         bucket.put(layout.draft_name(key, generation), layout.with_checksum(key))
     tag = replace_head(bucket, key, current, head)
     if tag is None:
         return None
-    name = layout.log_name(folder, generation, new.first)
+    name = layout.log_name(layout.folder_of(key), generation, new.first)
     data, crc = layout.encode(
-        [record], first=new.first, epoch=generation, owner=new_holder.owner, seed=seed
+        [record], first=new.first, epoch=generation, owner=new_holder.owner, seed=head.crc
     )
     if bucket.create(name, data) is None:
         stored = bucket.get(name)
@@ -252,69 +248,18 @@ def _begin_hidden(
         if tag is None:
             raise lease_held(key, generation - 1, generation + 1)
         head = shown
-        entry = ListedObject(name, len(data), 0.0)
-        plan = reader.ObjectReadPlan(head, tag, (entry,), 0, {name: data})
+        loose = (ListedObject(name, len(data), 0.0),)
+        known = {name: layout.commit(name, new.first, data)}
+        plan = reader.ObjectReadPlan(head, tag, loose, 0, known)
     writer = ObjectLogWriter(bucket, key, (head, tag), new.first, crc)
     replaced = None if current is None else current[0]
     return Acquired(writer, record.payload, Documents(), plan, replaced=replaced)
 
 
-def publish(bucket: Bucket, writer: ObjectLogWriter) -> None:
-    """Make a draft a session, as its holder.
-
-    Raises:
-        LeaseLostError: Another process has it, or it was deleted.
-
-    """
-    key = writer.key
-    with writer.head_lock:
-        current = writer.stored_head
-        for _ in range(_ATTEMPTS):
-            if current is None or not current[0].hidden:
-                current = reader.read_head(bucket, key)
-            if current is None or current[0].epoch != writer.epoch or current[0].is_over:
-                writer.has_lost_lease = True
-                raise lease_lost(key, writer.epoch, newest=current[0].epoch if current else None)
-            if not current[0].hidden:
-                return
-            add_to_directory(bucket, key, writer.generation)
-            head = msgspec.structs.replace(
-                current[0], deleted=False, hidden=False, updated_at=time.time(), nonce=random_id(8)
-            )
-            tag = replace_head(bucket, key, current, head)
-            if tag is not None:
-                writer.stored_head = (head, tag)
-                bucket.remove([layout.draft_name(key, writer.generation)])
-                return
-            current = None
-    raise StoreUnavailableError(f"the head of {key} changed at each attempt: try again", key=key)
-
-
-def _granted_writer(
-    bucket: Bucket,
-    key: SessionKey,
-    current: tuple[SessionHead, str] | None,
-    end: _LogEnd,
-    new_holder: _NewHolder,
-) -> tuple[ObjectLogWriter, reader.ObjectReadPlan | None]:
-    """Replace the head, and return the writer of a log that ends with the epoch record.
-
-    With the plan of it, if the head was still the one that was read.
-    """
-    name = layout.log_name(layout.folder_of(key), end.generation, end.seq)
-    wanted = _next_head(key, current, end, new_holder)
-    granted = _publish_head(bucket, name, current, wanted, new_holder)
-    plan = None
-    if granted[0].nonce == wanted.nonce:
-        # The head that was read was replaced, so nothing was merged since it was read.
-        plan = reader.ObjectReadPlan(*granted, end.loose, end.after, end.known)
-    return ObjectLogWriter(bucket, key, granted, end.seq, end.crc), plan
-
-
 def _guessed_end(bucket: Bucket, folder: str, head: SessionHead | None) -> _LogEnd | None:
     """Return where the log probably ends, without a listing; None if nothing says it.
 
-    A wrong guess does no harm. The name after the end of a log is taken for ever by the next epoch
+    A wrong guess does no harm. The name after the end of a log is taken forever by the next epoch
     record, so an epoch record cannot be created anywhere but there.
     """
     if head is None:
@@ -322,49 +267,50 @@ def _guessed_end(bucket: Bucket, folder: str, head: SessionHead | None) -> _LogE
     if not head.released or head.deleted or not head.newest:
         return None
     name = layout.log_name(folder, head.generation, head.newest)
-    try:
-        commit, data = reader.whole_commit(bucket, name)
-    except reader.ObjectMergedAway:
-        return None
-    reader.require_folded(head, commit.header.last)
-    return _LogEnd(
-        head.generation,
-        commit.header.last,
-        commit.crc,
-        commit.header,
-        head.newest - 1,
-        (ListedObject(name, len(data), 0.0),),
-        {name: data},
-    )
+    return _end_at(bucket, head, head.generation, name)
 
 
 def _log_end(
     bucket: Bucket, key: SessionKey, folder: str, head: SessionHead | None
 ) -> _LogEnd | None:
     """Return the end of the log, for the epoch record to follow; None: start again."""
-    generation = 1 if head is None else head.epoch + 1 if head.deleted else head.generation
     if head is None or head.deleted:
+        generation = 1 if head is None else head.epoch + 1
         loose = bucket.listed(layout.log_prefix(folder, generation))
         if not loose:
             return _LogEnd(generation, crc=layout.generation_seed(folder, generation))
-    else:
-        loose = reader.loose_commits(bucket, key, head)
-        if not loose:
-            latest = reader.read_head(bucket, key)
-            if latest is not None and latest[0].floor == head.floor:
-                reader.require_first_commit(key, head, loose)
-            return None
-    loose = sorted(loose, key=lambda entry: entry.name)
+        return _end_at(bucket, None, generation, loose[-1].name, loose)
+    loose = reader.loose_commits(bucket, key, head)
+    if loose:
+        return _end_at(bucket, head, head.generation, loose[-1].name, loose)
+    latest = reader.read_head(bucket, key)
+    if latest is not None and latest[0].floor == head.floor:
+        reader.require_first_commit(key, head, loose)
+    return None
+
+
+def _end_at(
+    bucket: Bucket,
+    head: SessionHead | None,
+    generation: int,
+    name: str,
+    loose: Sequence[ListedObject] = (),
+) -> _LogEnd | None:
+    """Return the end of a log, whose newest commit has this name; None if it was merged away.
+
+    Without a listing of the *loose* commits, nothing is known of the records before that one.
+    """
     try:
-        commit, data = reader.whole_commit(bucket, loose[-1].name)
+        commit = reader.whole_commit(bucket, name)
     except reader.ObjectMergedAway:
         return None
-    if head is not None and not head.deleted:
-        reader.require_folded(head, commit.header.last)
-    known = {loose[-1].name: data}
-    return _LogEnd(
-        generation, commit.header.last, commit.crc, commit.header, 0, tuple(loose), known
-    )
+    last, after = commit.header.last, 0
+    if head is not None:
+        reader.require_folded(head, last)
+    if not loose:
+        loose, after = [ListedObject(name, len(commit.lines), 0.0)], commit.header.first - 1
+    known = {name: commit}
+    return _LogEnd(generation, last, commit.crc, commit.header, after, tuple(loose), known)
 
 
 def _append_epoch_record(
@@ -378,31 +324,28 @@ def _append_epoch_record(
     for _ in range(_ATTEMPTS):
         first = end.seq + 1
         name = layout.log_name(folder, end.generation, first)
-        data, crc = layout.encode(
+        data, _ = layout.encode(
             [record], first=first, epoch=new_holder.epoch, owner=new_holder.owner, seed=end.crc
         )
-        added = msgspec.structs.replace(
-            end,
-            loose=(*end.loose, ListedObject(name, len(data), 0.0)),
-            known={**end.known, name: data},
-        )
-        if bucket.create(name, data) is not None:
-            return msgspec.structs.replace(added, seq=first, crc=crc, newest=None)
-        stored = bucket.get(name)
-        if stored is not None and stored.data == data:
-            return msgspec.structs.replace(added, seq=first, crc=crc, newest=None)
-        if stored is None or stored.data == layout.GONE:
+        tag = bucket.create(name, data)
+        stored = bucket.get(name) if tag is None else StoredObject(data, tag)
+        try:
+            commit = reader.commit_in(name, stored)
+        except reader.ObjectMergedAway:  # or deleted
             return None
-        commit = layout.commit(name, first, stored.data)
-        if commit.header.cut or commit.header.epoch >= new_holder.epoch:
-            return None  # merged by a later holder, or another process was faster
+        is_ours = stored is not None and stored.data == data
+        if commit.header.epoch >= new_holder.epoch and not is_ours:
+            return None  # another process was faster
         end = msgspec.structs.replace(
-            added,
+            end,
             seq=commit.header.last,
             crc=commit.crc,
             newest=commit.header,
-            known={**end.known, name: stored.data},
+            loose=(*end.loose, ListedObject(name, len(data), 0.0)),
+            known={**end.known, name: commit},
         )
+        if is_ours:
+            return end
     return None
 
 
@@ -412,16 +355,21 @@ def _next_head(
     """Return the head of a session under a new holder."""
     if current is not None and not current[0].deleted:
         return _with_holder(current[0], new_holder)
-    now = time.time()
-    new = SessionHead(
+    return _new_head(key, new_holder, end.generation)
+
+
+def _new_head(key: SessionKey, holder: _NewHolder, generation: int) -> SessionHead:
+    """Return the first head of a generation."""
+    seed = layout.generation_seed(layout.folder_of(key), generation)
+    head = SessionHead(
         key=key,
-        epoch=new_holder.epoch,
-        owner=new_holder.owner,
-        generation=end.generation,
-        crc=layout.generation_seed(layout.folder_of(key), end.generation),
-        created_at=now,
+        epoch=holder.epoch,
+        owner=holder.owner,
+        generation=generation,
+        crc=seed,
+        created_at=time.time(),
     )
-    return _with_holder(new, new_holder)
+    return _with_holder(head, holder)
 
 
 def _with_holder(head: SessionHead, holder: _NewHolder) -> SessionHead:
@@ -484,15 +432,20 @@ def replace_head(
 
     """
     data = layout.with_checksum(head)
+    name = f"{layout.folder_of(key)}/head"
     before = None if current is None else current[1]
     failure = StoreUnavailableError(f"the head of {key} can be neither replaced nor read", key=key)
     for _ in range(_RESENDS):
+        tag = None
         try:
-            tag = _write_head(bucket, key, data, before)
+            if before is None:
+                tag = bucket.create(name, data)
+            else:
+                tag = bucket.replace(name, data, before)
         except StoreUnavailableError as error:
             if error.facts.get("unwritten"):
                 raise
-            failure, tag = error, None
+            failure = error
         if tag is not None:
             return tag
         latest = reader.read_head(bucket, key)
@@ -503,37 +456,89 @@ def replace_head(
     raise failure
 
 
-def _write_head(bucket: Bucket, key: SessionKey, data: bytes, before: str | None) -> str | None:
-    name = f"{layout.folder_of(key)}/head"
-    return bucket.create(name, data) if before is None else bucket.replace(name, data, before)
-
-
 def _publish_epoch(
     bucket: Bucket, key: SessionKey, current: tuple[SessionHead, str] | None, end: _LogEnd
 ) -> None:
     """Publish an epoch in the head whose process has not done so, perhaps since it died."""
-    newest = end.newest
-    assert newest is not None
+    assert end.newest is not None
     if current is None or current[0].deleted:
         add_to_directory(bucket, key, end.generation)
-    replace_head(
-        bucket, key, current, _next_head(key, current, end, _NewHolder(newest.owner, newest.epoch))
-    )
+    holder = _NewHolder(end.newest.owner, end.newest.epoch)
+    replace_head(bucket, key, current, _next_head(key, current, end, holder))
+
+
+def update_head(
+    bucket: Bucket,
+    writer: ObjectLogWriter,
+    change: Callable[[SessionHead], SessionHead | None],
+) -> tuple[SessionHead, str]:
+    """Replace the head by what *change* makes of it, as its holder; return it with its tag.
+
+    If *change* returns None, the head stays. The caller has the writer's ``head_lock``.
+
+    Raises:
+        LeaseLostError: Another process has the session, or it was deleted.
+
+    """
+    key = writer.key
+    current = writer.stored_head or reader.read_head(bucket, key)
+    writer.stored_head = None  # until it is known which head is stored
+    for _ in range(_ATTEMPTS):
+        if current is None or current[0].epoch != writer.epoch or current[0].is_over:
+            writer.has_lost_lease = True
+            raise lease_lost(key, writer.epoch, newest=current[0].epoch if current else None)
+        try:
+            wanted = change(current[0])
+        except CorruptRecordError:
+            latest = reader.read_head(bucket, key)
+            if latest is not None and latest[1] == current[1]:
+                raise
+            current = latest  # a later holder merges this log
+            continue
+        if wanted is None:
+            writer.stored_head = current
+            return current
+        wanted = msgspec.structs.replace(wanted, nonce=random_id(8))
+        tag = replace_head(bucket, key, current, wanted)
+        if tag is not None:
+            writer.stored_head = (wanted, tag)
+            return wanted, tag
+        current = reader.read_head(bucket, key)
+    raise StoreUnavailableError(f"the head of {key} changed at each attempt: try again", key=key)
+
+
+def publish(bucket: Bucket, writer: ObjectLogWriter) -> None:
+    """Make a draft a session, as its holder.
+
+    Raises:
+        LeaseLostError: Another process has it, or it was deleted.
+
+    """
+
+    def shown(head: SessionHead) -> SessionHead | None:
+        if not head.hidden:
+            return None
+        add_to_directory(bucket, writer.key, writer.generation)
+        now = time.time()
+        return msgspec.structs.replace(head, deleted=False, hidden=False, updated_at=now)
+
+    with writer.head_lock:
+        if writer.stored_head is not None and not writer.stored_head[0].hidden:
+            writer.stored_head = None  # published already: it is read again, to see who has it
+        update_head(bucket, writer, shown)
+    bucket.remove([layout.draft_name(writer.key, writer.generation)])
 
 
 def release(bucket: Bucket, writer: ObjectLogWriter) -> None:
     """Mark a lease as released; without effect for a past epoch."""
-    with writer.head_lock:
-        current = writer.stored_head or reader.read_head(bucket, writer.key)
-        for _ in range(_ATTEMPTS):
-            if current is None or current[0].epoch != writer.epoch or current[0].released:
-                return
-            head = msgspec.structs.replace(
-                current[0], released=True, newest=writer.newest, nonce=random_id(8)
-            )
-            if replace_head(bucket, writer.key, current, head) is not None:
-                return
-            current = reader.read_head(bucket, writer.key)
+
+    def released(head: SessionHead) -> SessionHead | None:
+        if head.released:
+            return None
+        return msgspec.structs.replace(head, released=True, newest=writer.newest)
+
+    with writer.head_lock, contextlib.suppress(LeaseLostError):
+        update_head(bucket, writer, released)
 
 
 # The directory, in which a lease registers its session

@@ -36,6 +36,7 @@ import msgspec
 
 from perdure._lib.ids import random_id
 from perdure.errors import (
+    CorruptRecordError,
     FormatError,
     LeaseLostError,
     NotStorableError,
@@ -56,7 +57,7 @@ _MAX_FIRSTS = 1024
 
 
 class Said(msgspec.Struct):
-    """What a holder's saves say of a session for listings, and when that was written."""
+    """Facts for listings that a holder's saves bring, and when they were last written."""
 
     epoch: int
     seq: int = 0
@@ -116,19 +117,19 @@ class ObjectLogWriter:
         self.said: Said = Said(head.epoch, listed_at=time.time())
         """For listings."""
         self.is_doubted: bool = False
-        """Whether the bucket may have reverted to an earlier state."""
+        """True if the bucket may have reverted to an earlier state."""
         self.log_lock: threading.Lock = threading.Lock()
         """Guards the end of the log."""
         self.head_lock: threading.Lock = threading.Lock()
         """Guards the head."""
         self.has_lost_lease: bool = False
-        """Whether another process has the session."""
+        """True once another process has the session."""
         self.stored_head: tuple[SessionHead, str] | None = stored_head
         """The head as it was last written, with its tag."""
 
     @property
     def created(self) -> bool:
-        """Whether the log begins with this epoch."""
+        """True if the log begins with this epoch."""
         return self.generation == self.epoch
 
     @property
@@ -193,15 +194,18 @@ class ObjectLogWriter:
         said = self.said
         if said.at <= said.listed_at or (said.turns is None and said.about is None):
             return
-        about = said.about or self._folded_about()
-        entry = layout.directory_entry(self.key, said.seq, said.turns or 0, about)
-        with contextlib.suppress(StoreUnavailableError):
+        # Whatever fails here, the save is in the log: the next one tries again.
+        with contextlib.suppress(StoreUnavailableError, CorruptRecordError):
+            about = said.about or self._folded_about()
+            entry = layout.directory_entry(self.key, said.seq, said.turns or 0, about)
             self._bucket.put(layout.directory_name(self.key, self.generation), entry)
             said.listed_at = said.at
 
     def _folded_about(self) -> About:
         """Return the labels of the last fold."""
-        head = None if self.stored_head is None else self.stored_head[0]
+        # The head is not known while a fold replaces it, in another thread.
+        current = self.stored_head or reader.read_head(self._bucket, self.key)
+        head = None if current is None else current[0]
         manifest = None if head is None else layout.manifest_of(f"{self.folder}/head", head)
         return About() if manifest is None else manifest.about
 
@@ -249,13 +253,13 @@ class ObjectLogWriter:
         """
         for first in firsts:
             commit = self._commit(first)
-            if commit is None or commit.header.epoch != self.epoch:
+            written_by = None if commit is None else (commit.header.epoch, commit.header.owner)
+            if written_by != (self.epoch, self.owner):
                 continue
-            if commit.header.owner == self.owner:
-                name = layout.log_name(self.folder, self.generation, first)
-                aside = f"{self.folder}/doc/{self.epoch:010d}-behind-{first:020d}"
-                if self._bucket.copy(name, aside):
-                    self._bucket.remove([name])
+            name = layout.log_name(self.folder, self.generation, first)
+            aside = f"{self.folder}/doc/{self.epoch:010d}-behind-{first:020d}"
+            if self._bucket.copy(name, aside):
+                self._bucket.remove([name])
 
     def _adopt_own_commit(self, name: str, data: bytes) -> bool:
         """Continue after a commit that an earlier attempt created, whose response was lost.
@@ -278,7 +282,7 @@ class ObjectLogWriter:
             self.head, self.crc = commit.header.last, commit.crc
             return False
         self.has_lost_lease = True
-        if commit.header == layout.tombstone_header(data):
+        if stored.data == layout.tombstone(layout.commit(name, self.head + 1, data).header):
             return True
         raise lease_lost(self.key, self.epoch)
 
@@ -312,21 +316,14 @@ _MARK_EVERY = 256 * 1024
 """Bytes between two marks."""
 
 
-class CommitMerge(msgspec.Struct, frozen=True):
-    """Result of a merge, and what to do once its head is stored."""
-
-    head: SessionHead
-    """The next head, without the fields that its replacement sets."""
-    to_remove: tuple[str, ...] = ()
-    """Commits to remove."""
-    cut: tuple[tuple[str, bytes], ...] = ()
-    """Objects to replace by tombstones, with their new bytes."""
-
-
 def merge(
-    bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, *, min_commits: int = MIN_COMMITS
-) -> CommitMerge:
-    """Write a segment of the loose commits, if they are enough; return the resulting merge.
+    bucket: Bucket, writer: ObjectLogWriter, head: SessionHead, min_commits: int
+) -> tuple[SessionHead, list[str], list[tuple[str, bytes]]]:
+    """Write a segment of the loose commits, if they are enough.
+
+    Returns:
+        The next head; and for when it is stored, the commits to remove, and those to replace by
+        tombstones, with their new bytes.
 
     Raises:
         CorruptRecordError: A commit is damaged; nothing has changed.
@@ -335,7 +332,7 @@ def merge(
     loose = reader.loose_commits(bucket, writer.key, head)
     reader.require_first_commit(writer.key, head, loose)
     if len(loose) <= max(min_commits, 1):
-        return CommitMerge(head)
+        return head, [], []
     names, sizes = loose[:MAX_COMMITS], 0
     for place, entry in enumerate(names[:-1]):
         sizes += entry.size
@@ -343,54 +340,38 @@ def merge(
             names = names[: place + 2]
             break
     commits = _read_commits(bucket, head, names)
-    merged, successors = commits[:-1], commits[1:]
+    *merged, _ = commits  # the last one only shows whose commit follows
     segment, absorbed = _write_segment(bucket, writer, head, merged)
-    to_remove, cut = removable(
-        [
-            (entry.name, commit, after)
-            for entry, commit, after in zip(names[:-1], merged, successors, strict=True)
-        ]
-    )
-    segments = head.segments[: len(head.segments) - absorbed]
+    removable: list[str] = []
+    tombstones: list[tuple[str, bytes]] = []
+    for entry, commit, successor in zip(names, merged, commits[1:], strict=False):
+        if is_epoch_record(commit):
+            continue
+        if successor.header.epoch == commit.header.epoch:
+            removable.append(entry.name)
+        else:
+            tombstones.append((entry.name, layout.tombstone(commit.header)))
     next_head = msgspec.structs.replace(
         head,
         floor=merged[-1].header.last,
         crc=merged[-1].crc,
-        segments=(*segments, segment),
+        segments=(*head.segments[: len(head.segments) - absorbed], segment),
     )
-    return CommitMerge(next_head, tuple(to_remove), tuple(cut))
+    return next_head, removable, tombstones
 
 
 def _read_commits(bucket: Bucket, head: SessionHead, names: Sequence[ListedObject]) -> list[Commit]:
     """Read commits, and check that each follows the one before it."""
-    objects = bucket.many(lambda entry: bucket.get(entry.name), names)
-    commits: list[Commit] = []
+    try:
+        commits = bucket.many(lambda entry: reader.whole_commit(bucket, entry.name), names)
+    except reader.ObjectMergedAway as missing:
+        raise layout.damage_error(missing.name, "another program removed it") from missing
     seq, crc = head.floor, head.crc
-    for entry, stored in zip(names, objects, strict=True):
-        if stored is None:
-            raise layout.damage_error(entry.name, "another program removed it")
-        commit = layout.commit(entry.name, layout.first_of(entry.name), stored.data)
-        if commit.header.first != seq + 1 or commit.header.seed != crc or commit.header.cut:
+    for entry, commit in zip(names, commits, strict=True):
+        if commit.header.first != seq + 1 or commit.header.seed != crc:
             raise reader.unlinked_error(entry.name, commit.header.first)
-        commits.append(commit)
         seq, crc = commit.header.last, commit.crc
     return commits
-
-
-def removable(
-    commits: Sequence[tuple[str, Commit, Commit]],
-) -> tuple[list[str], list[tuple[str, bytes]]]:
-    """Return the commits to remove and those to shrink, given each with its successor."""
-    to_remove: list[str] = []
-    cut: list[tuple[str, bytes]] = []
-    for name, commit, after in commits:
-        if is_epoch_record(commit):
-            continue
-        if after.header.epoch == commit.header.epoch:
-            to_remove.append(name)
-        else:
-            cut.append((name, layout.tombstone(commit.header)))
-    return to_remove, cut
 
 
 def is_epoch_record(commit: Commit) -> bool:
@@ -409,40 +390,57 @@ def _write_segment(
             break
         size += segment.size
         absorbed += 1
-    before = head.segments[len(head.segments) - absorbed :]
     marks: list[ReadMark] = []
     chunks: list[bytes] = []
     offset = 0
-    for segment in before:
-        data = bucket.part(segment.object, 0, segment.size)
-        if data is None:
-            raise layout.damage_error(segment.object, "it is missing or truncated")
-        start = segment.marks[0]
-        layout.records_of(segment.object, data, Position(0, start.seq, start.crc))
+    for segment in head.segments[len(head.segments) - absorbed :]:
         marks += [ReadMark(mark.seq, offset + mark.offset, mark.crc) for mark in segment.marks]
-        chunks.append(data)
-        offset += len(data)
+        chunks.append(_segment_lines(bucket, segment))
+        offset += segment.size
     for commit in commits:
-        if not marks or offset - marks[-1].offset >= _MARK_EVERY:
-            header = commit.header
-            marks.append(ReadMark(header.first - 1, offset, header.seed))
+        marks.append(ReadMark(commit.header.first - 1, offset, commit.header.seed))
         chunks.append(commit.lines)
         offset += len(commit.lines)
-    name = f"{writer.folder}/seg/{writer.epoch:010d}-{marks[0].seq + 1:016d}-{random_id(10)}"
-    bucket.put(name, b"".join(chunks))
-    return MergedSegment(name, commits[-1].header.last, offset, _thin_marks(marks)), absorbed
+    far_apart = marks[:1]
+    for mark in marks[1:]:
+        if mark.offset - far_apart[-1].offset >= _MARK_EVERY:
+            far_apart.append(mark)
+    last = commits[-1].header.last
+    return _put_segment(bucket, writer, b"".join(chunks), last, far_apart), absorbed
 
 
-def _thin_marks(marks: Sequence[ReadMark]) -> tuple[ReadMark, ...]:
-    """Return marks without those close after another, which merging creates."""
-    thinned: list[ReadMark] = []
-    for mark in marks:
-        if not thinned or mark.offset - thinned[-1].offset >= _MARK_EVERY:
-            thinned.append(mark)
-    return tuple(thinned)
+def cut_segment(
+    bucket: Bucket, writer: ObjectLogWriter, segment: MergedSegment, below: int
+) -> MergedSegment:
+    """Write the part of a segment from a seq on."""
+    data = _segment_lines(bucket, segment)
+    offset = 0
+    for _ in range(below - segment.first):
+        offset = data.index(b"\n", offset) + 1
+    crc = int(data[offset - 11 : offset - 3], 16)
+    marks = [ReadMark(below - 1, 0, crc)]
+    marks += [
+        ReadMark(mark.seq, mark.offset - offset, mark.crc)
+        for mark in segment.marks
+        if mark.offset > offset
+    ]
+    return _put_segment(bucket, writer, data[offset:], segment.last, marks)
 
 
-def clean_up(bucket: Bucket, merge: CommitMerge) -> None:
-    """Remove or shrink the objects that the stored head no longer needs."""
-    bucket.many(lambda replacement: bucket.put(*replacement), merge.cut)
-    bucket.remove(merge.to_remove)
+def _segment_lines(bucket: Bucket, segment: MergedSegment) -> bytes:
+    """Return the lines of a segment, which were verified."""
+    data = bucket.part(segment.object, 0, segment.size)
+    if data is None:
+        raise layout.damage_error(segment.object, "it is missing or truncated")
+    start = segment.marks[0]
+    layout.records_of(segment.object, data, Position(0, start.seq, start.crc))
+    return data
+
+
+def _put_segment(
+    bucket: Bucket, writer: ObjectLogWriter, data: bytes, last: int, marks: Sequence[ReadMark]
+) -> MergedSegment:
+    first = marks[0].seq + 1
+    name = f"{writer.folder}/seg/{writer.epoch:010d}-{first:016d}-{random_id(10)}"
+    bucket.put(name, data)
+    return MergedSegment(name, last, len(data), tuple(marks))

@@ -10,10 +10,10 @@ Functions block; each is part of one call in a thread.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import final
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -24,11 +24,13 @@ from perdure.records.records import Entry, Position, Record
 from perdure.store import Documents
 from perdure.stores.objects import layout
 from perdure.stores.objects.bucket import Bucket, ListedObject, StoredObject
-from perdure.stores.objects.layout import MergedSegment, SessionHead, decode, folded_up_to
+from perdure.stores.objects.layout import Commit, SessionHead, decode, folded_up_to
+
+T = TypeVar("T")
 
 _ATTEMPTS = 50
 """Merges in a row after which a reader gives up."""
-_WINDOW = 16
+WINDOW = 16
 """Parts that are read at a time."""
 _MAX_BYTES = 1024 * 1024
 """Of a log's end that is read together with a lease."""
@@ -51,8 +53,8 @@ class ObjectReadPlan(msgspec.Struct, frozen=True):
     """Commits after the floor; their names show no gap."""
     after: int = 0
     """The plan is of the records after this one; 0: of all."""
-    known: Mapping[str, bytes] = {}
-    """Objects that were read already."""
+    known: Mapping[str, Commit] = {}
+    """Commits that were read already."""
 
 
 class LogRange(msgspec.Struct, frozen=True):
@@ -66,16 +68,6 @@ class LogRange(msgspec.Struct, frozen=True):
     """Its byte range in a segment."""
     crc: int | None = None
     """The checksum of the record before it, if it is known."""
-
-
-class RecordRun(msgspec.Struct, frozen=True):
-    """Consecutive records."""
-
-    records: list[Record]
-    seed: int
-    """The checksum of the record before the first one."""
-    crc: int
-    """The checksum of the last one."""
 
 
 def read_head(bucket: Bucket, key: SessionKey) -> tuple[SessionHead, str] | None:
@@ -99,17 +91,15 @@ def plan(bucket: Bucket, key: SessionKey, *, hidden: bool = False) -> ObjectRead
         head, tag = current
         loose = loose_commits(bucket, key, head)
         current = read_head(bucket, key)
-        if current is not None and _same_places(head, current[0]):
+        latest = None if current is None or current[0].is_over else current[0]
+        if latest is not None and (latest.floor, latest.generation) == (
+            head.floor,
+            head.generation,
+        ):
+            # No commit was removed between the two reads of the head.
             require_first_commit(key, head, loose)
             return ObjectReadPlan(head, tag, tuple(loose))
     raise unstable_log_error(key)
-
-
-def _same_places(before: SessionHead, after: SessionHead) -> bool:
-    """Return whether no commit was removed between two reads of a head."""
-    if after.is_over:
-        return False
-    return (after.floor, after.generation) == (before.floor, before.generation)
 
 
 def loose_commits(bucket: Bucket, key: SessionKey, head: SessionHead) -> list[ListedObject]:
@@ -117,10 +107,7 @@ def loose_commits(bucket: Bucket, key: SessionKey, head: SessionHead) -> list[Li
     folder = layout.folder_of(key)
     after = layout.log_name(folder, head.generation, head.floor)
     listed = bucket.listed(layout.log_prefix(folder, head.generation), after)
-    return sorted(
-        (entry for entry in listed if layout.first_of(entry.name) > head.floor),
-        key=lambda entry: entry.name,
-    )
+    return [entry for entry in listed if layout.first_of(entry.name) > head.floor]
 
 
 def require_first_commit(key: SessionKey, head: SessionHead, loose: Sequence[ListedObject]) -> None:
@@ -138,12 +125,15 @@ def ranges(plan: ObjectReadPlan, after: int, before: int | None) -> list[LogRang
     """Return the ranges that may have records with ``after < seq < before``, oldest first."""
     parts: list[LogRange] = []
     for segment in plan.head.segments:
-        parts += segment_ranges(segment)
+        marks = segment.marks
+        ends = [*((mark.seq, mark.offset) for mark in marks[1:]), (segment.last, segment.size)]
+        for mark, (last, end) in zip(marks, ends, strict=True):
+            parts.append(LogRange(segment.object, mark.seq + 1, last, (mark.offset, end), mark.crc))
     firsts = [layout.first_of(entry.name) for entry in plan.loose]
-    for place, entry in enumerate(plan.loose):
-        last = firsts[place + 1] - 1 if place + 1 < len(firsts) else None
-        crc = plan.head.crc if firsts[place] == plan.head.floor + 1 else None
-        parts.append(LogRange(entry.name, firsts[place], last, None, crc))
+    lasts = [*(first - 1 for first in firsts[1:]), None]
+    for entry, first, before_next in zip(plan.loose, firsts, lasts, strict=True):
+        crc = plan.head.crc if first == plan.head.floor + 1 else None
+        parts.append(LogRange(entry.name, first, before_next, None, crc))
     return [
         part
         for part in parts
@@ -151,20 +141,12 @@ def ranges(plan: ObjectReadPlan, after: int, before: int | None) -> list[LogRang
     ]
 
 
-def segment_ranges(segment: MergedSegment) -> list[LogRange]:
-    """Return the ranges of a segment, from mark to mark."""
-    marks = segment.marks
-    ends = [(mark.seq, mark.offset) for mark in marks[1:]] + [(segment.last, segment.size)]
-    return [
-        LogRange(segment.object, mark.seq + 1, last, (mark.offset, end), mark.crc)
-        for mark, (last, end) in zip(marks, ends, strict=True)
-    ]
-
-
 def read(
-    bucket: Bucket, parts: Sequence[LogRange], known: Mapping[str, bytes] = MappingProxyType({})
-) -> RecordRun:
+    bucket: Bucket, parts: Sequence[LogRange], known: Mapping[str, Commit] = MappingProxyType({})
+) -> tuple[list[Record], int, int]:
     """Return the records of consecutive ranges, read concurrently unless they are *known*.
+
+    With the checksum of the record before the first one, and that of the last one.
 
     Raises:
         ObjectMergedAway: One of them was merged away.
@@ -173,10 +155,7 @@ def read(
     """
     unread = [part for part in parts if part.name not in known]
     fetched = dict(zip(unread, bucket.many(lambda part: _lines(bucket, part), unread), strict=True))
-    lines = [
-        fetched[part] if part in fetched else _commit_lines(part, known[part.name])
-        for part in parts
-    ]
+    lines = [fetched.get(part) or _commit_lines(part, known[part.name]) for part in parts]
     records: list[Record] = []
     seed, crc = lines[0][0], None
     for part, (before, data) in zip(parts, lines, strict=True):
@@ -189,7 +168,7 @@ def read(
             )
         records += more
         crc = end.crc
-    return RecordRun(records, seed, seed if crc is None else crc)
+    return records, seed, seed if crc is None else crc
 
 
 def unlinked_error(name: str, first: int) -> CorruptRecordError:
@@ -199,88 +178,87 @@ def unlinked_error(name: str, first: int) -> CorruptRecordError:
 
 def _lines(bucket: Bucket, part: LogRange) -> tuple[int, bytes]:
     """Return a range's bytes, and the checksum before them."""
-    if part.span is not None:
-        data = bucket.part(part.name, *part.span)
-        if data is not None:
-            return part.crc or 0, data
-        entry = bucket.stat(part.name)
-        if entry is None:
-            raise ObjectMergedAway(part.name)
-        raise layout.damage_error(part.name, f"it ends at byte {entry.size}, before {part.span[1]}")
-    stored = bucket.get(part.name)
-    if stored is None:
+    if part.span is None:
+        return _commit_lines(part, whole_commit(bucket, part.name))
+    data = bucket.part(part.name, *part.span)
+    if data is not None:
+        return part.crc or 0, data
+    entry = bucket.stat(part.name)
+    if entry is None:
         raise ObjectMergedAway(part.name)
-    return _commit_lines(part, stored.data)
+    raise layout.damage_error(part.name, f"it ends at byte {entry.size}, before {part.span[1]}")
 
 
-def _commit_lines(part: LogRange, data: bytes) -> tuple[int, bytes]:
+def _commit_lines(part: LogRange, commit: Commit) -> tuple[int, bytes]:
     """Return the record lines of a commit, and the checksum before them."""
-    if data == layout.GONE:
-        raise ObjectMergedAway(part.name)
-    commit = layout.commit(part.name, part.first, data)
-    if commit.header.cut:
-        raise ObjectMergedAway(part.name)
     if part.crc is not None and commit.header.seed != part.crc:
         raise unlinked_error(part.name, part.first)
     return commit.header.seed, commit.lines
 
 
-def documents_of(
-    bucket: Bucket,
-    head: SessionHead,
-    names: Collection[str] | None,
-    beside: Callable[[], object] | None = None,
-) -> Documents:
-    """Return the documents of a head, each checked against the manifest's hash.
+def whole_commit(bucket: Bucket, name: str) -> Commit:
+    """Return a stored commit.
 
-    *beside* is called meanwhile.
+    Raises:
+        ObjectMergedAway: It was merged or removed.
+
+    """
+    return commit_in(name, bucket.get(name))
+
+
+def commit_in(name: str, stored: StoredObject | None) -> Commit:
+    """Return the commit in an object that was read; raises as `whole_commit`."""
+    if stored is None or stored.data == layout.GONE:
+        raise ObjectMergedAway(name)
+    commit = layout.commit(name, layout.first_of(name), stored.data)
+    if commit.header.cut:
+        raise ObjectMergedAway(name)
+    return commit
+
+
+def documents_of(bucket: Bucket, head: SessionHead, names: Collection[str] | None) -> Documents:
+    """Return the documents of a head, each checked against the manifest's hash.
 
     Raises:
         UnsupportedVersionError: The manifest has a newer format.
 
     """
+    return documents_beside(bucket, head, names, lambda: None)[0]
+
+
+def documents_beside(
+    bucket: Bucket, head: SessionHead, names: Collection[str] | None, beside: Callable[[], T]
+) -> tuple[Documents, T]:
+    """Return the documents of a head as `documents_of` does, and *beside*'s result meanwhile."""
     manifest = None
     if not head.deleted:
         manifest = layout.manifest_of(f"{layout.folder_of(head.key)}/head", head)
     listed = head.documents if manifest is None else manifest.documents
-    stored = _read_documents(bucket, head, () if head.deleted else listed, names, beside)
-    if manifest is None:  # nothing was folded yet, or the manifest is lost
-        return Documents(damaged=tuple(stored), remains=stored)
-    return matching_documents(manifest, stored, names)
-
-
-def _read_documents(
-    bucket: Bucket,
-    head: SessionHead,
-    listed: Iterable[str],
-    names: Collection[str] | None,
-    beside: Callable[[], object] | None,
-) -> dict[str, bytes]:
-    places = {
+    refs = {
         name: head.documents[name]
-        for name in listed
+        for name in (() if head.deleted else listed)
         if name in head.documents and (names is None or name in names)
     }
-    spans: dict[str, tuple[int, int]] = {}
-    for ref in places.values():
+    spans: dict[str, tuple[int, int]] = {}  # the bytes to read of each object
+    for ref in refs.values():
         low, high = spans.get(ref.object, (ref.offset, 0))
         spans[ref.object] = min(low, ref.offset), max(high, ref.offset + ref.size)
-    objects: dict[str, bytes | None] = {}
-
-    def read(item: tuple[str, tuple[int, int]]) -> None:
-        objects[item[0]] = bucket.part(item[0], *item[1])
-
-    calls: list[Callable[[], object]] = [partial(read, item) for item in spans.items()]
-    bucket.many(lambda call: call(), calls if beside is None else [beside, *calls])
-    found: dict[str, bytes] = {}
-    for name, ref in places.items():
+    calls: list[Callable[[], Any]] = [
+        partial(bucket.part, name, *span) for name, span in spans.items()
+    ]
+    result, *parts = bucket.many(lambda call: call(), [beside, *calls])
+    objects = dict(zip(spans, parts, strict=True))
+    stored: dict[str, bytes] = {}
+    for name, ref in refs.items():
         data, start = objects[ref.object], ref.offset - spans[ref.object][0]
         if data is None and spans[ref.object] != (ref.offset, ref.offset + ref.size):
             # It is shorter than it should be: the other documents in it may be whole.
             data, start = bucket.part(ref.object, ref.offset, ref.offset + ref.size), 0
         if data is not None:
-            found[name] = data[start : start + ref.size]
-    return found
+            stored[name] = data[start : start + ref.size]
+    if manifest is None:  # nothing was folded yet, or the manifest is lost
+        return Documents(damaged=tuple(stored), remains=stored), result
+    return matching_documents(manifest, stored, names), result
 
 
 def rest_of(
@@ -298,26 +276,10 @@ def rest_of(
     if after < plan.after or is_long or not is_known:
         return None
     try:
-        records = read(bucket, parts, plan.known).records
+        records, _, _ = read(bucket, parts, plan.known)
     except (ObjectMergedAway, CorruptRecordError):  # raised when the log is read
         return None
     return tuple(record for record in records if record.seq > after)
-
-
-def whole_commit(bucket: Bucket, name: str) -> tuple[layout.Commit, bytes]:
-    """Return a commit, and its object's bytes.
-
-    Raises:
-        ObjectMergedAway: It was merged or removed.
-
-    """
-    stored = bucket.get(name)
-    if stored is None or stored.data == layout.GONE:
-        raise ObjectMergedAway(name)
-    commit = layout.commit(name, layout.first_of(name), stored.data)
-    if commit.header.cut:
-        raise ObjectMergedAway(name)
-    return commit, stored.data
 
 
 def last_seq_of(bucket: Bucket, key: SessionKey) -> int:
@@ -327,7 +289,7 @@ def last_seq_of(bucket: Bucket, key: SessionKey) -> int:
         if current is None:
             return 0
         try:
-            last = whole_commit(bucket, current.loose[-1].name)[0].header.last
+            last = whole_commit(bucket, current.loose[-1].name).header.last
         except ObjectMergedAway as missing:
             require_moved(bucket, current, missing)
             continue
@@ -360,87 +322,70 @@ def unstable_log_error(key: SessionKey) -> StoreUnavailableError:
     )
 
 
-@final
-class ObjectLogStream:
-    """Read a log's records range by range, oldest first or, reversed, newest first."""
+def stream(
+    bucket: Bucket,
+    key: SessionKey,
+    after: int = 0,
+    before: int | None = None,
+    *,
+    reverse: bool = False,
+    hidden: bool = False,
+    window: int = WINDOW,
+) -> Iterator[list[Record]]:
+    """Yield the records with ``after < seq < before``, some ranges of the log at a time.
 
-    def __init__(
-        self,
-        bucket: Bucket,
-        key: SessionKey,
-        after: int,
-        before: int | None,
-        *,
-        reverse: bool = False,
-        hidden: bool = False,
-    ) -> None:
-        self._hidden = hidden
-        self._bucket = bucket
-        self._key = key
-        self._after = max(after, 0)
-        self._before = before
-        self._reverse = reverse
-        self._plan: ObjectReadPlan | None = None
-        self._remaining: list[LogRange] | None = None
-        self.window: int = _WINDOW
-        """Parts that are read at a time."""
-        self._link: int | None = None
-        """The checksum at the position where reading continues."""
+    Oldest first or, reversed, newest first; *window* is how many ranges are read at a time.
 
-    def part(self) -> list[Record]:
-        """Return the next records in the requested order; none at the end."""
-        for _ in range(_ATTEMPTS):
-            if self._remaining is None:
-                self._plan = plan(self._bucket, self._key, hidden=self._hidden)
-                self._remaining = self._ranges()
-            if not self._remaining:
-                return []
-            some = self.window
-            window = self._remaining[-some:] if self._reverse else self._remaining[:some]
-            try:
-                run = read(self._bucket, window)
-            except ObjectMergedAway as missing:
-                assert self._plan is not None
-                require_moved(self._bucket, self._plan, missing)
-                self._remaining = None
-                continue
-            self._remaining = self._remaining[:-some] if self._reverse else self._remaining[some:]
-            self._check(window, run)
-            if records := self._select(run):
-                return records
-        raise unstable_log_error(self._key)
+    Raises:
+        CorruptRecordError: A part of the log is damaged or missing.
+        StoreUnavailableError: The log was merged at each attempt to read it.
 
-    def _ranges(self) -> list[LogRange]:
-        return [] if self._plan is None else ranges(self._plan, self._after, self._before)
-
-    def _check(self, window: Sequence[LogRange], run: RecordRun) -> None:
-        first, last = run.records[0].seq, run.records[-1].seq
-        if self._link is None:
+    """
+    after = max(after, 0)
+    link: int | None = None  # the checksum at the position where reading continues
+    attempts = _ATTEMPTS
+    while attempts:
+        attempts -= 1
+        current = plan(bucket, key, hidden=hidden)
+        if current is None:
             return
-        if self._reverse and last + 1 == self._before and run.crc != self._link:
-            raise unlinked_error(window[-1].name, last)
-        if not self._reverse and first == self._after + 1 and run.seed != self._link:
-            raise unlinked_error(window[0].name, first)
-
-    def _select(self, run: RecordRun) -> list[Record]:
-        """Return the requested records of a run, and move the position past it."""
-        low, high = self._after, self._before
-        records = [
-            record
-            for record in run.records
-            if low < record.seq and (high is None or record.seq < high)
-        ]
-        if self._reverse:
-            self._before, self._link = run.records[0].seq, run.seed
-            return records[::-1]
-        self._after, self._link = run.records[-1].seq, run.crc
-        return records
+        remaining = ranges(current, after, before)
+        try:
+            while remaining:
+                some = remaining[-window:] if reverse else remaining[:window]
+                records, seed, crc = read(bucket, some)
+                first, last = records[0].seq, records[-1].seq
+                # After a merge, a range may begin before the position: then there is no link.
+                if link is not None and reverse and last + 1 == before and crc != link:
+                    raise unlinked_error(some[-1].name, last)
+                if link is not None and not reverse and first == after + 1 and seed != link:
+                    raise unlinked_error(some[0].name, first)
+                records = [
+                    record
+                    for record in records
+                    if after < record.seq and (before is None or record.seq < before)
+                ]
+                if reverse:
+                    records.reverse()
+                    before, link = first, seed
+                    del remaining[-window:]
+                else:
+                    after, link = last, crc
+                    del remaining[:window]
+                attempts = _ATTEMPTS
+                if records:
+                    yield records
+        except ObjectMergedAway as missing:
+            require_moved(bucket, current, missing)
+        else:
+            return
+    raise unstable_log_error(key)
 
 
 def entries(bucket: Bucket, key: SessionKey, first: int, last: int) -> list[Entry]:
     """Return the entries from one seq to another, inclusive, as the holder."""
-    stream = ObjectLogStream(bucket, key, first - 1, last + 1, hidden=True)
-    collected: list[Entry] = []
-    while part := stream.part():
-        collected += [Entry(record.kind, record.payload, record.end) for record in part]
-    return collected
+    return [
+        Entry(record.kind, record.payload, record.end)
+        for part in stream(bucket, key, first - 1, last + 1, hidden=True)
+        for record in part
+    ]

@@ -15,13 +15,13 @@ import contextlib
 import logging
 import os
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar, TypeVarTuple, final
+from typing import TypeVar, TypeVarTuple
 
 import anyio
 import anyio.to_thread
-import msgspec
 
 from perdure._lib.ids import first_beat, random_id
 from perdure._lib.loop import Threads, unopened
@@ -84,12 +84,6 @@ CAPABILITIES = Capabilities(
 )
 
 
-class _Claim:
-    """Whether a caller still awaits an acquire."""
-
-    abandoned = False
-
-
 class ObjectStore:
     """Store of sessions as objects in a bucket.
 
@@ -114,10 +108,18 @@ class ObjectStore:
         self._location = location
         self._owner = owner or random_id()
         self._capabilities = capabilities
-        self._opened: OpenBucket | None = None
+        self._bucket: Bucket | None = None
+        """The bucket while the store is open, in the process ``_pid``."""
+        self._beat = first_beat()
+        self._beats = 0
+        """Heartbeats since the store was made."""
+        self._tag: str | None = None
+        """The tag of the heartbeat object after its last write; None if it is not known."""
+        self._requests: deque[inbox.Request] = deque()
+        """Requests that were read, also by cancelled heartbeats, and that none has returned."""
         self._writers: dict[SessionKey, ObjectLogWriter] = {}
         self._said: dict[SessionKey, Said] = {}
-        """What saves of this store object have said for listings, also of released sessions."""
+        """Facts for listings of the sessions that were saved here, also of released ones."""
         self._lock = threading.Lock()
 
     @property
@@ -144,16 +146,58 @@ class ObjectStore:
             StoreUnavailableError: The bucket cannot be reached or written.
 
         """
-        if self._opened is None:
-            self._opened = await OpenBucket.open(self._make, self._location, self._owner)
+        if self._bucket is not None:
+            return
+        self._beat += 1
+        is_abandoned = threading.Event()
+        made: list[Bucket] = []
+
+        def begin() -> tuple[Bucket, str | None]:
+            bucket = self._make()
+            try:
+                require_conditions(bucket, self._location)
+                tag, _ = inbox.heartbeat(bucket, self._owner, self._beat, self._requests, None)
+            except BaseException:
+                bucket.close()
+                raise
+            made.append(bucket)
+            if is_abandoned.is_set():
+                close()
+            return bucket, tag
+
+        def close() -> None:
+            # By this thread or by the caller, who is cancelled: whoever is the last to see it.
+            with contextlib.suppress(IndexError):
+                made.pop().close()
+
+        try:
+            bucket, tag = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
+        except BaseException:
+            is_abandoned.set()
+            close()
+            raise
+        self._bucket, self._tag = bucket, tag
+        self._appends = Threads(PARALLELISM, name="perdure append")
+        self._others = anyio.CapacityLimiter(_OTHER_THREADS)
+        self._merges = ThreadPoolExecutor(1, thread_name_prefix="perdure merge")
+        self._pid = os.getpid()
 
     async def aclose(self) -> None:
         """Close the bucket; leases that were not released look like those of a dead owner."""
-        bucket, self._opened = self._opened, None
+        bucket, self._bucket = self._bucket, None
         with self._lock:
             self._writers.clear()
-        if bucket is not None and bucket.is_own_process:
-            await bucket.sign_off()
+        if bucket is None or self._pid != os.getpid():
+            return
+        self._appends.close()
+        self._merges.shutdown(wait=False, cancel_futures=True)
+        name = layout.owner_name(self._owner)
+        try:
+            await anyio.to_thread.run_sync(bucket.remove, [name], abandon_on_cancel=True)
+        except StoreUnavailableError as error:
+            _log.debug("the heartbeat could not be removed", extra={"error": str(error)})
+        finally:
+            bucket.close()
 
     async def _read(self, key: SessionKey, function: Callable[[Bucket], T]) -> T:
         """Read from a session; name it in errors of damaged objects, which do not.
@@ -174,12 +218,16 @@ class ObjectStore:
             ) from error
 
     async def _run(self, function: Callable[[Bucket, *Ts], T], *args: *Ts) -> T:
-        return await self._open_bucket.run_in_thread(function, *args)
+        """Call a function with the bucket in a thread; cancellation abandons the thread."""
+        bucket = self._open_bucket
+        return await anyio.to_thread.run_sync(
+            function, bucket, *args, abandon_on_cancel=True, limiter=self._others
+        )
 
     @property
-    def _open_bucket(self) -> OpenBucket:
-        bucket = self._opened
-        if bucket is not None and bucket.is_own_process:
+    def _open_bucket(self) -> Bucket:
+        bucket = self._bucket
+        if bucket is not None and self._pid == os.getpid():
             return bucket
         raise unopened(self.location, elsewhere=bucket is not None)
 
@@ -190,17 +238,22 @@ class ObjectStore:
         return await all_of(batches, self._append)
 
     async def _append(self, batch: Batch) -> Outcome:
-        writer, bucket = self._writers.get(batch.key), self._opened
-        if (
-            writer is None
-            or writer.epoch != batch.epoch
-            or bucket is None
-            or not bucket.is_own_process
-        ):
+        writer, bucket = self._writers.get(batch.key), self._bucket
+        is_open = bucket is not None and self._pid == os.getpid()
+        if writer is None or bucket is None or writer.epoch != batch.epoch or not is_open:
             return Outcome(Status.CONFLICT, lease_lost(batch.key, batch.epoch))
-        outcome = await bucket.append(writer, batch)
+        if writer.log_lock.locked():
+            await wait_idle(writer)
+        try:
+            outcome = await self._appends.run(writer.append, batch)
+        except Exception as error:  # noqa: BLE001  # an error of one session must not affect others
+            return Outcome(Status.IN_DOUBT, error)
         if outcome.status is Status.CONFLICT:
             self._drop(writer)  # a past epoch never becomes current again
+        if writer.loose >= _COMPACT:
+            writer.loose = 0
+            with contextlib.suppress(RuntimeError):  # closing: the next holder's fold merges
+                self._merges.submit(_compact, bucket, writer)
         return outcome
 
     async def read_log(
@@ -213,18 +266,12 @@ class ObjectStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, several objects at a time."""
-        stream = reader.ObjectLogStream(
-            self._open_bucket.bucket,
-            key,
-            after,
-            before,
-            reverse=reverse,
-        )
-        if past_damage.get():
-            stream.window = 1  # one damaged object must not hide others
+        # One damaged object must not hide others.
+        window = 1 if past_damage.get() else reader.WINDOW
+        parts = reader.stream(self._open_bucket, key, after, before, reverse=reverse, window=window)
         remaining = limit
         while remaining is None or remaining > 0:
-            records = (await self._read(key, lambda _: stream.part()))[:remaining]
+            records = (await self._read(key, lambda _: next(parts, [])))[:remaining]
             if not records:
                 return
             yield LogChunk(tuple(records))
@@ -288,15 +335,17 @@ class ObjectStore:
         )
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        claim = _Claim()
+        is_abandoned = threading.Event()
         try:
-            return await self._read(key, lambda bucket: self._acquire(bucket, key, terms, claim))
+            return await self._read(
+                key, lambda bucket: self._acquire(bucket, key, terms, is_abandoned)
+            )
         except BaseException:
-            claim.abandoned = True
+            is_abandoned.set()
             raise
 
     def _acquire(
-        self, bucket: Bucket, key: SessionKey, terms: Terms, claim: _Claim
+        self, bucket: Bucket, key: SessionKey, terms: Terms, is_abandoned: threading.Event
     ) -> Held | Taken:
         try:
             acquired = leases.acquire(bucket, key, terms, self._owner)
@@ -316,9 +365,9 @@ class ObjectStore:
                 while len(self._said) > max(len(self._writers), _SAID):
                     del self._said[next(iter(self._said))]
         found = None
-        if not claim.abandoned:
+        if not is_abandoned.is_set():
             found = content.found(bucket, acquired, whole=terms.names != frozenset())
-        if claim.abandoned:
+        if is_abandoned.is_set():
             self._release(bucket, writer)  # the caller was cancelled
         head, created = writer.epoch_seq, writer.created
         return Taken(key, writer.epoch, head, created, acquired.record, found)
@@ -345,12 +394,23 @@ class ObjectStore:
                 del self._writers[writer.key]
 
     async def heartbeat(self) -> HeartbeatRequests:
-        return await self._open_bucket.heartbeat(self._doubt)
-
-    def _doubt(self) -> None:
-        """Have each session check, before its next append, that its log still exists."""
-        for writer in list(self._writers.values()):
-            writer.is_doubted = True
+        self._beat += 1
+        self._tag, may_be_older = await self._run(
+            inbox.heartbeat, self._owner, self._beat, self._requests, self._tag
+        )
+        if may_be_older:
+            # Each session checks, before its next append, that its log still exists.
+            for writer in list(self._writers.values()):
+                writer.is_doubted = True
+        beats: dict[str, int] | None = None
+        if not self._beats % _BEATS_PER_LISTING:
+            beats = await self._run(leases.beats, self._owner)
+        self._beats += 1
+        asked: dict[str, dict[SessionKey, None]] = {inbox.HANDOVER: {}, inbox.MAIL: {}}
+        while self._requests:
+            what, key = self._requests.popleft()
+            asked.setdefault(what, {})[key] = None
+        return HeartbeatRequests(tuple(asked[inbox.HANDOVER]), tuple(asked[inbox.MAIL]), beats)
 
     async def wait_for_notification(self, timeout: float) -> None:
         """Sleep: a bucket has no notifications."""
@@ -424,115 +484,6 @@ class ObjectStore:
         if writer is None or writer.epoch != epoch:
             raise lease_lost(key, epoch)
         return writer
-
-
-# The resources of an open store
-
-
-@final
-class OpenBucket:
-    """A bucket that was probed, and the threads that use it. Created on a running event loop."""
-
-    def __init__(
-        self, bucket: Bucket, owner: str, requests: inbox.OwnerRequests, beat: int, tag: str | None
-    ) -> None:
-        self.bucket = bucket
-        self._owner = owner
-        self._requests = requests
-        self._beat = beat
-        self._tag = tag
-        """The tag of the heartbeat object after its last write."""
-        self._beats = 0
-        self._appends = Threads(PARALLELISM, name="perdure append")
-        self._others = anyio.CapacityLimiter(_OTHER_THREADS)
-        self._merges = ThreadPoolExecutor(1, thread_name_prefix="perdure merge")
-        self._pid = os.getpid()
-
-    @classmethod
-    async def open(cls, make: Callable[[], Bucket], location: str, owner: str) -> OpenBucket:
-        """Create a bucket, probe it, and write the first heartbeat; all in a thread."""
-        requests, beat = inbox.OwnerRequests(), first_beat()
-        lock, is_abandoned, buckets = threading.Lock(), threading.Event(), list[Bucket]()
-        tags = list[str | None]()
-
-        def begin() -> Bucket:
-            bucket = make()
-            try:
-                require_conditions(bucket, location)
-                tags.append(inbox.heartbeat(bucket, owner, beat, requests, None)[0])
-            except BaseException:
-                bucket.close()
-                raise
-            with lock:
-                buckets.append(bucket)
-                if is_abandoned.is_set():  # cancelled: the caller cannot close it
-                    bucket.close()
-            return bucket
-
-        try:
-            bucket = await anyio.to_thread.run_sync(begin, abandon_on_cancel=True)
-        except BaseException:
-            with lock:
-                is_abandoned.set()
-                for bucket in buckets:
-                    bucket.close()
-            raise
-        return cls(bucket, owner, requests, beat, tags[0])
-
-    @property
-    def is_own_process(self) -> bool:
-        """Whether this is the process that opened it, not a forked child."""
-        return self._pid == os.getpid()
-
-    async def sign_off(self) -> None:
-        """Remove the heartbeat, and end the threads."""
-        self._appends.close()
-        self._merges.shutdown(wait=False, cancel_futures=True)
-        try:
-            await anyio.to_thread.run_sync(
-                self.bucket.remove, [layout.owner_name(self._owner)], abandon_on_cancel=True
-            )
-        except StoreUnavailableError as error:
-            _log.debug("the heartbeat could not be removed", extra={"error": str(error)})
-        finally:
-            self.bucket.close()
-
-    async def run_in_thread(self, function: Callable[[Bucket, *Ts], T], *args: *Ts) -> T:
-        """Call a function with the bucket in a thread; cancellation abandons the thread."""
-        return await anyio.to_thread.run_sync(
-            function, self.bucket, *args, abandon_on_cancel=True, limiter=self._others
-        )
-
-    async def heartbeat(self, doubt: Callable[[], object]) -> HeartbeatRequests:
-        """Write a heartbeat, and return the requests that were read, also by cancelled heartbeats.
-
-        Calls *doubt* if the bucket may have reverted to an earlier state.
-        """
-        self._beat += 1
-        self._tag, may_be_older = await self.run_in_thread(
-            inbox.heartbeat, self._owner, self._beat, self._requests, self._tag
-        )
-        if may_be_older:
-            doubt()
-        beats: dict[str, int] | None = None
-        if not self._beats % _BEATS_PER_LISTING:
-            beats = await self.run_in_thread(leases.beats, self._owner)
-        self._beats += 1
-        return msgspec.structs.replace(self._requests.drain(), beats=beats)
-
-    async def append(self, writer: ObjectLogWriter, batch: Batch) -> Outcome:
-        """Append a batch in a thread; merge the commits once there are many."""
-        if writer.log_lock.locked():
-            await wait_idle(writer)
-        try:
-            outcome = await self._appends.run(writer.append, batch)
-        except Exception as error:  # noqa: BLE001  # an error of one session must not affect others
-            return Outcome(Status.IN_DOUBT, error)
-        if writer.loose >= _COMPACT:
-            writer.loose = 0
-            with contextlib.suppress(RuntimeError):  # closing: the next holder's fold merges
-                self._merges.submit(_compact, self.bucket, writer)
-        return outcome
 
 
 async def wait_idle(writer: ObjectLogWriter) -> None:

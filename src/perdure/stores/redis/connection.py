@@ -17,8 +17,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from functools import cache
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from functools import partial
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Final, final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -43,13 +43,21 @@ if TYPE_CHECKING:
 SCHEMES: Final = ("redis", "rediss", "valkey", "valkeys", "unix")
 SEVERAL: Final = re.compile(r"(redis|valkey)s?(\+|-)(sentinel|cluster)")
 """Schemes of other clients for Sentinels and clusters, which perdure does not support."""
-_TLS: Final = frozenset({"rediss", "valkeys"})
 _PORT: Final = 6379
-_PREFIX: Final = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
-_TLS_OPTIONS: Final = frozenset({"ssl_ca_certs", "ssl_certfile", "ssl_keyfile"})
-_OPTIONS: Final = (
-    frozenset({"db", "prefix", "timeout", "connect_timeout", "wait", "history"}) | _TLS_OPTIONS
-)
+_SECONDS: Final = (r"(?=.*[1-9])[0-9]*\.?[0-9]*", "use seconds, such as 5")
+_FILE: Final = (r".+", "use the path of a file")
+_OPTIONS: Final = {
+    "db": (r"[0-9]{1,6}", "use a database's number, such as 0"),
+    "prefix": (r"[A-Za-z0-9_.:-]{1,64}", "use up to 64 of letters, digits, _ . : -"),
+    "timeout": _SECONDS,
+    "connect_timeout": _SECONDS,
+    "wait": (r"yes|no", "use yes or no"),
+    "history": (r".*", "use the URL of a store"),
+    "ssl_ca_certs": _FILE,
+    "ssl_certfile": _FILE,
+    "ssl_keyfile": _FILE,
+}
+"""The options of a URL: the pattern of each, and the cure of a value that does not match it."""
 
 
 class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +79,7 @@ class RedisSettings(msgspec.Struct, frozen=True, kw_only=True):
     history: str = ""
     """The URL of a store for cold history."""
     wait: bool = True
-    """Whether a save waits for the server's fsync, where a write does not imply it."""
+    """True if a save waits for the server's fsync, where a write does not imply it."""
 
     @property
     def location(self) -> str:
@@ -114,27 +122,35 @@ def settings_from(url: str) -> RedisSettings:
     if "@" in parts.path + parts.query + parts.fragment or parts.fragment:
         reason = "a reserved character in its user, password or path splits it"
         raise _invalid(reason, "write @ # / ? : there as %40 %23 %2F %3F %3A")
-    options = _options(parts.query)
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
     unix = parts.scheme == "unix"
     path = unquote(parts.path)
     if unix and (parts.hostname or not path.startswith("/")):
         raise _invalid("a socket needs an absolute path", "use unix:///run/valkey.sock?db=0")
     if not unix and not parts.hostname:
         raise _invalid("it names no host", "use redis://localhost:6379/0")
+    options["db"] = options.get("db") or ("" if unix else path.strip("/")) or "0"
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            known = ", ".join(sorted(_OPTIONS))
+            raise _invalid(f"it has an unknown option {name!r}", f"known: {known}")
+        pattern, cure = _OPTIONS[name]
+        if not re.fullmatch(pattern, value):
+            raise _invalid(f"invalid {name}={value!r}", cure)
     return RedisSettings(
         host=parts.hostname or "",
         port=port or _PORT,
         path=path if unix else "",
-        db=_number("db", options.get("db") or ("" if unix else path.strip("/")) or "0"),
+        db=int(options["db"]),
         username=unquote(parts.username or ""),
         password=unquote(parts.password or ""),
-        tls=parts.scheme in _TLS,
-        tls_files={name: value for name, value in options.items() if name in _TLS_OPTIONS},
-        prefix=_prefix(options.get("prefix", "perdure")),
-        timeout=_seconds("timeout", options.get("timeout", "5")),
-        connect_timeout=_seconds("connect_timeout", options.get("connect_timeout", "5")),
+        tls=parts.scheme in ("rediss", "valkeys"),
+        tls_files={name: value for name, value in options.items() if name.startswith("ssl_")},
+        prefix=options.get("prefix", "perdure"),
+        timeout=float(options.get("timeout", 5)),
+        connect_timeout=float(options.get("connect_timeout", 5)),
         history=options.get("history", ""),
-        wait=_yes_or_no("wait", options.get("wait", "yes")),
+        wait=options.get("wait") != "no",
     )
 
 
@@ -144,75 +160,11 @@ def _names_several_hosts(url: str) -> bool:
     return "," in place.partition("/")[0] and not url.startswith("unix:")
 
 
-def _options(query: str) -> dict[str, str]:
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    for name in options:
-        if name not in _OPTIONS:
-            raise _invalid(
-                f"it has an unknown option {name!r}", f"known: {', '.join(sorted(_OPTIONS))}"
-            )
-    return options
-
-
-def _number(name: str, text: str) -> int:
-    if not re.fullmatch("[0-9]{1,6}", text):
-        raise _invalid(f"{name}={text!r} is not a number", "use a database's number, such as 0")
-    return int(text)
-
-
-def _seconds(name: str, text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise _invalid(f"invalid {name}={text!r}", "use seconds, such as 5")
-    return seconds
-
-
-def _prefix(text: str) -> str:
-    if not _PREFIX.match(text):
-        raise _invalid(f"invalid prefix={text!r}", "use up to 64 of letters, digits, _ . : -")
-    return text
-
-
-def _yes_or_no(name: str, text: str) -> bool:
-    if text not in {"yes", "no"}:
-        raise _invalid(f"invalid {name}={text!r}", "use yes or no")
-    return text == "yes"
-
-
 def _invalid(reason: str, cure: str) -> ConfigError:
     return ConfigError(f"the URL of a Redis store is invalid: {reason}: {cure}", option="url")
 
 
 # Connections, and the scripts that they run
-
-
-_NAMES: Final = (
-    "acquire",
-    "aged",
-    "append",
-    "ask",
-    "beat",
-    "delete",
-    "drop",
-    "fold",
-    "look",
-    "post",
-    "publish",
-    "put",
-    "read",
-    "release",
-    "remove",
-    "renew",
-    "retire",
-    "settle",
-    "sweep",
-    "take",
-    "trim",
-    "unlist",
-)
 
 
 class RedisCall:
@@ -228,34 +180,31 @@ class RedisCall:
         self.serialized_arguments: tuple[bytes | str | float, ...] = arguments
 
 
-class Script:
-    """A script, and the digest by which the server knows it."""
+Script = Callable[..., RedisCall]
+"""Returns the call of a script, given a tuple of its keys and then its arguments."""
 
-    __slots__ = ("_sha", "text")
-
-    def __init__(self, text: bytes) -> None:
-        self.text: bytes = text
-        # The protocol's name of a script; it has no security purpose.
-        self._sha = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
-
-    def __call__(self, keys: tuple[bytes, ...], *arguments: Any) -> RedisCall:
-        """Return the call of the script with these keys and arguments."""
-        return RedisCall(b"EVALSHA", self._sha, len(keys), *keys, *arguments)
+_LOAD_ALL: Final[list[RedisCall]] = []
+"""The calls that load every script into a server that is new, or has restarted."""
 
 
-@cache
 def script(name: str) -> Script:
-    """Return a script by its name."""
-    return Script((files(__package__) / "lua" / f"{name}.lua").read_bytes())
+    """Return the script in ``lua/<name>.lua``."""
+    text = (files(__package__) / "lua" / f"{name}.lua").read_bytes()
+    # The protocol's name of a script; it has no security purpose.
+    digest = hashlib.sha1(text, usedforsecurity=False).hexdigest().encode()
+    _LOAD_ALL.append(RedisCall(b"SCRIPT LOAD", text))
 
+    def call(keys: tuple[bytes, ...], *arguments: Any) -> RedisCall:
+        return RedisCall(b"EVALSHA", digest, len(keys), *keys, *arguments)
 
-def all_scripts() -> list[Script]:
-    """Return all scripts, for loading into a server that has restarted."""
-    return [script(name) for name in _NAMES]
+    return call
 
 
 MAX_CONNECTIONS = 8
 """Connections that may await replies at the same time."""
+_MAX_CALLS = 256
+"""Calls in one write of `RedisLink.send_all`."""
+_SCAN_COUNT = 1000
 _IDLE_SECONDS = 0.25
 """Seconds without a call after which an ending event loop is not delayed any more."""
 _SYNC_SHARE = 0.8
@@ -270,7 +219,7 @@ class RedisLink:
         self.settings: RedisSettings = settings
         self.location: str = settings.location
         self.waits: bool = False
-        """Whether each write awaits the server's sync to disk."""
+        """True if each write waits for the server's sync to disk."""
         self.mode: str = ""
         """standalone or cluster; empty if INFO is forbidden."""
         self._host: Host | None = None
@@ -308,13 +257,14 @@ class RedisLink:
         """Read the server's mode, and load the scripts."""
         try:
             ping, info, *loaded = await self.request(
-                [RedisCall(b"PING"), RedisCall(b"INFO", "server"), *_load_scripts()]
+                [RedisCall(b"PING"), RedisCall(b"INFO", "server"), *_LOAD_ALL]
             )
         except StoreUnavailableError as error:
             if "unknown command 'SELECT'" not in str(error):
                 raise
             raise _sentinel_error(self.location) from error  # only a Sentinel has no databases
-        self.mode = _mode_of(info)
+        match = None if isinstance(info, BaseException) else _MODE.search(bytes(info))
+        self.mode = "" if match is None else match[1].decode()
         if self.mode == "sentinel":
             raise _sentinel_error(self.location)
         self._require_success([ping, *loaded])
@@ -333,14 +283,11 @@ class RedisLink:
     async def _drain(self) -> None:
         """Keep the connections open until the ending event loop's last saves are done."""
         calls = -1
-        while not (self._closing.is_set() or (calls == self._calls and self._is_idle)):
+        while calls != self._calls or self._room.value < MAX_CONNECTIONS:
             calls = self._calls
             with anyio.move_on_after(_IDLE_SECONDS):
                 await self._closing.wait()
-
-    @property
-    def _is_idle(self) -> bool:
-        return self._room.value == MAX_CONNECTIONS
+                return
 
     def require_open(self) -> Host:
         """Return the host.
@@ -382,6 +329,25 @@ class RedisLink:
         """Send calls whose effect is durable on return; raises as `send`."""
         return self._require_success(await self.request(calls, write=True))
 
+    async def send_all(self, calls: Sequence[RedisCall], *, write: bool = False) -> list[Any]:
+        """Send any number of independent calls, some at a time, as `send` or `write` does."""
+        send = self.write if write else self.send
+        replies: list[Any] = []
+        for at in range(0, len(calls), _MAX_CALLS):
+            replies += await send(calls[at : at + _MAX_CALLS])
+        return replies
+
+    async def scan(self, pattern: str) -> list[bytes]:
+        """Return the names of all keys that match a pattern."""
+        names: set[bytes] = set()
+        cursor = b"0"
+        while True:
+            call = RedisCall(b"SCAN", cursor, b"MATCH", pattern, b"COUNT", _SCAN_COUNT)
+            ((cursor, page),) = await self.send([call])
+            names.update(page)  # a key may be returned more than once
+            if cursor == b"0":
+                return list(names)
+
     async def request(self, calls: Sequence[RedisCall], *, write: bool = False) -> list[Any]:
         """Send calls, and return a reply or an error for each.
 
@@ -391,7 +357,10 @@ class RedisLink:
             StoreUnavailableError: They could not be sent, or not synced in time.
 
         """
-        sent = [*calls, self._wait_call] if write and self.waits else calls
+        sent = calls
+        if write and self.waits:
+            milliseconds = int(self.settings.timeout * _SYNC_SHARE * 1000)
+            sent = [*calls, RedisCall(b"WAITAOF", 1, 0, milliseconds)]
         self._calls += 1
         began = time.perf_counter()
         async with self._room:
@@ -412,10 +381,6 @@ class RedisLink:
                 raise in_doubt(self.location)
         return replies
 
-    @property
-    def _wait_call(self) -> RedisCall:
-        return RedisCall(b"WAITAOF", 1, 0, int(self.settings.timeout * _SYNC_SHARE * 1000))
-
     async def _batch(self, connection: BaseConnection, calls: Sequence[RedisCall]) -> list[Any]:
         try:
             request = connection.create_request_batch(calls, timeout=self.settings.timeout)  # type: ignore[arg-type]  # RedisCall has what it uses
@@ -427,7 +392,7 @@ class RedisLink:
         self, connection: BaseConnection, calls: Sequence[RedisCall], replies: list[Any]
     ) -> list[Any]:
         """Load the scripts, and repeat the calls whose script was missing."""
-        await self._batch(connection, _load_scripts())
+        await self._batch(connection, _LOAD_ALL)
         missing = [
             place
             for place, reply in enumerate(replies)
@@ -538,12 +503,13 @@ class RedisLink:
                     part.close()
 
     def _load(self) -> tuple[Any, Any]:
-        return _driver(), self._connection_factory()
-
-    def _connection_factory(self) -> Any:
-        """Return a factory of connections, so that their options are computed only once."""
-        from functools import partial
-
+        """Return the driver's exceptions, and a factory of connections with these settings."""
+        try:
+            import coredis.exceptions
+        except ImportError as error:
+            raise MissingExtraError(
+                "redis: and valkey: URLs need coredis: pip install 'perdure[redis]'", extra="redis"
+            ) from error
         from coredis.connection import (
             TCPConnection,
             TCPLocation,
@@ -561,12 +527,12 @@ class RedisLink:
             "client_name": "perdure",
         }
         if settings.path:
-            return partial(
-                UnixDomainSocketConnection, UnixDomainSocketLocation(settings.path), **options
-            )
+            place = UnixDomainSocketLocation(settings.path)
+            return coredis.exceptions, partial(UnixDomainSocketConnection, place, **options)
         if settings.tls:
             options["ssl_context"] = _tls(settings.tls_files)
-        return partial(TCPConnection, TCPLocation(settings.host, settings.port), **options)
+        location = TCPLocation(settings.host, settings.port)
+        return coredis.exceptions, partial(TCPConnection, location, **options)
 
 
 class _Opening:
@@ -581,20 +547,6 @@ class _Opening:
         self.done.set()
 
 
-def _load_scripts() -> list[RedisCall]:
-    return [RedisCall(b"SCRIPT LOAD", script.text) for script in all_scripts()]
-
-
-def _driver() -> Any:
-    try:
-        import coredis.exceptions
-    except ImportError as error:
-        raise MissingExtraError(
-            "redis: and valkey: URLs need coredis: pip install 'perdure[redis]'", extra="redis"
-        ) from error
-    return coredis.exceptions
-
-
 def _tls(files: dict[str, str]) -> ssl.SSLContext:
     import ssl
 
@@ -602,12 +554,6 @@ def _tls(files: dict[str, str]) -> ssl.SSLContext:
     if "ssl_certfile" in files:
         context.load_cert_chain(files["ssl_certfile"], files.get("ssl_keyfile"))
     return context
-
-
-def _mode_of(info: Any) -> str:
-    """Return the server's mode; empty if INFO is forbidden."""
-    match = None if isinstance(info, BaseException) else _MODE.search(bytes(info))
-    return "" if match is None else match[1].decode()
 
 
 def _sentinel_error(location: str) -> ConfigError:
@@ -633,7 +579,7 @@ _NO_SYNC_ON_REWRITE = "no-appendfsync-on-rewrite"
 _POLICY: Final = "maxmemory-policy"
 _SETTINGS = (_POLICY, "appendonly", "appendfsync", "save", _NO_SYNC_ON_REWRITE)
 _POLL_SECONDS = 0.05
-_CLUSTER_SIZE: Final = re.compile(r"cluster_size:(\d+)")
+_CLUSTER_SIZE: Final = re.compile(rb"cluster_size:(\d+)")
 
 
 async def inspect_durability(link: RedisLink) -> str:
@@ -651,9 +597,11 @@ async def inspect_durability(link: RedisLink) -> str:
         raise ConfigError(_eviction_message(link, policy), option="maxmemory-policy", value=policy)
     if policy is None:
         log.warning("whether the server evicts keys is unknown", extra={"store": link.location})
-    wait = False
-    if link.settings.wait and settings.get("appendonly") == "yes":
-        wait = settings.get("appendfsync") == "everysec" and await _has_waitaof(link)
+    syncs_late = settings.get("appendonly") == "yes" and settings.get("appendfsync") == "everysec"
+    wait = link.settings.wait and syncs_late
+    if wait:
+        (reply,) = await link.request([RedisCall(b"WAITAOF", 0, 0, 0)])
+        wait = not isinstance(reply, BaseException)  # an older server does not know it
     link.waits = wait
     return durability_name(settings, waits=wait)
 
@@ -663,21 +611,15 @@ async def _require_one_primary(link: RedisLink) -> None:
     if link.mode != "cluster":
         return
     (reply,) = await link.request([RedisCall(b"CLUSTER INFO")])
-    match = None if isinstance(reply, BaseException) else _CLUSTER_SIZE.search(_text(reply))
+    match = None if isinstance(reply, BaseException) else _CLUSTER_SIZE.search(bytes(reply))
     if match is not None and int(match[1]) > 1:
         raise ConfigError(
-            f"{link.location} is a node of a cluster with {match[1]} primaries: perdure keeps a "
-            "store on one primary and does not follow redirections. Name a server without "
+            f"{link.location} is a node of a cluster with {int(match[1])} primaries: perdure keeps "
+            "a store on one primary and does not follow redirections. Name a server without "
             "cluster-enabled, or a cluster of one primary; to spread over more use PostgreSQL or "
             "S3",
             option="url",
         )
-
-
-def _text(reply: Any) -> str:
-    if isinstance(reply, dict):
-        return "".join(f"{_text(name)}:{_text(value)}\n" for name, value in reply.items())
-    return reply.decode() if isinstance(reply, bytes) else str(reply)
 
 
 async def warnings(link: RedisLink) -> tuple[str, ...]:
@@ -724,12 +666,10 @@ def durability_name(settings: Mapping[str, str], *, waits: bool) -> str:
 
 async def _settings(link: RedisLink, names: Sequence[str] = _SETTINGS) -> dict[str, str]:
     """Return the server's settings; empty if CONFIG is forbidden."""
-    replies = await link.request([RedisCall(b"CONFIG GET", name) for name in names])
-    settings: dict[str, str] = {}
-    for reply in replies:
-        if isinstance(reply, dict):
-            settings.update({name.decode(): value.decode() for name, value in reply.items()})
-    return settings
+    (reply,) = await link.request([RedisCall(b"CONFIG GET", *names)])
+    if isinstance(reply, BaseException):
+        return {}
+    return {name.decode(): value.decode() for name, value in reply.items()}
 
 
 async def _info(link: RedisLink, section: str) -> dict[str, str]:
@@ -739,11 +679,6 @@ async def _info(link: RedisLink, section: str) -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in bytes(reply).decode().splitlines())
     return {name: value for name, colon, value in pairs if colon}
-
-
-async def _has_waitaof(link: RedisLink) -> bool:
-    (reply,) = await link.request([RedisCall(b"WAITAOF", 0, 0, 0)])
-    return not isinstance(reply, BaseException)
 
 
 async def scrub(link: RedisLink) -> None:

@@ -1,17 +1,18 @@
-"""Names of the store's keys on the server, and the entries of a log's stream. Pure.
+"""Names of the store's keys on the server, and encodings of what is under them. Pure.
 
 All keys of a session share a hash tag in braces, so that a cluster keeps them in one slot and a
 script accesses only that slot. Ids are escaped: none can break out of its part of a name, act as a
-pattern, or collide with another id. Pure.
+pattern, or collide with another id.
 """
 
 from __future__ import annotations
 
+import logging
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
 from sys import intern
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -20,8 +21,20 @@ from perdure.errors import CorruptRecordError
 from perdure.records import records as frames
 from perdure.records.json import decoder_of
 from perdure.records.keys import SessionKey, salvage_cure
-from perdure.records.manifest import About, Draft
-from perdure.records.records import Position, Record
+from perdure.records.manifest import (
+    About,
+    Documents,
+    Draft,
+    Manifest,
+    SessionInfo,
+    decode_manifest,
+    lease_lost,
+    matching_documents,
+)
+from perdure.records.posts import UNREADABLE, PendingItem
+from perdure.records.records import Position, Record, open_sealed
+
+_log: logging.Logger = logging.getLogger("perdure")
 
 _CACHED = 16_384
 _END = b"\xff"
@@ -133,8 +146,6 @@ def key_of_member(member: bytes, tenant: str) -> SessionKey:
 
 STEP = 64
 """Seconds: a session's place among the recent ones is written at most so often."""
-COMPLETE = b""
-"""A member of both indexes by activity and owner, once they have all sessions; no session's."""
 
 
 def owned_member(owner: str, member: bytes) -> bytes:
@@ -171,6 +182,40 @@ def encode_key(key: SessionKey) -> bytes:
     return msgspec.json.encode(key)
 
 
+def require_held(key: SessionKey, epoch: int, reply: Any) -> None:
+    """Raise LeaseLostError if a script has found another epoch than the caller's."""
+    if isinstance(reply, list) and reply[0] == b"lost":
+        raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
+
+
+# Documents
+
+
+def documents_of(
+    key: SessionKey,
+    names: Collection[str] | None,
+    encoded: bytes | None,
+    parts: Sequence[bytes],
+) -> Documents:
+    """Return documents from a manifest, and a name and bytes of each."""
+    documents = dict(zip(map(bytes.decode, parts[::2]), parts[1::2], strict=True))
+    manifest = None if encoded is None else _manifest_of(key, encoded)
+    if manifest is None:  # lost or damaged, so no document can be verified
+        return Documents(damaged=tuple(sorted(documents)), remains=documents)
+    return matching_documents(manifest, documents, names)
+
+
+def _manifest_of(key: SessionKey, encoded: bytes) -> Manifest | None:
+    """Return a manifest; None for a damaged one, which counts as lost."""
+    manifest = decode_manifest(open_sealed(encoded), f"the manifest of {key}", key=str(key))
+    if manifest is None:
+        _log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
+        return None
+    if manifest.key != key:
+        raise damage_error(key, "the manifest", f"it is the one of {manifest.key}")
+    return manifest
+
+
 # What listings show of a session
 
 
@@ -197,6 +242,92 @@ def listed_fields(shown: object) -> ListedFields:
         return ListedFields()
 
 
+LISTED: Final = (b"e", b"d", b"h", b"c", b"u", b"a", b"m", b"t")
+"""The fields of a session's hash that `listed_session` reads."""
+
+
+def listed_session(key: SessionKey, fields: Sequence[Any]) -> SessionInfo | None:
+    """Return a session as listings show it; None if there is none."""
+    epoch, deleted, head, created, updated, shown, manifest, turns = fields
+    if epoch is None or deleted is not None:
+        return None
+    listed = listed_fields(shown)
+    return SessionInfo(
+        key=key,
+        epoch=_int_or_zero(epoch),
+        head=_int_or_zero(head),
+        created_at=float_or_none(created),
+        updated_at=float_or_none(updated),
+        owner=listed.owner,
+        title=listed.title,
+        tags=listed.tags,
+        turns=listed.turns if turns is None else _int_or_zero(turns),
+        damaged=manifest is not None and open_sealed(manifest) is None,
+    )
+
+
+def _int_or_zero(text: bytes | None) -> int:
+    """Return a number; 0 for a damaged one, which is reported when the session is opened."""
+    return int(text) if text is not None and text.isdigit() else 0
+
+
+def float_or_none(text: bytes | None) -> float | None:
+    """Return a number, None for a damaged one."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return None
+
+
+# Items of an inbox, each with a checksum
+
+
+_CRC = 4
+_items: msgspec.msgpack.Decoder[PendingItem] = msgspec.msgpack.Decoder(PendingItem)
+
+
+def encode_item(item: PendingItem, seed: int) -> bytes:
+    """Return an item's bytes, tied to its session by the seed of their checksum."""
+    data = msgspec.msgpack.encode(item)
+    return zlib.crc32(data, seed).to_bytes(_CRC, "big") + data
+
+
+def decode_item(seed: int, op_id: bytes, data: bytes) -> PendingItem:
+    """Return the item of an id; of a damaged one, an item that reports the damage."""
+    body = data[_CRC:]
+    damage = "it does not match its checksum"
+    if zlib.crc32(body, seed).to_bytes(_CRC, "big") == data[:_CRC]:
+        try:
+            item = _items.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            damage = "it cannot be read"
+        else:
+            if item.op_id.encode() == op_id:
+                return item
+            damage = "it is stored under another id"
+    return PendingItem(
+        op_id_of(op_id), "", data, 0.0, f"an item on the server is damaged: {damage}"
+    )
+
+
+def op_id_of(field: bytes) -> str:
+    """Return the op id of a field; of one that is damaged, a name for it."""
+    try:
+        return field.decode()
+    except UnicodeDecodeError:
+        return f"{UNREADABLE}{field.hex()}"
+
+
+def field_of(op_id: str) -> bytes:
+    """Return the field of an op id, or of the name of a damaged one."""
+    if op_id.startswith(UNREADABLE):
+        try:
+            return bytes.fromhex(op_id.removeprefix(UNREADABLE))
+        except ValueError:
+            pass  # an op id that a caller chose
+    return op_id.encode()
+
+
 # Entries of the log's stream: one batch of records each, under an id that contains its seqs
 
 
@@ -211,11 +342,11 @@ class LogState(NamedTuple):
     moved: int = 0
     """The last seq that was moved to another store."""
     draft: bool = False
-    """Whether it is a draft that is not published."""
+    """True for a draft that is not published."""
 
     @property
     def is_hidden(self) -> bool:
-        """Whether there is no session for readers."""
+        """True if readers see no session."""
         return self.deleted or self.draft
 
 
@@ -228,7 +359,7 @@ def draft_of(data: bytes | None) -> Draft | None:
 
 
 DRAFT = b"draft"
-"""What stands in a draft's hash where a deleted session has a 1."""
+"""Value of a draft's field ``d``, which is 1 for a deleted session."""
 
 
 def damage_error(key: SessionKey, part: str, reason: str) -> CorruptRecordError:

@@ -26,20 +26,21 @@ from perdure._lib.platform import host_name
 from perdure._lib.tasks import HostClosedError
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import epoch_payload, lease_lost
+from perdure.records.manifest import epoch_payload
 from perdure.store import HeartbeatRequests, Held, LeaseState, RestoreData, Taken, Terms
 from perdure.stores.redis.connection import RedisCall, RedisLink, script
-from perdure.stores.redis.documents import documents_of
 from perdure.stores.redis.layout import (
     STEP,
     KeyNames,
     damage_error,
+    documents_of,
     draft_of,
     encode_key,
     listed_fields,
     member_of,
     owned_member,
     records_after,
+    require_held,
     shown_of,
 )
 from perdure.stores.redis.log import owner_moves
@@ -48,7 +49,7 @@ _OWNER_TTL = 7 * 24 * 3600
 """Seconds that an owner is remembered after its last heartbeat."""
 _TAIL_BYTES = 1024 * 1024
 """Bytes of the log that an open reads; a longer one is read in parts."""
-_HANDOVER, _MAIL = b"h", b"m"
+HANDOVER, MAIL = b"h", b"m"
 _MIN_PAUSE, _MAX_PAUSE = 0.25, 15.0
 """Shortest and longest back-off between two attempts to subscribe, in seconds."""
 
@@ -85,10 +86,7 @@ class Leases:
                 RedisCall(b"HKEYS", self._names.beats),
             ]
         )
-        await self._drop_forgotten_owners(known)
-
-    async def _drop_forgotten_owners(self, known: Sequence[bytes]) -> None:
-        """Delete the heartbeat counters of owners whose hash has expired."""
+        # The heartbeat counters of owners whose hash has expired are nobody's.
         names = [self._names.owner(owner.decode())[0] for owner in known]
         exists = await self._link.send([RedisCall(b"EXISTS", name) for name in names])
         forgotten = [owner for owner, is_known in zip(known, exists, strict=True) if not is_known]
@@ -124,24 +122,22 @@ class Leases:
                 RedisCall(b"HGET", self._names.beats, name),
             ]
         )
+        alive: bool | None = None
+        if name == self._owner:
+            alive = True
+        elif closed is not None or has_ended((process or b"").decode()):
+            alive = False
         return LeaseState(
             epoch=int(epoch),
             owner=name,
             released=released is not None,
-            alive=self._is_alive(name, process, closed=closed is not None),
+            alive=alive,
             beat=int(beat or old or 0),
             deleted=deleted is not None,
             host=(host or b"").decode(),
             pid=int(pid or 0),
             draft=draft_of(draft),
         )
-
-    def _is_alive(self, owner: str, process: bytes | None, *, closed: bool) -> bool | None:
-        if owner == self._owner:
-            return True
-        if closed or has_ended((process or b"").decode()):
-            return False
-        return None
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         """Take a session in one call, or after a look at its holder, which is in another slot."""
@@ -203,15 +199,8 @@ class Leases:
         if answer[0] in (b"ok", b"held"):
             *answer, shown = answer
             if owner is not None and listed_fields(shown).owner != owner:  # it is another's
-                await self._link.write(
-                    [
-                        RedisCall(
-                            b"ZREM",
-                            self._names.owned(key.tenant),
-                            owned_member(owner, member_of(key)),
-                        )
-                    ]
-                )
+                member = owned_member(owner, member_of(key))
+                await self._link.write([RedisCall(b"ZREM", self._names.owned(key.tenant), member)])
         if answer[0] == b"damaged":
             reason = f"entry {answer[2].decode()} is not the last of {answer[1]} records"
             raise damage_error(key, "the log", reason)
@@ -234,13 +223,12 @@ class Leases:
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Make a draft a session, as its holder."""
-        # A directory that was rebuilt meanwhile may lack it.
+        # Into the directory again: whoever was killed while deleting the session that the id had
+        # before, or a rebuild that was under way, may have left it out.
         index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
         call = _PUBLISH((self._names.session_keys(key).session,), epoch)
-        (reply,) = await self._link.write([call])
-        if reply != 0:
-            raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
-        await self._link.write([index])
+        reply, _ = await self._link.write([call, index])
+        require_held(key, epoch, reply)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         await self._link.write([_RELEASE((self._names.session_keys(key).session,), epoch)])
@@ -257,26 +245,19 @@ class Leases:
             ]
         )
         self._acknowledged = asks
-        requests: dict[bytes, list[SessionKey]] = {_HANDOVER: [], _MAIL: []}
+        requests: dict[bytes, list[SessionKey]] = {HANDOVER: [], MAIL: []}
         for ask in asks[::2]:
             try:
                 requests[ask[:1]].append(_keys.decode(ask[1:]))
             except (KeyError, msgspec.DecodeError, PerdureError):
                 log.warning("a request to this owner cannot be read", extra={"size": len(ask)})
         others = {owner.decode(): int(n) for owner, n in beats.items() if owner != self._me}
-        return HeartbeatRequests(tuple(requests[_HANDOVER]), tuple(requests[_MAIL]), others)
+        return HeartbeatRequests(tuple(requests[HANDOVER]), tuple(requests[MAIL]), others)
 
-    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Request the session from its holder."""
-        await self._ask(holder.owner, _HANDOVER + encode_key(key))
-
-    async def notify_of_items(self, key: SessionKey, owner: str) -> None:
-        """Notify the holder of pending items."""
-        await self._ask(owner, _MAIL + encode_key(key))
-
-    async def _ask(self, owner: str, ask: bytes) -> None:
+    async def ask(self, owner: str, what: bytes, key: SessionKey) -> None:
+        """Ask an owner for something about a session, and wake it if it listens."""
         _, asks, channel = self._names.owner(owner)
-        await self._link.write([_ASK((asks,), _OWNER_TTL, channel, ask)])
+        await self._link.write([_ASK((asks,), _OWNER_TTL, channel, what + encode_key(key))])
 
     async def wait_for_notification(self, timeout: float) -> None:
         if not self._listening:

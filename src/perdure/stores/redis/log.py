@@ -39,6 +39,7 @@ from perdure.stores.redis.layout import (
     member_of,
     owned_member,
     records_of,
+    require_held,
     shown_of,
     span_of,
 )
@@ -143,12 +144,13 @@ class ColdHistory:
         (entries,) = await self._link.send([call])
         return [entry[1][1].decode() for entry in entries]
 
-    async def drop(self, key: SessionKey, epoch: int, below: int) -> list[Any]:
-        """Remove the segments below a record from the list; return the server's reply."""
+    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
+        """Remove the segments below a record, and return their bytes."""
         session_keys = self._names.session_keys(key)
         keys = (session_keys.session, session_keys.segments)
         (reply,) = await self._link.write([_DROP(keys, epoch, below)])
-        return list(reply)
+        require_held(key, epoch, reply)
+        return await self.remove(key, [name.decode() for name in reply[1:]])
 
     async def remove(self, key: SessionKey, names: list[str]) -> int:
         """Remove segments that no session lists any more, and return their bytes."""
@@ -167,17 +169,11 @@ class ColdHistory:
         """
         if self._history is None:
             return BlobSweep()
-        named: set[str] = set()
-        cursor: Any = b"0"
-        while True:
-            match = self._names.every_history(tenant)
-            scan = RedisCall(b"SCAN", cursor, b"MATCH", match, b"COUNT", 1000)
-            ((cursor, streams),) = await self._link.send([scan])
-            calls = [RedisCall(b"XRANGE", stream, b"-", b"+") for stream in streams]
-            for entries in await self._link.send(calls) if calls else ():
-                named.update(entry[1][1].decode() for entry in entries)
-            if int(cursor) == 0:
-                return await self._history.sweep(tenant, named, older_than)
+        streams = await self._link.scan(self._names.every_history(tenant))
+        calls = [RedisCall(b"XRANGE", stream, b"-", b"+") for stream in streams]
+        histories = await self._link.send_all(calls)
+        named = {entry[1][1].decode() for entries in histories for entry in entries}
+        return await self._history.sweep(tenant, named, older_than)
 
 
 _RETIRE = script("retire")
@@ -216,6 +212,7 @@ class RedisLog:
         step = now // STEP
         if step != self._step:
             self._step, self._listed = step, {}
+        # 1. What to send: each batch, between what its labels and its activity need.
         for place, batch in enumerate(batches):
             try:
                 call, size = self._call(batch, b"%.6f" % now)
@@ -230,11 +227,13 @@ class RedisLog:
             if self._listed.get(batch.key) != step:
                 recent = self._names.recent(batch.key.tenant)
                 calls.append(RedisCall(b"ZADD", recent, step, member_of(batch.key)))
+        # 2. One write.
         try:
             replies = await self._link.request(calls, write=True) if calls else []
         except PerdureError as error:
             failed = outcome_of(error)
             return [outcomes.get(place, failed) for place in range(len(batches))]
+        # 3. What became of each.
         moves: dict[int, list[RedisCall]] = {}
         for place, batch, size, at in sent:
             reply = replies[at]
@@ -246,6 +245,7 @@ class RedisLog:
             if batch.about is not None:
                 shown, owner = replies[at - 1], batch.about.owner
                 moves[place] = owner_moves(self._names, batch.key, shown, owner)
+        # 4. The index of owners, for labels that changed: another slot, and so another step.
         outcomes |= await self._move_owners(moves)
         return [outcomes[place] for place in range(len(batches))]
 
@@ -301,9 +301,13 @@ class RedisLog:
         """Compare a batch with stored records, and append its remaining ones."""
         before = batch.first + len(batch.records)
         stored: list[Record] = []
-        own = self.read(batch.key, after=batch.first - 1, before=before, drafts=True)
-        async for chunk in own:
-            stored += chunk.records
+        after, stop = max(batch.first - 1, state.base), min(before, state.head + 1)
+        while stop - after > 1:
+            records, _ = await self._records(
+                batch.key, state, after, stop, _FIRST_ENTRIES, reverse=False
+            )
+            stored += records
+            after = records[-1].seq
         begun = max([record.seq for record in stored if record.epoch != batch.epoch], default=0)
         logged = [Entry(record.kind, record.payload, record.end) for record in stored]
         remaining = new_entries(batch, state.head, begun, logged)
@@ -333,10 +337,9 @@ class RedisLog:
         before: int | None = None,
         limit: int | None = None,
         reverse: bool = False,
-        drafts: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         state = await self.state(key)
-        if state.draft and not drafts:
+        if state.is_hidden:
             return
         after = max(after, state.base)
         stop = state.head + 1 if before is None else min(before, state.head + 1)
@@ -383,9 +386,17 @@ class RedisLog:
             entries = await self._entries(key, after, stop, count, reverse=reverse)
         else:
             entries = (await self._cold.entries(key, seq))[:: -1 if reverse else 1]
-        decoded = self._decoded(key, entries, reverse=reverse)
-        records = [record for record in decoded if after < record.seq < stop]
-        if not records or records[0].seq != seq:
+        seed = self._names.session_keys(key).seed
+        records: list[Record] = []
+        for entry in entries:
+            part = [record for record in records_of(key, seed, entry) if after < record.seq < stop]
+            if reverse:
+                part.reverse()
+            if part and part[0].seq != seq:
+                raise damage_error(key, "the log", f"record {seq} is missing")
+            records += part
+            seq += -len(part) if reverse else len(part)
+        if not records:
             raise damage_error(key, "the log", f"record {seq} is missing")
         return records, sum(len(entry[1][1]) for entry in entries)
 
@@ -407,33 +418,15 @@ class RedisLog:
         (entries,) = await self._link.send([call])
         return list(entries)
 
-    def _decoded(self, key: SessionKey, entries: list[Any], *, reverse: bool) -> list[Record]:
-        """Return the records of adjacent entries, and check that none is missing in between."""
-        seed = self._names.session_keys(key).seed
-        records: list[Record] = []
-        for entry in entries:
-            part = records_of(key, seed, entry)
-            if reverse:
-                part.reverse()
-            if records and part[0].seq != records[-1].seq + (-1 if reverse else 1):
-                name = f"entry {entry[0].decode()} of the log"
-                raise damage_error(key, name, "its neighbor is missing")
-            records += part
-        return records
-
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove whole entries before a record, and return their bytes."""
-        reply = await self._cold.drop(key, epoch, below)
-        if reply[0] == b"lost":
-            raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
-        freed = await self._cold.remove(key, [name.decode() for name in reply[1:]])
+        freed = await self._cold.trim(key, epoch, below)
         if (await self.state(key)).moved >= below:
             return freed
         while True:
             call = _TRIM(self._names.session_keys(key)[:2], epoch, below, _TRIM_ENTRIES)
             (reply,) = await self._link.write([call])
-            if reply[0] == b"lost":
-                raise lease_lost(key, epoch, reply[1], deleted=bool(reply[2]))
+            require_held(key, epoch, reply)
             freed += int(reply[1])
             if reply[0] < _TRIM_ENTRIES:
                 return freed
