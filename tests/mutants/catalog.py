@@ -167,7 +167,7 @@ f25 file:_newest_span : never if 5
 f26 records:_record : set call int 1 -1 && records:_record : swap compare 3 ==
 f27 records:_record : without bool 1 3
 f28 Folder.publish : drop call sync 1
-f29 Folder._write_new : never if 1
+f29 Folder.write_temporary : never if 1
 f30 Folder._open : drop call fchmod 1
 f31 Folder._mkdir : drop call sync 1
 f32 _require_private : set name _OTHERS_WRITE 1 stat.S_IWOTH
