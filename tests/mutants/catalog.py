@@ -144,13 +144,13 @@ f2  file:LogWriter._write_to : drop with 1
 f3  file:LogWriter._write_to : drop call drop_cache 1 && file:LogWriter._write_to : drop call _abandon_tail 2
 f4  file:LogWriter._append : drop if 3
 f5  file:LogWriter._new_entries : always if 2
-f6  file:LogWriter._open_tail : swap compare 2 <
+f6  file:LogWriter._tail_file : swap compare 3 >=
 f7  file:LogWriter._write_to : never if 1
 f8  file:LogWriter._require_fit : without bool 1 2
 f9  file:LogWriter._write : without bool 1 2
 f10 Fence.is_valid : drop if 1
 f11 Fence.is_valid : without bool 1 2
-f12 remove_lower_leases : set call sorted 1 sorted(filter(None, map(lease_epoch, names)), reverse=True)
+f12 remove_lower_leases : set call sorted 1 sorted(filter(None, map(LEASE.epoch, names)), reverse=True)
 f13 _Taking._seal : drop call sync_file 1
 f14 _Taking._seal : never if 1
 f15 _Taking._begin_epoch : drop call sync_path 1

@@ -242,10 +242,11 @@ class Folder:
             if error.errno == errno.ELOOP:
                 raise LinkFoundError(errno.ELOOP, "symbolic link", path) from error
             raise
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) and not flags & getattr(os, "O_DIRECTORY", 0):
+            os.close(fd)
+            raise NoFileError(errno.EINVAL, "no regular file", path)
         try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode) and not flags & getattr(os, "O_DIRECTORY", 0):
-                raise NoFileError(errno.EINVAL, "no regular file", path)
             if flags & os.O_CREAT and hasattr(os, "fchmod"):
                 os.fchmod(fd, 0o600)
             elif self.owner is not None:
@@ -743,7 +744,6 @@ _WHY = "who could then change what is kept there"
 def _require_others_cannot_write(status: os.stat_result, path: str) -> None:
     if status.st_mode & _OTHERS_WRITE:
         raise OthersWriteError(path, stat.S_IMODE(status.st_mode))
-
 
 
 def _warn_of_owner(owner: int, path: str) -> None:

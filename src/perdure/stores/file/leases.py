@@ -30,7 +30,6 @@ import hashlib
 import logging
 import os
 import time
-import weakref
 from collections.abc import Collection
 from typing import Literal, NamedTuple, final
 
@@ -47,20 +46,18 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import newer_format
 from perdure.store import Draft, HeartbeatRequests, LeaseState
 from perdure.stores.file import segments
-from perdure.stores.file.documents import (
-    remove_owned,
-)
+from perdure.stores.file.documents import remove_below, remove_owned
 from perdure.stores.file.layout import (
+    DRAFT,
+    LEASE,
     LOG,
+    MANIFESTS,
+    MARKS,
     OWNERS,
-    draft_name,
+    PUBLISHED,
+    RELEASED,
     encode_name,
-    lease_epoch,
-    lease_name,
-    manifest_epoch,
-    mark_epoch,
-    published_name,
-    released_name,
+    epoch_in,
     sealed,
     segment_of,
     session_path,
@@ -76,18 +73,6 @@ _MAILBOX = ".wanted"
 _MAIL = "mail-"
 _MIN_POLL, _MAX_POLL = 0.02, 0.25
 """Seconds between two polls without a folder watch: right after a request, and when idle."""
-
-
-def send(owners: Folder, owner: str, key: SessionKey, kind: RequestKind) -> None:
-    """Put a request into an owner's mailbox; a dead owner may have none."""
-    data = sealed(key)
-    digest = hashlib.sha256(data).hexdigest()
-    name = f"{_MAIL if kind == 'mail' else ''}{digest}.json"
-    with (
-        contextlib.suppress(FileNotFoundError),
-        owners.enter(encode_name(owner) + _MAILBOX) as folder,
-    ):
-        folder.replace(name, data, durable=False)
 
 
 @final
@@ -188,7 +173,6 @@ class Owners:
         except BaseException:
             self.close()
             raise
-        _open_owners.add(self)
 
     def _lock(self) -> LockedFile:
         try:
@@ -202,7 +186,6 @@ class Owners:
 
     def close(self) -> None:
         """Remove this owner's files: from now on it counts as dead."""
-        _open_owners.discard(self)
         lock_file, self._lock_file = self._lock_file, None
         if self._mailbox is not None:
             self._mailbox.close()
@@ -214,14 +197,6 @@ class Owners:
             else:
                 lock_file.remove()
         self._folder.close()
-
-    def close_inherited(self) -> None:
-        """Close inherited files in a forked child, which must not keep its parent alive."""
-        lock_file, self._lock_file = self._lock_file, None
-        if lock_file is not None:
-            lock_file.let_go()
-        if self._mailbox is not None:
-            self._mailbox.close()
 
     # heartbeat and mailbox
 
@@ -250,13 +225,16 @@ class Owners:
         if self._mailbox is not None:
             self._mailbox.wake_waiter()
 
-    def request_handover(self, owner: str, key: SessionKey) -> None:
-        """Ask another owner to hand over a session."""
-        send(self._folder, owner, key, "handover")
-
-    def notify_mail(self, owner: str, key: SessionKey) -> None:
-        """Notify another owner that items were posted for a session."""
-        send(self._folder, owner, key, "mail")
+    def send(self, owner: str, key: SessionKey, kind: RequestKind) -> None:
+        """Put a request into an owner's mailbox; a dead owner may have none."""
+        data = sealed(key)
+        digest = hashlib.sha256(data).hexdigest()
+        name = f"{_MAIL if kind == 'mail' else ''}{digest}.json"
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._folder.enter(encode_name(owner) + _MAILBOX) as mailbox,
+        ):
+            mailbox.replace(name, data, durable=False)
 
     def _write_beat(self) -> None:
         beat = sealed(_Beat(self.me.owner, self._beat))
@@ -303,15 +281,15 @@ class Owners:
 
     def _remove_files(self, name: str) -> None:
         for _ in range(_MAX_REMOVALS):  # other owners may still write requests
-            if self._remove_mailbox(name + _MAILBOX):
+            with (
+                contextlib.suppress(FileNotFoundError),
+                self._folder.enter(name + _MAILBOX) as mailbox,
+            ):
+                for request in mailbox.names():
+                    mailbox.remove(request)
+            if self._folder.remove_folder(name + _MAILBOX):
                 break
         self._folder.remove(name + _HEARTBEAT)
-
-    def _remove_mailbox(self, mailbox_name: str) -> bool:
-        with contextlib.suppress(FileNotFoundError), self._folder.enter(mailbox_name) as mailbox:
-            for name in mailbox.names():
-                mailbox.remove(name)
-        return self._folder.remove_folder(mailbox_name)
 
 
 def _owners_folder(root: Folder) -> Folder:
@@ -320,18 +298,6 @@ def _owners_folder(root: Folder) -> Folder:
         return root.enter(OWNERS)
     except FileNotFoundError:
         return root.enter()
-
-
-_open_owners: weakref.WeakSet[Owners] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for owners in list(_open_owners):
-        owners.close_inherited()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 # Leases: acquiring, reading and fencing
@@ -396,14 +362,14 @@ def newest_epoch(folder: Folder, names: Collection[str] | None = None) -> int:
     *names* are those in the folder, if they were listed already.
     """
     names = folder.names() if names is None else names
-    newest = max(map(lease_epoch, names), default=0)
+    newest = max(map(LEASE.epoch, names), default=0)
     if newest:
         return newest
     # A copy made without the leases: its epochs still may not be reused.
-    epochs = [parsed[0] for parsed in map(manifest_epoch, names) if parsed]
+    epochs = [epoch_in(name, MANIFESTS) for name in names]
     if LOG in names:
         with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
-            epochs += [parsed[0] for parsed in map(segment_of, log.names()) if parsed]
+            epochs += [epoch for epoch, _ in filter(None, map(segment_of, log.names()))]
     return max(epochs, default=0)
 
 
@@ -416,50 +382,57 @@ class NewestLease(NamedTuple):
     """None if it is missing or damaged."""
     names: list[str]
 
+    @property
+    def since(self) -> int:
+        """The epoch that the session's current generation began with."""
+        return 1 if self.lease is None else self.lease.since
 
-def newest_lease(folder: Folder) -> NewestLease:
+    @property
+    def deleted(self) -> bool:
+        """Whether there is no session for readers: it was deleted, or is a draft."""
+        return self.lease is not None and self.lease.deleted
+
+
+def newest_lease(folder: Folder, key: SessionKey | None = None) -> NewestLease:
     """Return a session's newest lease: the only way to learn which of its lives is the current one.
 
     Raises:
-        CorruptRecordError: It is damaged, and is of a draft that is not published.
+        CorruptRecordError: It is damaged, and is of a draft that is not published; or it is of
+            another session than *key*.
 
     """
     while True:
         names = folder.names()
         epoch = newest_epoch(folder, names)
         lease = read_lease(folder, epoch, names) if epoch else None
-        name = lease_name(epoch)
+        name = LEASE.name(epoch)
         if lease is not None or name not in names or folder.has(name):
+            if lease is not None and key is not None:
+                require_key(folder, key, lease)
             return NewestLease(epoch, lease, names)
         # Its successor removed it after we had listed it, and is there by now.
 
 
-def read_lease(
-    folder: Folder, epoch: int, names: Collection[str] | None = None
-) -> LeaseFile | None:
-    """Return a lease, None if it is missing or damaged.
+def read_lease(folder: Folder, epoch: int, names: Collection[str]) -> LeaseFile | None:
+    """Return a lease, None if it is missing or damaged; *names* are those in the folder.
 
     Raises:
         CorruptRecordError: It is damaged, and is of a draft that is not published.
 
     """
-
-    def has(name: str) -> bool:
-        return folder.has(name) if names is None else name in names
-
-    data = folder.read(lease_name(epoch))
+    data = folder.read(LEASE.name(epoch))
     lease = unsealed(data, LeaseFile)
-    if data is not None and lease is None and has(draft_name(epoch)):
-        if not has(published_name(epoch)):
-            path = f"{folder.path}/{lease_name(epoch)}"
-            raise CorruptRecordError(
-                f"{path} is damaged: it is of a copy that was not finished; remove its folder, "
-                "and copy again",
-                path=path,
-            )
-    elif lease is not None and lease.draft is not None and not lease.published:
-        is_draft = not has(published_name(epoch))
-        return msgspec.structs.replace(lease, deleted=True) if is_draft else lease
+    if PUBLISHED.name(epoch) in names:
+        return lease
+    if lease is None and data is not None and DRAFT.name(epoch) in names:
+        path = f"{folder.path}/{LEASE.name(epoch)}"
+        raise CorruptRecordError(
+            f"{path} is damaged: it is of a copy that was not finished; remove its folder, "
+            "and copy again",
+            path=path,
+        )
+    if lease is not None and lease.draft is not None and not lease.published:
+        return msgspec.structs.replace(lease, deleted=True)
     return lease
 
 
@@ -485,9 +458,9 @@ def state_of(
     """Return who holds a session by its newest lease, and by the names in its folder."""
     if not epoch:
         return None
-    released = released_name(epoch) in names
+    released = RELEASED.name(epoch) in names
     if lease is None:
-        return LeaseState(epoch, "", released=released or lease_name(epoch) not in names)
+        return LeaseState(epoch, "", released=released or LEASE.name(epoch) not in names)
     require_key(folder, key, lease)
     released = released or (lease.deleted and not lease.is_draft)
     state = LeaseState(
@@ -520,7 +493,7 @@ def create_mark(folder: Folder, name: str) -> None:
 def release_unused(folder: Folder, epoch: int) -> None:
     """Release an epoch that this process published and will not use."""
     with contextlib.suppress(OSError):  # otherwise it expires
-        folder.replace(released_name(epoch), b"", durable=False)
+        folder.replace(RELEASED.name(epoch), b"", durable=False)
 
 
 def publish(folder: Folder, lease: LeaseFile) -> tuple[Fence, list[str]] | None:
@@ -530,7 +503,7 @@ def publish(folder: Folder, lease: LeaseFile) -> tuple[Fence, list[str]] | None:
     """
     epoch = lease.epoch
     lease = msgspec.structs.replace(lease, at=time.time())
-    name, data = lease_name(epoch), sealed(lease)
+    name, data = LEASE.name(epoch), sealed(lease)
     try:
         while not folder.publish(name, data):
             if newest_epoch(folder) != epoch - 1:
@@ -544,17 +517,15 @@ def publish(folder: Folder, lease: LeaseFile) -> tuple[Fence, list[str]] | None:
             if folder.read(name) == data:  # published despite the error
                 release_unused(folder, epoch)
         raise
-    return Fence(epoch, name, lease_name(epoch + 1), status.st_ino, status.st_mtime_ns), names
+    return Fence(epoch, name, LEASE.name(epoch + 1), status.st_ino, status.st_mtime_ns), names
 
 
 def remove_lower_leases(folder: Folder, epoch: int, names: Collection[str]) -> None:
     """Remove the leases below this epoch, lowest first: fences rely on that order."""
-    for lower in sorted(filter(None, map(lease_epoch, names))):
+    for lower in sorted(filter(None, map(LEASE.epoch, names))):
         if lower < epoch:
-            folder.remove(lease_name(lower))
-    for name in names:
-        if 0 < mark_epoch(name) < epoch:
-            folder.remove(name)
+            folder.remove(LEASE.name(lower))
+    remove_below(folder, names, epoch, MARKS)
 
 
 def mark_deleted(
@@ -568,7 +539,7 @@ def mark_deleted(
     lease = LeaseFile(
         format=1, key=key, epoch=end, since=end + 1, deleted=True, **msgspec.structs.asdict(me)
     )
-    previous = read_lease(folder, epoch)
+    previous = read_lease(folder, epoch, folder.names())
     # Posts are to an id, and outlive a draft.
     if keep_posts or (previous is not None and previous.is_draft):
         inbox = 1 if previous is None else previous.inbox_generation

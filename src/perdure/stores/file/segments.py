@@ -125,24 +125,22 @@ def open_tip(
 ) -> tuple[LogSegment, int] | None:
     """Return what ``find_tip`` finds, with its file open."""
     places = sorted(filter(None, map(segment_of, names or log.names())), reverse=True)
-    for epoch in sorted({epoch for epoch, _ in places}, reverse=True):
+    for epoch, number in places:
         if epoch < since or (below is not None and epoch >= below):
             continue
-        first = _open_first(log, epoch, 0, key, flags)
-        if first is None and not any(segment_epoch == epoch for segment_epoch, _ in starts(log)):
+        if number and not _is_begun(log, epoch, key):
             continue
-        with contextlib.ExitStack() as stack:
-            if first is not None:
-                stack.callback(os.close, first[1])
-            for segment_epoch, number in places:
-                if segment_epoch == epoch and number:
-                    segment = _open_first(log, epoch, number, key, flags)
-                    if segment is not None:
-                        return segment
-            if first is not None:
-                stack.pop_all()
-                return first
+        segment = _open_first(log, epoch, number, key, flags)
+        if segment is not None:
+            return segment
     return None
+
+
+def _is_begun(log: Folder, epoch: int, key: SessionKey) -> bool:
+    """Return whether an epoch has its record, or had it in a file that was removed."""
+    if read_first(log, epoch, 0, key) is not None:
+        return True
+    return any(started == epoch for started, _ in starts(log))
 
 
 def unbegun(
