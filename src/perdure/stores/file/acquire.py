@@ -46,8 +46,8 @@ from perdure.stores.file.layout import (
     tail_name,
 )
 from perdure.stores.file.leases import FORMAT, Fence, FileOwner, LeaseFile, Owners
-from perdure.stores.file.reader import SMALL, SegmentSpan, kept_tails, marks_of, spans_to
-from perdure.stores.file.segments import LogSegment, SegmentEnd, SegmentHeader
+from perdure.stores.file.reader import SMALL, kept_tails, marks_of, records_of, spans_to
+from perdure.stores.file.segments import LogSegment, SegmentEnd, SegmentHeader, SegmentSpan
 
 _log = logging.getLogger("perdure")
 
@@ -234,19 +234,18 @@ class _Taking:
         with its bytes lost, so only what is read back from the disk counts.
         """
         mark = marks_of(self._manifests).get((tip.epoch, tip.number), tip.start)
-        start, scanned = segments.scan_from(log, tip, mark, keep_bytes=SMALL, fd=fd)
+        span = segments.scan_from(log, tip, mark, keep_bytes=SMALL, fd=fd)
         sync_file(fd)
         log.sync()
         if RELEASED.name(tip.epoch) not in self._names:
             drop_cache(fd)
             if segments.first_of(log, fd, tip.epoch, tip.number, self._lease.key) is None:
                 return None
-            up_to = scanned.end.offset
-            scanned = segments.scan(log, tip, start, up_to=up_to, keep_bytes=SMALL, fd=fd)
-        end = scanned.end
-        if scanned.size > end.offset:
-            self._quarantine_tail(log, tip.name, end.offset)
-        return SegmentSpan(tip, start, end, scanned.records)
+            up_to = span.stop.offset
+            span = segments.scan(log, tip, span.start, up_to=up_to, keep_bytes=SMALL, fd=fd)
+        if span.size > span.stop.offset:
+            self._quarantine_tail(log, tip.name, span.stop.offset)
+        return span
 
     def _quarantine_tail(self, log: Folder, name: str, offset: int) -> None:
         """Keep the bytes after the last whole group, and warn; the log continues without them."""
@@ -317,7 +316,7 @@ class _Taking:
                 if spans[0].start.seq > after and spans[0].segment.first.prev is not None:
                     return None  # it was trimmed
                 for span in spans:
-                    read = tip.records if span is tip else _records_of(log, span)
+                    read = tip.records if span is tip else records_of(log, span)
                     if read is None:
                         return None
                     found += [record for record in read if record.seq > after]
@@ -326,13 +325,6 @@ class _Taking:
         entry = begun.entry
         found.append(Record(begun.end.seq, self._fence.epoch, *entry))
         return tuple(found)
-
-
-def _records_of(log: Folder, span: SegmentSpan) -> tuple[Record, ...] | None:
-    """Return an earlier segment's records, None if they are many, or not those that were sealed."""
-    up_to = span.stop.offset
-    scanned = segments.scan(log, span.segment, span.start, up_to=up_to, keep_bytes=SMALL)
-    return scanned.records if scanned.end == span.stop else None
 
 
 def create_segment(log: Folder, name: str, data: bytes) -> None:

@@ -527,10 +527,18 @@ def sweep(
         return BlobSweep()
     looked_at = None if among is None else frozenset(among)
     swept = _Swept(frozenset(reachable), looked_at, older_than, now)
+    moved_count = 0
     with folder:
         sizes = [size for stamp in _stamps(folder) for size in _expire(folder, stamp, swept)]
-        moved = _move_away(folder, swept)
-    return BlobSweep(moved, len(sizes), sum(sizes))
+        old = [(prefix, name) for prefix in _shards(folder) for name in _old(folder, prefix, swept)]
+        if old:
+            with folder.make(QUARANTINE, str(int(now * 1000))) as moved:
+                for prefix, name in old:
+                    with contextlib.suppress(FileNotFoundError), folder.enter(prefix) as shard:
+                        shard.rename(name, name, to=moved)
+                        moved_count += 1
+                moved.sync()
+    return BlobSweep(moved_count, len(sizes), sum(sizes))
 
 
 def _expire(folder: Folder, stamp: int, swept: _Swept) -> Iterator[int]:
@@ -558,23 +566,8 @@ def _bring_back(folder: Folder, moved: Folder, name: str) -> None:
         shard.sync()
 
 
-def _move_away(folder: Folder, swept: _Swept) -> int:
-    names = [
-        (shard, name) for shard in _shards(folder) for name in _sweepable(folder, shard, swept)
-    ]
-    if not names:
-        return 0
-    count = 0
-    with folder.make(QUARANTINE, str(int(swept.now * 1000))) as moved:
-        for prefix, name in names:
-            with contextlib.suppress(FileNotFoundError), folder.enter(prefix) as shard:
-                shard.rename(name, name, to=moved)
-                count += 1
-        moved.sync()
-    return count
-
-
-def _sweepable(folder: Folder, prefix: str, swept: _Swept) -> list[str]:
+def _old(folder: Folder, prefix: str, swept: _Swept) -> list[str]:
+    """Return the blobs of a shard to move away, and remove what writers left there long ago."""
     old = []
     with folder.enter(prefix) as shard:
         for name in filter(swept.looks_at, shard.names()):
@@ -582,7 +575,7 @@ def _sweepable(folder: Folder, prefix: str, swept: _Swept) -> list[str]:
             if status is None or swept.now - status.st_mtime < swept.older_than:
                 continue
             if name.endswith(TEMPORARY):
-                shard.remove(name)  # a writer that was killed long ago
+                shard.remove(name)
             elif is_name(name) and name not in swept.keep:
                 old.append(name)
     return old

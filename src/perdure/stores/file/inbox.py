@@ -102,7 +102,13 @@ def _add(
         if not new:
             return 0
         number = max(map(_number, names), default=0) + 1
-        post = _Post(key, tuple(map(_to_item, new)))
+        post = _Post(
+            key,
+            tuple(
+                _Item(item.op_id, item.kind, msgspec.Raw(item.payload), item.posted_at)
+                for item in new
+            ),
+        )
         data = sealed(post)
         if limit is not None:
             statuses = [box.stat(name) for name in names]
@@ -233,12 +239,11 @@ def _settle(key: SessionKey, box: Folder, name: str, done: Collection[str]) -> N
         return
     post = _Post(key, remaining)
     new_name = _name(_number(name), post)
-    if remaining and new_name == name:
-        box.replace(name, sealed(post))
-        return
-    if remaining:  # first the remaining items under a new name: a duplicate is delivered once
-        box.publish(new_name, sealed(post))
-    box.remove(name)
+    if remaining:  # first, under a new name: a duplicate is delivered once
+        box.replace(new_name, sealed(post))
+        box.sync()
+    if new_name != name:
+        box.remove(name)
 
 
 def _inbox_name(folder: Folder, key: SessionKey) -> str:
@@ -267,7 +272,9 @@ def _waiting(box: Folder, name: str) -> Sequence[PendingItem]:
     data = box.read(name)
     post = unsealed(data, _Post)
     if post is not None:
-        return tuple(map(_to_pending, post.items))
+        return [
+            PendingItem(item.op_id, item.kind, bytes(item.payload), item.at) for item in post.items
+        ]
     if data is None:
         return ()
     damage = f"the post in {box.path}/{name} does not match its checksum"
@@ -301,14 +308,3 @@ def _tags(box: Folder, name: str) -> list[str]:
         return match[2].split(".")
     post = unsealed(box.read(name), _Post)
     return [] if post is None else [_tag(item.op_id) for item in post.items]
-
-
-# items
-
-
-def _to_item(item: PendingItem) -> _Item:
-    return _Item(item.op_id, item.kind, msgspec.Raw(item.payload), item.posted_at)
-
-
-def _to_pending(item: _Item) -> PendingItem:
-    return PendingItem(item.op_id, item.kind, bytes(item.payload), item.at)

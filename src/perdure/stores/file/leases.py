@@ -166,23 +166,20 @@ class Owners:
         if read_only:
             return
         try:
-            self._lock_file = self._lock()
+            try:
+                self._lock_file = LockedFile(self._folder, self._name + _LOCK)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"owner id {owner!r} is in use by another process or store object at "
+                    f"{self._folder.path}: leave owner out, or give each its own",
+                    owner=owner,
+                ) from None
             self._write_beat()
             self._mailbox = Mailbox(self._folder, owner)
             self._sweep()
         except BaseException:
             self.close()
             raise
-
-    def _lock(self) -> LockedFile:
-        try:
-            return LockedFile(self._folder, self._name + _LOCK)
-        except BlockingIOError:
-            raise ConfigError(
-                f"owner id {self.me.owner!r} is in use by another process or store object at "
-                f"{self._folder.path}: leave owner out, or give each its own",
-                owner=self.me.owner,
-            ) from None
 
     def close(self) -> None:
         """Remove this owner's files: from now on it counts as dead."""

@@ -44,12 +44,14 @@ from perdure.stores.file.layout import (
     start_of,
 )
 from perdure.stores.file.leases import Fence
+from perdure.stores.file.reader import records_of, spans_to
 from perdure.stores.file.segments import (
     SEGMENT,
     DurablePosition,
     LogSegment,
     SegmentEnd,
     SegmentHeader,
+    SegmentSpan,
 )
 
 # What an epoch's log has, for the rare batch that is sent again or met a takeover
@@ -72,17 +74,12 @@ def has_entries(
 ) -> bool:
     """Return whether an epoch's log up to *end* has exactly these records from *first* on."""
     logged: list[Record] = []
-    length = end.at.offset
     with folder.enter(LOG) as log:
         segment = segments.read_first(log, end.epoch, end.number, key)
-        while segment is not None:
-            scanned = segments.scan(log, segment, segment.start, up_to=length, keep_bytes=length)
-            logged[:0] = scanned.records or ()
-            prev = segment.first.prev
-            if segment.start.seq < first or segment.number == 0 or prev is None:
-                break
-            length = prev.length
-            segment = segments.read_first(log, prev.epoch, prev.number, key)
+        if segment is not None:
+            newest = SegmentSpan(segment, segment.start, end.at)
+            for span in spans_to(log, key, newest, first - 1, {}):
+                logged += records_of(log, span, span.stop.offset) or ()
     entries = [record for record in logged if record.seq >= first][: len(records)]
     return [Entry(record.kind, record.payload, record.end) for record in entries] == list(records)
 

@@ -34,20 +34,10 @@ from perdure.stores.file.layout import (
     session_path,
 )
 from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, newest_lease
-from perdure.stores.file.segments import DurablePosition, LogSegment, starts
+from perdure.stores.file.segments import DurablePosition, LogSegment, SegmentSpan, starts
 
 SMALL = 1024 * 1024
 """A tip of at most this many bytes is read once, for the plan and for its records."""
-
-
-class SegmentSpan(msgspec.Struct, frozen=True):
-    """A part of one segment that is in the log."""
-
-    segment: LogSegment
-    start: Position
-    stop: Position
-    records: tuple[Record, ...] | None = None
-    """Its records, where the plan had to read them anyway."""
 
 
 class ReadPlan(msgspec.Struct):
@@ -207,6 +197,15 @@ def spans_to(
     return spans[::-1]
 
 
+def records_of(
+    log: Folder, span: SegmentSpan, keep_bytes: int = SMALL
+) -> tuple[Record, ...] | None:
+    """Return an earlier segment's records, None if they are many, or not those that were sealed."""
+    up_to = span.stop.offset
+    read = segments.scan(log, span.segment, span.start, up_to=up_to, keep_bytes=keep_bytes)
+    return read.records if read.stop == span.stop else None
+
+
 def _newest_span(
     log: Folder,
     tip: LogSegment,
@@ -224,13 +223,11 @@ def _newest_span(
             start = tip.start
         if end.offset - start.offset > SMALL:
             return SegmentSpan(tip, start if start.seq <= after else tip.start, end)
-    mark, up_to = start, None if end is None else end.offset
-    start, scanned = segments.scan_from(log, tip, mark, up_to=up_to, keep_bytes=SMALL)
-    if scanned.size < mark.offset:
-        raise segments.damage_error(f"{log.path}/{tip.name}", scanned.size, mark.offset)
-    if start.seq > after:
-        return SegmentSpan(tip, tip.start, scanned.end)
-    return SegmentSpan(tip, start, scanned.end, scanned.records)
+    up_to = None if end is None else end.offset
+    span = segments.scan_from(log, tip, start, up_to=up_to, keep_bytes=SMALL)
+    if span.size < start.offset:
+        raise segments.damage_error(f"{log.path}/{tip.name}", span.size, start.offset)
+    return SegmentSpan(tip, tip.start, span.stop) if span.start.seq > after else span
 
 
 # Bytes at the end of a log that do not count
@@ -282,7 +279,7 @@ def _uncounted(folder: Folder, log: Folder, key: SessionKey, since: int) -> list
     if tip is not None:
         marks = marks_of(documents.read_manifests(folder, key, since=since))
         mark = marks.get((tip.epoch, tip.number), tip.start)
-        ends[tip.name] = segments.scan_from(log, tip, mark)[1].end.offset
+        ends[tip.name] = segments.scan_from(log, tip, mark).stop.offset
     return _tails_in(log, ends, is_kept=False)
 
 

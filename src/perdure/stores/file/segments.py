@@ -81,15 +81,16 @@ class DurablePosition(msgspec.Struct, frozen=True, rename={"number": "n"}):
     at: Position
 
 
-class SegmentScan(msgspec.Struct):
-    """Result of reading a segment from a position to a length, or to its end."""
+class SegmentSpan(msgspec.Struct, frozen=True):
+    """A part of one segment that is in the log: whole groups."""
 
-    end: Position
-    """The position after the last whole group."""
-    size: int
-    """The file's size in bytes."""
+    segment: LogSegment
+    start: Position
+    stop: Position
     records: tuple[Record, ...] | None = None
-    """The records, if they fit into ``keep_bytes``."""
+    """Its records, if they were read, and are not too many to be kept."""
+    size: int = 0
+    """The file's size in bytes, if it was read."""
 
 
 def find_tip(
@@ -252,7 +253,7 @@ def scan(
     up_to: int | None = None,
     keep_bytes: int = 0,
     fd: int | None = None,
-) -> SegmentScan:
+) -> SegmentSpan:
     """Read a segment's lines from *start* on, up to the last whole group.
 
     Args:
@@ -287,7 +288,8 @@ def scan(
                 records += complete
     if scanner.damage is not None:
         _require_cut_write(log, segment.name, scanner.damage)
-    return SegmentScan(scanner.end, size, None if records is None else tuple(records))
+    kept = None if records is None else tuple(records)
+    return SegmentSpan(segment, start, scanner.end, kept, size)
 
 
 def scan_from(
@@ -298,19 +300,18 @@ def scan_from(
     up_to: int | None = None,
     keep_bytes: int = 0,
     fd: int | None = None,
-) -> tuple[Position, SegmentScan]:
-    """Read a segment from a mark on; return from where it was read, and the result.
+) -> SegmentSpan:
+    """Read a segment from a mark on.
 
     If no whole group follows the mark, the mark may be wrong: then it is decided from the
     beginning, as it is for damage, so that an error names the first damaged byte.
     """
     if mark != segment.start:
         with contextlib.suppress(CorruptRecordError):
-            scanned = scan(log, segment, mark, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
-            if scanned.end != mark or scanned.size == mark.offset:
-                return mark, scanned
-    start = segment.start
-    return start, scan(log, segment, start, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
+            span = scan(log, segment, mark, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
+            if span.stop != mark or span.size == mark.offset:
+                return span
+    return scan(log, segment, segment.start, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
 
 
 def bracket(
