@@ -217,7 +217,7 @@ async def test_an_acquire_whose_log_was_removed_beneath_it_was_overtaken(
     def overtaken(mine, *args):
         monkeypatch.setattr(acquire._Taking, "_seal", seal)
         rival = acquire.acquire(store._root, KEY, Terms(me=store.owner, after=2), store._owners)
-        leases.mark_deleted(mine._folder, KEY, rival.fence.epoch, store._owners.me)
+        leases.mark_deleted(mine._folder, KEY, rival[0].epoch, store._owners.me)
         return seal(mine, *args)
 
     monkeypatch.setattr(acquire._Taking, "_seal", overtaken)

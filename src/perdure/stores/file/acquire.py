@@ -30,7 +30,7 @@ from perdure.errors import CorruptRecordError
 from perdure.records import records
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Position, Record
-from perdure.store import Beginning, Documents, Held, RestoreData, Terms
+from perdure.store import Beginning, Documents, Held, RestoreData, Taken, Terms
 from perdure.stores.file import documents, leases, segments
 from perdure.stores.file.documents import Manifests
 from perdure.stores.file.layout import (
@@ -52,24 +52,16 @@ from perdure.stores.file.segments import LogSegment, SegmentEnd, SegmentHeader, 
 _log = logging.getLogger("perdure")
 
 
-class TakenSession(msgspec.Struct, frozen=True):
-    """A session that was just taken."""
-
-    fence: Fence
-    end: Position
-    """The position after the epoch record."""
-    created: bool
-    record: bytes
-    """The epoch record's payload."""
-    found: RestoreData
-
-
 class _OvertakenError(Exception):
     """Another process was faster."""
 
 
-def acquire(root: Folder, key: SessionKey, terms: Terms, owners: Owners) -> Held | TakenSession:
+def acquire(
+    root: Folder, key: SessionKey, terms: Terms, owners: Owners
+) -> Held | tuple[Taken, Fence, Position]:
     """Take a session with the next epoch, if its newest holder and the terms allow it.
+
+    Return with it the proof that it is held, and the position after the epoch record.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail.
@@ -84,17 +76,17 @@ def acquire(root: Folder, key: SessionKey, terms: Terms, owners: Owners) -> Held
             if not terms.allows(None):
                 return Held(None)
             folder = stack.enter_context(root.make(*path))
-        newest, previous, names = leases.newest_lease(folder)
-        holder = leases.state_of(folder, key, newest, previous, names, owners)
-        if not terms.allows(holder):
-            return Held(holder)
-        if previous is not None and previous.is_draft:
-            leases.create_mark(folder, DROPPED.name(newest))
-            names = folder.names()
-            previous = leases.read_lease(folder, newest, names)  # again: it may be published
+        dropped = 0
+        while True:
+            newest, previous, names = leases.newest_lease(folder)
             holder = leases.state_of(folder, key, newest, previous, names, owners)
             if not terms.allows(holder):
                 return Held(holder)
+            if previous is None or not previous.is_draft or dropped == newest:
+                break
+            # Then it is looked at again: its holder may have published it before it was marked.
+            leases.create_mark(folder, DROPPED.name(newest))
+            dropped = newest
         lease = _next_lease(key, newest + 1, previous, terms.beginning, owners.me)
         published = leases.publish(folder, lease)
         if published is not None:
@@ -153,7 +145,7 @@ class _Taking:
         self._names = names
         self._manifests = Manifests()
 
-    def run(self, terms: Terms) -> TakenSession:
+    def run(self, terms: Terms) -> tuple[Taken, Fence, Position]:
         """Begin the epoch, and read what the terms name; released if that fails."""
         folder, lease, epoch = self._folder, self._lease, self._fence.epoch
         key, since = lease.key, lease.since
@@ -182,7 +174,7 @@ class _Taking:
             leases.release_unused(folder, epoch)
             raise
         created, record = begun.tip is None, begun.entry.payload
-        return TakenSession(self._fence, begun.end, created, record, found)
+        return Taken(key, epoch, begun.end.seq, created, record, found), self._fence, begun.end
 
     def _require_newest(self) -> None:
         if not self._fence.is_valid(self._folder):

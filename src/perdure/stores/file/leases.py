@@ -20,18 +20,17 @@ observers that cannot test the lock. ``<id>.wanted/`` is the mailbox: at most on
 session and kind of request, so a repeated request rewrites the same file. An owner creates its
 files before it acquires anything, so an id without a lock file belongs to no live owner.
 
-Blocking, except for `Mailbox.wait`: each function is part of one call into a thread.
+Blocking, except for `Owners.wait_for_request`: each function is part of one call into a thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import time
 from collections.abc import Collection
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -75,55 +74,6 @@ _MIN_POLL, _MAX_POLL = 0.02, 0.25
 """Seconds between two polls without a folder watch: right after a request, and when idle."""
 
 
-@final
-class Mailbox:
-    """This owner's own mailbox."""
-
-    def __init__(self, owners: Folder, owner: str) -> None:
-        self._folder = owners.make(encode_name(owner) + _MAILBOX)
-        self._watch: FolderWatch | None = watch_folder(self._folder.path)
-        self._pause = _MIN_POLL
-
-    def drain(self) -> HeartbeatRequests:
-        """Remove all requests, and return them."""
-        if self._watch is not None:
-            self._watch.drain()  # first: a request that arrives meanwhile wakes us again
-        handovers: list[SessionKey] = []
-        mail: list[SessionKey] = []
-        for name in self._requests():
-            key = unsealed(self._folder.read(name), SessionKey)
-            self._folder.remove(name)
-            if key is not None:
-                (mail if name.startswith(_MAIL) else handovers).append(key)
-        return HeartbeatRequests(tuple(handovers), tuple(mail))
-
-    def _requests(self) -> list[str]:
-        return [name for name in self._folder.names() if not name.startswith(".")]
-
-    async def wait(self, timeout: float) -> None:
-        """Return when there may be a request, or after ``timeout`` seconds."""
-        with anyio.move_on_after(timeout):
-            if self._watch is not None:
-                with contextlib.suppress(anyio.BusyResourceError):  # another task waits as well
-                    await self._watch.wait()
-                    return
-            while not await anyio.to_thread.run_sync(self._requests, abandon_on_cancel=True):
-                await anyio.sleep(self._pause)
-                self._pause = min(self._pause * 1.25, _MAX_POLL)
-            self._pause = _MIN_POLL
-
-    def wake_waiter(self) -> None:
-        """Wake the waiting task; on the event loop, before `close`."""
-        if self._watch is not None:
-            self._watch.close()
-
-    def close(self) -> None:
-        """Close the folder, which stays on disk."""
-        if self._watch is not None:
-            self._watch.drop()
-        self._folder.close()
-
-
 _LOCK = ".lock"
 _HEARTBEAT = ".json"
 _MAX_REMOVALS = 50
@@ -161,7 +111,9 @@ class Owners:
         self._name = encode_name(owner)
         self._beat = first_beat()
         self._folder = _owners_folder(root) if read_only else root.make(OWNERS)
-        self._mailbox: Mailbox | None = None
+        self._mailbox: Folder | None = None
+        self._watch: FolderWatch | None = None
+        self._pause = _MIN_POLL
         self._lock_file: LockedFile | None = None
         if read_only:
             return
@@ -175,7 +127,8 @@ class Owners:
                     owner=owner,
                 ) from None
             self._write_beat()
-            self._mailbox = Mailbox(self._folder, owner)
+            self._mailbox = self._folder.make(self._name + _MAILBOX)
+            self._watch = watch_folder(self._mailbox.path)
             self._sweep()
         except BaseException:
             self.close()
@@ -184,6 +137,8 @@ class Owners:
     def close(self) -> None:
         """Remove this owner's files: from now on it counts as dead."""
         lock_file, self._lock_file = self._lock_file, None
+        if self._watch is not None:
+            self._watch.drop()
         if self._mailbox is not None:
             self._mailbox.close()
         if lock_file is not None:
@@ -201,26 +156,45 @@ class Owners:
         """Increment the counter, drain the mailbox, and read the other owners' counters."""
         self._beat += 1
         self._write_beat()
-        requests = HeartbeatRequests() if self._mailbox is None else self._mailbox.drain()
-        return msgspec.structs.replace(requests, beats=self._others_beats())
-
-    def _others_beats(self) -> dict[str, int]:
+        if self._watch is not None:
+            self._watch.drain()  # first: a request that arrives meanwhile wakes us again
+        handovers: list[SessionKey] = []
+        mail: list[SessionKey] = []
+        for name in self._requests():
+            assert self._mailbox is not None  # it has a request
+            key = unsealed(self._mailbox.read(name), SessionKey)
+            self._mailbox.remove(name)
+            if key is not None:
+                (mail if name.startswith(_MAIL) else handovers).append(key)
         own_name = self._name + _HEARTBEAT
         names = [
             name for name in self._folder.names() if name.endswith(_HEARTBEAT) and name != own_name
         ]
         beats = [unsealed(self._folder.read(name), _Beat) for name in names[:_MAX_BEATS]]
-        return {beat.owner: beat.beat for beat in beats if beat}
+        counters = {beat.owner: beat.beat for beat in beats if beat}
+        return HeartbeatRequests(tuple(handovers), tuple(mail), counters)
+
+    def _requests(self) -> list[str]:
+        if self._mailbox is None:
+            return []
+        return [name for name in self._mailbox.names() if not name.startswith(".")]
 
     async def wait_for_request(self, timeout: float) -> None:
         """Return when there may be a request, or after ``timeout`` seconds."""
-        if self._mailbox is not None:
-            await self._mailbox.wait(timeout)
+        with anyio.move_on_after(timeout):
+            if self._watch is not None:
+                with contextlib.suppress(anyio.BusyResourceError):  # another task waits as well
+                    await self._watch.wait()
+                    return
+            while not await anyio.to_thread.run_sync(self._requests, abandon_on_cancel=True):
+                await anyio.sleep(self._pause)
+                self._pause = min(self._pause * 1.25, _MAX_POLL)
+            self._pause = _MIN_POLL
 
     def wake_waiter(self) -> None:
         """Wake the task in `wait_for_request`; on the event loop, before `close`."""
-        if self._mailbox is not None:
-            self._mailbox.wake_waiter()
+        if self._watch is not None:
+            self._watch.close()
 
     def send(self, owner: str, key: SessionKey, kind: RequestKind) -> None:
         """Put a request into an owner's mailbox; a dead owner may have none."""
@@ -298,9 +272,6 @@ def _owners_folder(root: Folder) -> Folder:
 
 
 # Leases: acquiring, reading and fencing
-
-
-_log = logging.getLogger("perdure")
 
 
 class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -34,7 +34,6 @@ from perdure.records.manifest import other_records, too_large
 from perdure.records.records import EPOCH, Entry, Position, Record, Scanner
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.file import documents, segments
-from perdure.stores.file.acquire import TakenSession
 from perdure.stores.file.layout import (
     LOG,
     segment_name,
@@ -48,7 +47,6 @@ from perdure.stores.file.reader import records_of, spans_to
 from perdure.stores.file.segments import (
     SEGMENT,
     DurablePosition,
-    LogSegment,
     SegmentEnd,
     SegmentHeader,
     SegmentSpan,
@@ -185,15 +183,15 @@ class LogWriter:
     )
 
     def __init__(
-        self, root: Folder, key: SessionKey, acquired: TakenSession, files: OpenFiles
+        self, root: Folder, key: SessionKey, fence: Fence, end: Position, files: OpenFiles
     ) -> None:
         self.key: SessionKey = key
-        self.fence: Fence = acquired.fence
-        self.epoch: int = acquired.fence.epoch
+        self.fence: Fence = fence
+        self.epoch: int = fence.epoch
         """The fencing token."""
-        self.first_seq: int = acquired.end.seq + 1
+        self.first_seq: int = end.seq + 1
         """The first record after the epoch record."""
-        self.durable: DurablePosition = DurablePosition(acquired.fence.epoch, 0, acquired.end)
+        self.durable: DurablePosition = DurablePosition(fence.epoch, 0, end)
         """How far the log is known to be durable."""
         self.before: DurablePosition = self.durable
         """The same, one append ago."""
@@ -209,7 +207,7 @@ class LogWriter:
         self._root = root
         self._files = files
         self._folder: Folder | None = None
-        self._tail: _Tail | None = _Tail(0, acquired.end)
+        self._tail: _Tail | None = _Tail(0, end)
         self._last_number = 0
         self._in_doubt = 0
         """The last record that was written and may or may not be durable; 0 for none."""
@@ -521,25 +519,23 @@ def trim(writer: LogWriter, below: int) -> int:
         if tip is None:
             return 0
         first = segments.walk(log, tip, writer.key, down_to=max(below, 1) - 1)[-1]
-        return _remove_before(log, first)
-
-
-def _remove_before(log: Folder, first: LogSegment) -> int:
-    begin = (first.epoch, first.number)
-    names = log.names()
-    old = [place for place in filter(None, map(segment_of, names)) if place < begin]
-    if not old:
-        return 0
-    os.close(log.open(start_name(*begin), os.O_WRONLY | os.O_CREAT))
-    log.sync()
-    for start in filter(None, map(start_of, names)):
-        if start < begin:
-            log.remove(start_name(*start))
-    freed = 0
-    for segment in sorted(old, reverse=True):  # the chain may end only at the mark
-        name = segment_name(*segment)
-        status = log.stat(name)
-        if status is not None and log.remove(name):
-            freed += status.st_size
-    log.sync()
-    return freed
+        begin = (first.epoch, first.number)
+        names = log.names()
+        old = [place for place in filter(None, map(segment_of, names)) if place < begin]
+        if not old:
+            return 0
+        # 1. The mark is durable before anything is removed.
+        os.close(log.open(start_name(*begin), os.O_WRONLY | os.O_CREAT))
+        log.sync()
+        for start in filter(None, map(start_of, names)):
+            if start < begin:
+                log.remove(start_name(*start))
+        # 2. The newest file first: the chain may end only at the mark.
+        freed = 0
+        for place in sorted(old, reverse=True):
+            name = segment_name(*place)
+            status = log.stat(name)
+            if status is not None and log.remove(name):
+                freed += status.st_size
+        log.sync()
+        return freed

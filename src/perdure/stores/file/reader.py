@@ -33,7 +33,7 @@ from perdure.stores.file.layout import (
     segment_of,
     session_path,
 )
-from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, newest_lease
+from perdure.stores.file.leases import Owners, newest_epoch, newest_lease
 from perdure.stores.file.segments import DurablePosition, LogSegment, SegmentSpan, starts
 
 SMALL = 1024 * 1024
@@ -91,8 +91,13 @@ def plan(
                 return ReadPlan(settled=False)  # it was deleted meanwhile
             raise
         read_plan.spans = _narrowed(folder, read_plan.spans, after, before, reverse=reverse)
-        read_plan.settled = newest_epoch(folder) == epoch and _is_settled(
-            folder, read_plan, newest.lease, owners
+        # No takeover is under way: the newest epoch has its record, or never will.
+        lease = newest.lease
+        read_plan.settled = newest_epoch(folder) == epoch and (
+            lease is None
+            or read_plan.epoch == epoch
+            or folder.has(RELEASED.name(epoch))
+            or owners.is_alive(lease.owner, lease.boot) is False
         )
         return read_plan
 
@@ -117,17 +122,6 @@ def _narrowed(
     if reverse:
         return (*spans[:-1], msgspec.structs.replace(span, stop=stop))
     return (msgspec.structs.replace(span, start=start), *spans[1:])
-
-
-def _is_settled(
-    folder: Folder, read_plan: ReadPlan, lease: LeaseFile | None, owners: Owners
-) -> bool:
-    """Return whether no takeover is under way: the newest epoch has its record, or never will."""
-    if lease is None or read_plan.epoch == lease.epoch:
-        return True
-    if folder.stat(RELEASED.name(lease.epoch)) is not None:
-        return True
-    return owners.is_alive(lease.owner, lease.boot) is False
 
 
 def _plan(

@@ -231,7 +231,8 @@ class Home:
         acquired = acquire.acquire(self.root, key, terms, self.owners)
         if isinstance(acquired, Held):
             return acquired
-        writer = LogWriter(self.root, key, acquired, self.files)
+        taken, fence, end = acquired
+        writer = LogWriter(self.root, key, fence, end, self.files)
         with self._lock:
             previous = self.writers.get(key)
             if previous is None or previous.epoch < writer.epoch:
@@ -240,8 +241,7 @@ class Home:
             self.files.close(previous)
         if abandoned.is_set():
             self.release(writer)  # so that the next caller can have it at once
-        head, created = acquired.end.seq, acquired.created
-        return Taken(key, writer.epoch, head, created, acquired.record, acquired.found)
+        return taken
 
     def release(self, writer: LogWriter) -> None:
         """Release a session; if that fails it stays held, and may be released again."""
