@@ -246,11 +246,11 @@ def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[CutTail]:
 
     The end of a log that somebody may be writing to is not looked at.
     """
-    try:
-        folder = root.enter(*session_path(key))
-    except FileNotFoundError:
-        return []
-    with folder:
+    tails: list[CutTail] = []
+    with (
+        contextlib.suppress(FileNotFoundError, CorruptRecordError),
+        root.enter(*session_path(key)) as folder,
+    ):
         tails = kept_tails(folder)
         epoch, lease, names = newest = newest_lease(folder)
         if (
@@ -259,22 +259,18 @@ def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[CutTail]:
             and (lease.deleted or owners.is_alive(lease.owner, lease.boot) is not False)
         ):
             return tails
-        with contextlib.suppress(FileNotFoundError, CorruptRecordError), folder.enter(LOG) as log:
-            ends = _uncounted(folder, log, key, newest.since)
+        with folder.enter(LOG) as log:
+            names, since = log.names(), newest.since
+            tip = segments.find_tip(log, key, since=since, names=names)
+            ends = dict.fromkeys(segments.unbegun(log, tip, names, since=since), 0)
+            if tip is not None:
+                marks = marks_of(documents.read_manifests(folder, key, since=since))
+                mark = marks.get((tip.epoch, tip.number), tip.start)
+                ends[tip.name] = segments.scan_from(log, tip, mark).stop.offset
+            found = _tails_in(log, ends, is_kept=False)
             if newest_epoch(folder) == epoch:
-                tails += ends
-        return tails
-
-
-def _uncounted(folder: Folder, log: Folder, key: SessionKey, since: int) -> list[CutTail]:
-    names = log.names()
-    tip = segments.find_tip(log, key, since=since, names=names)
-    ends = dict.fromkeys(segments.unbegun(log, tip, names, since=since), 0)
-    if tip is not None:
-        marks = marks_of(documents.read_manifests(folder, key, since=since))
-        mark = marks.get((tip.epoch, tip.number), tip.start)
-        ends[tip.name] = segments.scan_from(log, tip, mark).stop.offset
-    return _tails_in(log, ends, is_kept=False)
+                tails += found
+    return tails
 
 
 def _tails_in(folder: Folder, ends: Mapping[str, int], *, is_kept: bool) -> list[CutTail]:
@@ -454,15 +450,11 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
     """Return all records of a log that can be proven."""
     by_seq: dict[int, Record] = {}
     low = shift = 0
-    try:
-        folder = root.enter(*session_path(key))
-    except FileNotFoundError:
-        return SalvagedLog()
-    with folder:
+    with contextlib.suppress(FileNotFoundError), root.enter(*session_path(key)) as folder:
         newest = newest_lease(folder)
         if newest.deleted:
             return SalvagedLog()
-        with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
+        with folder.enter(LOG) as log:
             first_segment = max(starts(log), default=(0, 0))
             for epoch, number in sorted(filter(None, map(segment_of, log.names()))):
                 if epoch < newest.since or (epoch, number) < first_segment:
