@@ -321,8 +321,9 @@ def remove_owned(
     deleter that was suspended cannot touch the log of a later generation. With *evidence*,
     quarantined copies are removed as well.
     """
+    remove_unfinished(folder, _replaced_manifests(folder, key))
+    # Read just before: a later generation may fold by now, if this process was suspended.
     manifests = _replaced_manifests(folder, key)
-    remove_unfinished(folder, manifests)
     ours, later = set[str](), set[str]()
     for file in manifests.files:
         (ours if file.manifest.epoch < below else later).update(file.manifest.documents)
