@@ -19,7 +19,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, final
 
@@ -45,7 +45,7 @@ MAX_BYTES = 1024 * 1024 * 1024
 _PIECE = 1024 * 1024
 
 _POSIX = os.name == "posix"
-"""Whether folders can be open, and open files be removed and replaced; not so on Windows."""
+"""True where a folder can be open, and an open file removed and replaced; not on Windows."""
 _TRIES, _PAUSE = 40, 0.005
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _DIRECTORY = os.O_RDONLY | _PLAIN | getattr(os, "O_DIRECTORY", 0)
@@ -90,7 +90,7 @@ class Folder:
 
     def __init__(self, path: str, fd: int | None, owner: int | None = None) -> None:
         self.path: str = path
-        """Where it was when it was opened; for people, and for platforms without `dir_fd`."""
+        """Its place when it was opened; for people, and for platforms without `dir_fd`."""
         self.owner: int | None = owner
         """The user it belongs to, if it and all below may be written by their users alone."""
         self._fd = fd
@@ -388,9 +388,12 @@ class Folder:
             raise
         return True
 
-    def remove_temporary(self) -> None:
-        """Remove the temporary files of killed writers; only for the folder's single writer."""
-        for name in self.names():
+    def remove_temporary(self, names: Iterable[str] | None = None) -> None:
+        """Remove the temporary files of killed writers; only for the folder's single writer.
+
+        *names* are those in the folder, if they were listed already.
+        """
+        for name in self.names() if names is None else names:
             if name.startswith(".") and name.endswith(TEMPORARY):
                 try:
                     self.remove(name)

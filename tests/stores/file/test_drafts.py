@@ -100,6 +100,23 @@ async def test_a_taker_sees_what_is_published_beneath_it(
         await store.publish(KEY, grant.epoch)
 
 
+async def test_a_publisher_whose_lease_a_taker_has_just_removed_is_told(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await drafted(store)
+    other = await open_store("other")
+    read_lease = leases.read_lease
+
+    def taken_before(folder, epoch, names):
+        monkeypatch.undo()
+        acquire.acquire(other._root, KEY, Terms(me=other.owner, after=epoch), other._owners)
+        return read_lease(folder, epoch, names)
+
+    monkeypatch.setattr(leases, "read_lease", taken_before)
+    with pytest.raises(LeaseLostError):
+        await store.publish(KEY, grant.epoch)
+
+
 async def test_a_draft_that_was_taken_over_leaves_nothing(store, open_store, root: Path) -> None:
     await drafted(store)
     other = await open_store("other")

@@ -24,7 +24,7 @@ from collections.abc import Collection
 
 import msgspec
 
-from perdure._lib.files import TEMPORARY, Folder, write_all
+from perdure._lib.files import Folder, write_all
 from perdure._lib.platform import drop_cache, sync_data, sync_file
 from perdure.errors import CorruptRecordError
 from perdure.records import records
@@ -46,7 +46,7 @@ from perdure.stores.file.layout import (
     tail_name,
 )
 from perdure.stores.file.leases import FORMAT, Fence, FileOwner, LeaseFile, Owners
-from perdure.stores.file.reader import SMALL, kept_tails, marks_of, records_of, spans_to
+from perdure.stores.file.reader import SMALL, kept_tails, records_of, spans_to
 from perdure.stores.file.segments import LogSegment, SegmentEnd, SegmentHeader, SegmentSpan
 
 _log = logging.getLogger("perdure")
@@ -127,7 +127,7 @@ class _Begun(msgspec.Struct):
     end: Position
     entry: Entry
     tip: SegmentSpan | None
-    """What was read of the predecessor's last segment."""
+    """The predecessor's last segment, and the part of it that was read."""
     places: list[tuple[int, int]]
     """All segments before this epoch's, oldest first."""
 
@@ -225,7 +225,7 @@ class _Taking:
         None if only the page cache had it: a sync that failed for the old holder succeeds for us,
         with its bytes lost, so only what is read back from the disk counts.
         """
-        mark = marks_of(self._manifests).get((tip.epoch, tip.number), tip.start)
+        mark = self._manifests.mark_in(tip)
         span = segments.scan_from(log, tip, mark, keep_bytes=SMALL, fd=fd)
         sync_file(fd)
         log.sync()
@@ -261,9 +261,7 @@ class _Taking:
         folder, names, tip = self._folder, self._names, begun.tip
         with contextlib.suppress(OSError):
             if tip is not None and RELEASED.name(tip.segment.epoch) in names:
-                for name in names:
-                    if name.startswith(".") and name.endswith(TEMPORARY):
-                        folder.remove(name)
+                folder.remove_temporary(names)
             else:  # its holder may have died at any step
                 documents.remove_unfinished(folder, self._manifests)
         leases.remove_lower_leases(folder, self._fence.epoch, names)
@@ -304,7 +302,7 @@ class _Taking:
             if tip.start.seq > after and tip.start != tip.segment.start:
                 return None  # the documents are older than what a fold that was killed vouches for
             try:
-                spans = spans_to(log, self._lease.key, tip, after, marks_of(self._manifests))
+                spans = spans_to(log, self._lease.key, tip, after, self._manifests)
                 if spans[0].start.seq > after and spans[0].segment.first.prev is not None:
                     return None  # it was trimmed
                 for span in spans:

@@ -35,7 +35,6 @@ from perdure.stores.file.layout import (
 )
 from perdure.stores.file.leases import NewestLease, newest_lease
 from perdure.stores.file.log import LogWriter
-from perdure.stores.file.reader import position_of
 
 
 def list_tenants(root: Folder) -> list[str]:
@@ -247,7 +246,7 @@ class _TurnLine(msgspec.Struct):
 class _LogEnd(msgspec.Struct):
     began_at: float | None = None
     written_at: float | None = None
-    """When records were written last; opening a session is not that."""
+    """The time of the last write of records; opening a session is not one."""
     head: int = 0
     """The last record; 0 where there is none after the fold."""
     turns: int | None = None
@@ -257,7 +256,7 @@ class _LogEnd(msgspec.Struct):
 def _log_end(folder: Folder, key: SessionKey, manifest: Manifest | None) -> _LogEnd:
     """Return what the end of a log says, not verified: whoever opens the session does that."""
     end = _LogEnd()
-    mark = None if manifest is None else position_of(manifest.position)
+    mark = None if manifest is None else documents.position_of(manifest)
     with contextlib.suppress(OSError, CorruptRecordError), folder.enter(LOG) as log:
         places = sorted(filter(None, map(segment_of, log.names())))
         first = segments.read_first(log, *places[0], key) if places else None

@@ -24,7 +24,7 @@ from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, FoldedDocument, Manifest, decode_manifest
-from perdure.records.records import open_sealed
+from perdure.records.records import Position, open_sealed
 from perdure.store import BlobSweep, Document, Documents
 from perdure.stores.file.layout import (
     DEAD_LETTERS,
@@ -37,6 +37,7 @@ from perdure.stores.file.layout import (
     QUARANTINE,
     Numbered,
     blobs_of,
+    decoded,
     document_path,
     encode_name,
     epoch_in,
@@ -45,13 +46,13 @@ from perdure.stores.file.layout import (
     start_of,
     unsealed,
 )
-from perdure.stores.file.segments import require_key
+from perdure.stores.file.segments import DurablePosition, LogSegment, require_key
 
 _log = logging.getLogger("perdure")
 _warned = LogOnce()
 
 _MAX_REREADS = 100
-"""How many concurrent folds in a row a reader retries before it reports what it read."""
+"""Concurrent folds in a row that a reader retries before it reports what it read."""
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
@@ -59,7 +60,7 @@ class ManifestFile(msgspec.Struct, frozen=True):
 
     manifest: Manifest
     is_pending: bool
-    """Whether the fold that it announces had not finished."""
+    """True while the fold that it announces has not finished."""
 
 
 class Manifests(msgspec.Struct, frozen=True):
@@ -69,6 +70,20 @@ class Manifests(msgspec.Struct, frozen=True):
     """Completed ones first, the newest first."""
     damaged: dict[str, bytes] = {}
     """Those that fail their checksum, by name: it is unknown what was folded."""
+
+    def mark_in(self, segment: LogSegment) -> Position:
+        """Return the position in a segment that a manifest proves, its start without one."""
+        for file in self.files:
+            mark = position_of(file.manifest)
+            if mark is not None and (mark.epoch, mark.number) == (segment.epoch, segment.number):
+                return mark.at
+        return segment.start
+
+
+def position_of(manifest: Manifest) -> DurablePosition | None:
+    """Return the position where the log continues after a fold, None if the manifest has none."""
+    # A position in another release's shape is ignored: the reader just reads more.
+    return decoded(manifest.position, DurablePosition)
 
 
 def read_manifests(
@@ -501,7 +516,7 @@ def remove_blobs(root: Folder, tenant: str, names: Collection[str]) -> int:
 
 
 class _Swept(msgspec.Struct, frozen=True):
-    """What a sweep looks at, and leaves."""
+    """The blobs that a sweep looks at, and those that it keeps."""
 
     keep: frozenset[str]
     among: frozenset[str] | None

@@ -291,7 +291,7 @@ class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Read of a draft that is not published, it is True as well."""
     draft: Draft | None = None
     published: bool = False
-    """Whether the draft was published in an earlier epoch."""
+    """True if the draft was published in an earlier epoch."""
     inbox: int = 0
     """The epoch that its inbox is named after, if that is not ``since``."""
 
@@ -302,7 +302,7 @@ class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_draft(self) -> bool:
-        """Whether it is a draft that is not published."""
+        """True for a draft that is not published."""
         return self.deleted and self.draft is not None
 
 
@@ -357,7 +357,7 @@ class NewestLease(NamedTuple):
 
     @property
     def deleted(self) -> bool:
-        """Whether there is no session for readers: it was deleted, or is a draft."""
+        """True if there is no session for readers: it was deleted, or is a draft."""
         return self.lease is not None and self.lease.deleted
 
 

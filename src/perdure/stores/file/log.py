@@ -34,6 +34,7 @@ from perdure.records.manifest import other_records, too_large
 from perdure.records.records import EPOCH, Entry, Position, Record, Scanner
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.file import documents, segments
+from perdure.stores.file.documents import Manifests
 from perdure.stores.file.layout import (
     LOG,
     segment_name,
@@ -76,7 +77,7 @@ def has_entries(
         segment = segments.read_first(log, end.epoch, end.number, key)
         if segment is not None:
             newest = SegmentSpan(segment, segment.start, end.at)
-            for span in spans_to(log, key, newest, first - 1, {}):
+            for span in spans_to(log, key, newest, first - 1, Manifests()):
                 logged += records_of(log, span, span.stop.offset) or ()
     entries = [record for record in logged if record.seq >= first][: len(records)]
     return [Entry(record.kind, record.payload, record.end) for record in entries] == list(records)
@@ -109,17 +110,15 @@ class OpenFiles:
         for other in oldest:
             self.close(other)
 
-    def close(self, writer: LogWriter) -> bool:
-        """Close a writer's files unless it is busy; return whether they are closed."""
-        if not writer.lock.acquire(blocking=False):
-            return False
-        try:
-            writer.close_files()
-            with self._lock:
-                self._writers.pop(writer, None)
-        finally:
-            writer.lock.release()
-        return True
+    def close(self, writer: LogWriter) -> None:
+        """Close a writer's files unless it is busy."""
+        if writer.lock.acquire(blocking=False):
+            try:
+                writer.close_files()
+                with self._lock:
+                    self._writers.pop(writer, None)
+            finally:
+                writer.lock.release()
 
     def close_all(self) -> None:
         """Close every file; a busy writer closes its own when it is done."""
@@ -144,7 +143,7 @@ class _Tail:
     def __init__(self, number: int, at: Position, head: bytes = b"") -> None:
         self.number = number
         self.at = at
-        """Where the next record goes."""
+        """The place of the next record."""
         self.head = head
         """The first line, until it is durable."""
         self.partial = b""
@@ -192,7 +191,7 @@ class LogWriter:
         self.first_seq: int = end.seq + 1
         """The first record after the epoch record."""
         self.durable: DurablePosition = DurablePosition(fence.epoch, 0, end)
-        """How far the log is known to be durable."""
+        """The end of the part that is known to be durable."""
         self.before: DurablePosition = self.durable
         """The same, one append ago."""
         self.is_intact: bool = True
@@ -202,7 +201,7 @@ class LogWriter:
         self.listed_at: int = 0
         """The last record that came with them."""
         self.saved_at: float | None = None
-        """When the last save was; None before the first one."""
+        """The time of the last save; None before the first one."""
         self.lock: threading.Lock = threading.Lock()
         self._root = root
         self._files = files

@@ -23,11 +23,11 @@ from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, RETRACT, Position, Record, Scanner
 from perdure.stores.file import documents, segments
+from perdure.stores.file.documents import Manifests
 from perdure.stores.file.layout import (
     LOG,
     QUARANTINE,
     RELEASED,
-    decoded,
     is_tail,
     segment_name,
     segment_of,
@@ -41,7 +41,7 @@ SMALL = 1024 * 1024
 
 
 class ReadPlan(msgspec.Struct):
-    """Where the requested records are, oldest first."""
+    """The parts of the log that hold the requested records, oldest first."""
 
     spans: tuple[SegmentSpan, ...] = ()
     head: int = 0
@@ -141,36 +141,15 @@ def _plan(
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = segments.find_tip(log, key, since=since)
         if tip is not None:
-            marks = marks_of(manifests)
-            newest = _newest_span(log, tip, after, marks, position)
-            spans = spans_to(log, key, newest, after, marks)
+            newest = _newest_span(log, tip, after, manifests.mark_in(tip), position)
+            spans = spans_to(log, key, newest, after, manifests)
             read_plan = ReadPlan(tuple(spans), newest.stop.seq, tip.epoch)
     documents.require_folded(folder, key, manifests.files, read_plan.head)
     return read_plan
 
 
-def marks_of(manifests: documents.Manifests) -> dict[tuple[int, int], Position]:
-    """Return the positions that manifests prove, by segment."""
-    marks: dict[tuple[int, int], Position] = {}
-    for file in manifests.files:
-        position = position_of(file.manifest.position)
-        if position is not None:
-            marks.setdefault((position.epoch, position.number), position.at)
-    return marks
-
-
-def position_of(raw: msgspec.Raw) -> DurablePosition | None:
-    """Return the position where the log continues after a fold, None if the manifest has none."""
-    # A position in another release's shape is ignored: the reader just reads more.
-    return decoded(raw, DurablePosition)
-
-
 def spans_to(
-    log: Folder,
-    key: SessionKey,
-    newest: SegmentSpan,
-    after: int,
-    marks: dict[tuple[int, int], Position],
+    log: Folder, key: SessionKey, newest: SegmentSpan, after: int, manifests: Manifests
 ) -> list[SegmentSpan]:
     """Return the spans that hold the records after *after*, up to the newest, oldest first.
 
@@ -184,7 +163,7 @@ def spans_to(
             prev = spans[-1].segment.first.prev
             assert prev is not None  # the walk followed it
             stop = Position(prev.length, prev.seq, prev.crc)
-            start = marks.get((segment.epoch, segment.number), segment.start)
+            start = manifests.mark_in(segment)
             if not segment.start.seq <= start.seq <= min(after, stop.seq):
                 start = segment.start
             spans.append(SegmentSpan(segment, start, stop))
@@ -204,11 +183,10 @@ def _newest_span(
     log: Folder,
     tip: LogSegment,
     after: int,
-    marks: dict[tuple[int, int], Position],
+    start: Position,
     durable: DurablePosition | None,
 ) -> SegmentSpan:
-    """Find up to where the tip counts, reading from the last known position."""
-    start = marks.get((tip.epoch, tip.number), tip.start)
+    """Find up to where the tip counts, reading from a known position on."""
     end = durable.at if durable is not None and durable.number == tip.number else None
     if end is not None:
         if after >= end.seq:
@@ -231,10 +209,10 @@ class CutTail(msgspec.Struct, frozen=True):
     """Bytes at a log's end that are no whole records: of a write that a crash cut, or damage."""
 
     path: str
-    """Where they are."""
+    """The file that holds them."""
     bytes: int
     is_kept: bool
-    """Whether they were set aside, so that the log goes on without them."""
+    """True once they were set aside, so that the log continues without them."""
 
     def __str__(self) -> str:
         what = "kept in" if self.is_kept else "at the end of"
@@ -264,8 +242,7 @@ def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[CutTail]:
             tip = segments.find_tip(log, key, since=since, names=names)
             ends = dict.fromkeys(segments.unbegun(log, tip, names, since=since), 0)
             if tip is not None:
-                marks = marks_of(documents.read_manifests(folder, key, since=since))
-                mark = marks.get((tip.epoch, tip.number), tip.start)
+                mark = documents.read_manifests(folder, key, since=since).mark_in(tip)
                 ends[tip.name] = segments.scan_from(log, tip, mark).stop.offset
             found = _tails_in(log, ends, is_kept=False)
             if newest_epoch(folder) == epoch:
@@ -442,7 +419,7 @@ class SalvagedLog(msgspec.Struct):
     """The seq that the log begins with."""
     records: list[Record] = []
     began_anew: bool = False
-    """Whether it was begun anew over records that could not be read then. They come first, and
+    """True if it was begun anew over records that could not be read then. They come first, and
     what came later follows them under higher numbers."""
 
 

@@ -64,7 +64,7 @@ class LogSegment(msgspec.Struct, frozen=True):
     epoch: int
     number: int
     start: Position
-    """Where its records begin: the epoch record is one, a later segment's first line is not."""
+    """The place of its first record: the epoch record is one, a later segment's first line is not."""
     first: SegmentHeader
 
     @property

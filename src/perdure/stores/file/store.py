@@ -115,7 +115,7 @@ _MAX_OPEN = 256
 
 _POLL = 0.01
 _SETTLE = 1.0
-"""How many seconds a reader waits for a takeover to end."""
+"""Seconds that a reader waits for a takeover to end."""
 
 
 @final
@@ -142,7 +142,7 @@ class Home:
 
     @property
     def is_in_this_process(self) -> bool:
-        """Whether this is the process that opened it, not a forked child."""
+        """True in the process that opened it, False in a forked child."""
         return self._pid == os.getpid()
 
     async def run_in_thread(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -422,7 +422,7 @@ def _vouched_position(
         if position.at.seq <= lowest:
             return position
     files = documents.read_manifests(folder, writer.key).files
-    positions = filter(None, (reader.position_of(file.manifest.position) for file in files))
+    positions = filter(None, (documents.position_of(file.manifest) for file in files))
     candidates = [position for position in positions if position.at.seq <= lowest]
     return max(candidates, key=lambda position: position.at.seq, default=None)
 
