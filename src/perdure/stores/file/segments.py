@@ -64,7 +64,7 @@ class LogSegment(msgspec.Struct, frozen=True):
     epoch: int
     number: int
     start: Position
-    """The place of its first record: the epoch record is one, a later segment's first line is not."""
+    """The place of its first record; a later segment's first line is none, an epoch record is."""
     first: SegmentHeader
 
     @property
