@@ -455,7 +455,7 @@ def read_line(file: IO[bytes], limit: int) -> bytes | None:
     return bytes(pieces)
 
 
-def write_all(fd: int, data: bytes) -> int:
+def write_all(fd: int, data: bytes | bytearray) -> int:
     """Write all of *data*, continuing after partial writes; return its size."""
     done = os.write(fd, data)
     if done < len(data):
@@ -586,8 +586,7 @@ class NewFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._lock = threading.RLock()
-        self._parts: list[bytes] = []
-        self._waiting = 0
+        self._buffer = bytearray()
         self.size: int = 0
         """Bytes that were written."""
         self._folder = Folder.root(str(path.absolute().parent))
@@ -597,9 +596,8 @@ class NewFile:
 
     def add(self, data: bytes) -> int:
         """Buffer bytes, and return how many are buffered."""
-        self._parts.append(data)
-        self._waiting += len(data)
-        return self._waiting
+        self._buffer += data
+        return len(self._buffer)
 
     async def take(self, data: bytes) -> None:
         """Buffer bytes; write them in a thread once they are many."""
@@ -611,8 +609,7 @@ class NewFile:
         with self._lock:
             if self._fd < 0:
                 return  # closed: nobody waits for this
-            data, self._parts = b"".join(self._parts), []
-            self._waiting = 0
+            data, self._buffer = self._buffer, bytearray()
             self.size += write_all(self._fd, data)
 
     def publish(self) -> int:

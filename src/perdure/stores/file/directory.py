@@ -81,11 +81,7 @@ def list_sessions(
     """List a page of a tenant's sessions; of the held ones, this process knows more."""
     listed: list[SessionInfo] = []
     after = None if query.newest_first else query.after
-    try:
-        agents = root.enter(*agents_of(query.tenant))
-    except FileNotFoundError:
-        return []
-    with agents:
+    with contextlib.suppress(FileNotFoundError), root.enter(*agents_of(query.tenant)) as agents:
         for agent, name in sorted(_agents(agents)):
             is_left_out = agent in query.without or not agent.startswith(query.prefix)
             if is_left_out or (after is not None and agent < after.agent):

@@ -228,11 +228,9 @@ def _document(folder: Folder, name: str, manifests: list[ManifestFile]) -> Docum
 
 def _bytes_of(folder: Folder, name: str) -> bytes | None:
     *steps, last = document_path(name)
-    try:
-        with folder.enter(*steps) as parent:
-            return parent.read(last)
-    except FileNotFoundError:
-        return None
+    with contextlib.suppress(FileNotFoundError), folder.enter(*steps) as parent:
+        return parent.read(last)
+    return None
 
 
 def write(
@@ -272,10 +270,9 @@ def write(
 
 def _replaced_manifests(folder: Folder, key: SessionKey) -> Manifests:
     """Return the manifests that are about to be replaced; one of a newer format does not block."""
-    try:
+    with contextlib.suppress(UnsupportedVersionError):
         return read_manifests(folder, key)
-    except UnsupportedVersionError:
-        return Manifests()
+    return Manifests()
 
 
 def remove_below(
@@ -464,11 +461,9 @@ def _shards(folder: Folder) -> list[str]:
 
 
 def _stamps(folder: Folder) -> list[int]:
-    try:
-        with folder.enter(QUARANTINE) as quarantine:
-            return sorted(int(name) for name in quarantine.names() if name.isdecimal())
-    except FileNotFoundError:
-        return []
+    with contextlib.suppress(FileNotFoundError), folder.enter(QUARANTINE) as quarantine:
+        return sorted(int(name) for name in quarantine.names() if name.isdecimal())
+    return []
 
 
 def blob_names(root: Folder, tenant: str) -> list[str]:

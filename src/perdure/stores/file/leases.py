@@ -72,8 +72,6 @@ _MAILBOX = ".wanted"
 _MAIL = "mail-"
 _MIN_POLL, _MAX_POLL = 0.02, 0.25
 """Seconds between two polls without a folder watch: right after a request, and when idle."""
-
-
 _LOCK = ".lock"
 _HEARTBEAT = ".json"
 _MAX_REMOVALS = 50
@@ -406,13 +404,10 @@ def read_lease(folder: Folder, epoch: int, names: Collection[str]) -> LeaseFile 
 
 def lease_state(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | None:
     """Return who holds, or last held, a session; None if it never had a holder."""
-    try:
-        folder = root.enter(*session_path(key))
-    except FileNotFoundError:
-        return None
-    with folder:
+    with contextlib.suppress(FileNotFoundError), root.enter(*session_path(key)) as folder:
         epoch, lease, names = newest_lease(folder)
         return state_of(folder, key, epoch, lease, names, owners)
+    return None
 
 
 def state_of(
@@ -431,19 +426,18 @@ def state_of(
         return LeaseState(epoch, "", released=released or LEASE.name(epoch) not in names)
     require_key(folder, key, lease)
     released = released or (lease.deleted and not lease.is_draft)
-    state = LeaseState(
+    # Once it is released, its owner is not looked at.
+    return LeaseState(
         epoch,
         lease.owner,
         released=released,
+        alive=None if released else owners.is_alive(lease.owner, lease.boot),
+        beat=0 if released else owners.heartbeat_of(lease.owner),
         deleted=lease.deleted,
         host=lease.host,
         pid=lease.pid,
         draft=lease.draft,
     )
-    if released:  # whether its owner lives does not matter any more
-        return state
-    alive = owners.is_alive(lease.owner, lease.boot)
-    return msgspec.structs.replace(state, alive=alive, beat=owners.heartbeat_of(lease.owner))
 
 
 def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:

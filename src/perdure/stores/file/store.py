@@ -14,7 +14,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TypeVar, TypeVarTuple, final
 
@@ -371,11 +371,7 @@ def read_documents(
     is_held: bool,  # noqa: FBT001  # passed through a thread, by position
 ) -> Documents:
     """Read documents; the holder also copies damaged ones to quarantine."""
-    try:
-        folder = root.enter(*session_path(key))
-    except FileNotFoundError:
-        return Documents()
-    with folder:
+    with suppress(FileNotFoundError), root.enter(*session_path(key)) as folder:
         newest = leases.newest_lease(folder, key)
         if newest.deleted:
             return Documents()
@@ -384,6 +380,7 @@ def read_documents(
             documents.quarantine_damaged(folder, key, result.damaged)
         tails = reader.kept_tails(folder)
         return msgspec.structs.replace(result, cut=tuple(map(str, tails))) if tails else result
+    return Documents()
 
 
 def publish(writer: LogWriter) -> None:
