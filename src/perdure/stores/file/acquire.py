@@ -185,7 +185,6 @@ class _Taking:
         lease, epoch = self._lease, self._fence.epoch
         key, since = lease.key, lease.since
         names = log.names()
-        places = filter(None, map(segment_of, names))
         tip: SegmentSpan | None = None
         segment = None
         while tip is None and (
@@ -216,6 +215,7 @@ class _Taking:
         entry = Entry(EPOCH, msgspec.json.encode(header))
         line, crc = records.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
         create_segment(log, segment_name(epoch, 0), line)
+        places = filter(None, map(segment_of, names))
         before = sorted(place for place in places if since <= place[0] < epoch)
         return _Begun(Position(len(line), seq + 1, crc), entry, tip, before)
 
