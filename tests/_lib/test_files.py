@@ -27,7 +27,7 @@ def folder(
 ) -> Iterator[Folder]:
     """A folder as POSIX has it, and as platforms without directory descriptors do."""
     if request.param == "path":
-        monkeypatch.setattr(files, "_DIR_FDS", False)
+        monkeypatch.setattr(files, "_POSIX", False)
     with Folder.root(str(tmp_path)) as folder:
         yield folder
 
@@ -71,7 +71,7 @@ def test_a_link_is_not_followed(folder: Folder, tmp_path: Path) -> None:
     for step in (folder.enter, folder.make):
         with pytest.raises(LinkFoundError):
             step("link")
-    if files._DIR_FDS:
+    if files._POSIX:
         with pytest.raises(LinkFoundError):
             folder.read("file")
     folder.replace("file", b"mine")
@@ -136,7 +136,7 @@ def test_a_folder_that_was_closed_leads_nowhere(tmp_path: Path) -> None:
     folder = Folder.root(str(tmp_path))
     folder.close()
     folder.close()
-    if files._DIR_FDS:
+    if files._POSIX:
         with pytest.raises(OSError, match="Bad file descriptor"):
             folder.names()
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -204,7 +204,7 @@ def test_where_an_open_file_cannot_be_replaced_it_is_tried_again(
             raise PermissionError(errno.EACCES, "in use")
         replace(*args, **options)
 
-    monkeypatch.setattr(files, "_MOVES_OPEN", False)
+    monkeypatch.setattr(files, "_POSIX", False)
     monkeypatch.setattr(files, "_PAUSE", 0.0)
     monkeypatch.setattr(os, "replace", refusing)
     with Folder.root(str(tmp_path)) as folder:
@@ -221,7 +221,7 @@ def test_where_an_open_file_cannot_be_replaced_it_is_tried_again(
 def test_a_file_that_is_held_goes_with_its_descriptor(
     moves_open: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_MOVES_OPEN", moves_open)
+    monkeypatch.setattr(files, "_POSIX", moves_open)
     with Folder.root(str(tmp_path)) as folder:
         fd = folder.open("lock", os.O_RDWR | os.O_CREAT)
         folder.remove_held("lock", fd)

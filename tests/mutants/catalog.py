@@ -144,13 +144,13 @@ f2  file:LogWriter._write_to : drop with 1
 f3  file:LogWriter._write_to : drop call drop_cache 1 && file:LogWriter._write_to : drop call _abandon_tail 2
 f4  file:LogWriter._append : drop if 3
 f5  file:LogWriter._new_entries : always if 2
-f6  file:LogWriter._open_tail : swap compare 2 <
+f6  file:LogWriter._tail_file : swap compare 3 >=
 f7  file:LogWriter._write_to : never if 1
 f8  file:LogWriter._require_fit : without bool 1 2
 f9  file:LogWriter._write : without bool 1 2
 f10 Fence.is_valid : drop if 1
 f11 Fence.is_valid : without bool 1 2
-f12 remove_lower_leases : set call sorted 1 sorted(filter(None, map(lease_epoch, names)), reverse=True)
+f12 remove_lower_leases : set call sorted 1 sorted(filter(None, map(LEASE.epoch, names)), reverse=True)
 f13 _Taking._seal : drop call sync_file 1
 f14 _Taking._seal : never if 1
 f15 _Taking._begin_epoch : drop call sync_path 1
@@ -162,12 +162,12 @@ f20 file:write : drop call sync 2
 f21 file:write : drop call require_held 2
 f22 file:write : drop call sync 3
 f23 file:_document : without bool 1 2
-f24 file:plan : drop if 2
+f24 file:plan : drop if 1
 f25 file:_newest_span : never if 5
 f26 records:_record : set call int 1 -1 && records:_record : swap compare 3 ==
 f27 records:_record : without bool 1 3
 f28 Folder.publish : drop call sync 1
-f29 Folder._write_new : never if 1
+f29 Folder.write_temporary : never if 1
 f30 Folder._open : drop call fchmod 1
 f31 Folder._mkdir : drop call sync 1
 f32 _require_private : set name _OTHERS_WRITE 1 stat.S_IWOTH

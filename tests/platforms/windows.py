@@ -70,7 +70,7 @@ def _leave_what_windows_has() -> None:
     import perdure._lib.platform
     import perdure.stores.file
 
-    perdure._lib.files._DIR_FDS = perdure._lib.files._MOVES_OPEN = False
+    perdure._lib.files._POSIX = False
     assert perdure._lib.platform.locks() == "msvcrt"
     for name, value in kept.items():  # others of this process need them
         setattr(os, name, value)

@@ -19,7 +19,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self, final
 
@@ -44,9 +44,8 @@ MAX_BYTES = 1024 * 1024 * 1024
 
 _PIECE = 1024 * 1024
 
-_DIR_FDS = os.name == "posix"
-_MOVES_OPEN = os.name == "posix"
-"""Whether an open file can be removed and replaced; not so on Windows."""
+_POSIX = os.name == "posix"
+"""True where a folder can be open, and an open file removed and replaced; not on Windows."""
 _TRIES, _PAUSE = 40, 0.005
 _PLAIN = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)
 _DIRECTORY = os.O_RDONLY | _PLAIN | getattr(os, "O_DIRECTORY", 0)
@@ -91,7 +90,7 @@ class Folder:
 
     def __init__(self, path: str, fd: int | None, owner: int | None = None) -> None:
         self.path: str = path
-        """Path when it was opened; for people, and for platforms without `dir_fd`."""
+        """Its place when it was opened; for people, and for platforms without `dir_fd`."""
         self.owner: int | None = owner
         """The user it belongs to, if it and all below may be written by their users alone."""
         self._fd = fd
@@ -99,7 +98,7 @@ class Folder:
     @classmethod
     def root(cls, path: str) -> Self:
         """Open the folder at *path*, which may itself be reached by a link."""
-        if not _DIR_FDS:
+        if not _POSIX:
             if not os.path.isdir(path):
                 raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
             return cls(path, None)
@@ -156,10 +155,9 @@ class Folder:
                 if folder is not self:
                     folder.close()
             folder = step
-        return folder if folder is not self else self._again()
-
-    def _again(self) -> Folder:
-        return Folder(self.path, None if self._fd is None else os.dup(self._fd), self.owner)
+        if folder is self:
+            return Folder(self.path, None if self._fd is None else os.dup(self._fd), self.owner)
+        return folder
 
     def _mkdir(self, name: str) -> None:
         try:
@@ -181,22 +179,22 @@ class Folder:
             fd = os.open(name, _DIRECTORY, dir_fd=self._fd)
         except OSError as error:
             error.filename = path
-            if error.errno in {errno.ELOOP, errno.ENOTDIR} and self.is_link(name):
-                raise LinkFoundError(errno.ELOOP, "symbolic link", path) from error
+            if error.errno in {errno.ELOOP, errno.ENOTDIR}:
+                status = self.stat(name)
+                if status is not None and stat.S_ISLNK(status.st_mode):
+                    raise LinkFoundError(errno.ELOOP, "symbolic link", path) from error
             raise
-        step = Folder(path, fd)
-        if self.owner is not None:
-            try:
-                step.owner = _require_private_step(os.fstat(fd), path, self.owner)
-            except BaseException:
-                step.close()
-                raise
-        return step
-
-    def is_link(self, name: str) -> bool:
-        """Return whether *name* is a symbolic link."""
-        status = self.stat(name)
-        return status is not None and stat.S_ISLNK(status.st_mode)
+        if self.owner is None:
+            return Folder(path, fd)
+        try:
+            status = os.fstat(fd)
+            _require_others_cannot_write(status, path)
+            if status.st_uid != self.owner:
+                _warn_of_owner(status.st_uid, path)
+        except BaseException:
+            os.close(fd)
+            raise
+        return Folder(path, fd, status.st_uid)
 
     def names(self) -> list[str]:
         """List what is in it, in no order."""
@@ -233,26 +231,26 @@ class Folder:
             NoFileError: It is a pipe, a device or a folder, unless O_DIRECTORY asks for one.
 
         """
-        fd, status = self._open(name, flags)
-        if not stat.S_ISREG(status.st_mode) and not flags & getattr(os, "O_DIRECTORY", 0):
-            os.close(fd)
-            raise NoFileError(errno.EINVAL, "no regular file", os.path.join(self.path, name))
-        return fd
+        return self._open(name, flags)[0]
 
     def _open(self, name: str, flags: int) -> tuple[int, os.stat_result]:
+        path = os.path.join(self.path, name)
         try:
             fd = os.open(self._at(name), flags | _PLAIN | _NO_WAIT, 0o600, dir_fd=self._fd)
         except OSError as error:
-            error.filename = os.path.join(self.path, name)
+            error.filename = path
             if error.errno == errno.ELOOP:
-                raise LinkFoundError(errno.ELOOP, "symbolic link", error.filename) from error
+                raise LinkFoundError(errno.ELOOP, "symbolic link", path) from error
             raise
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode) and not flags & getattr(os, "O_DIRECTORY", 0):
+            os.close(fd)
+            raise NoFileError(errno.EINVAL, "no regular file", path)
         try:
-            status = os.fstat(fd)
             if flags & os.O_CREAT and hasattr(os, "fchmod"):
                 os.fchmod(fd, 0o600)
             elif self.owner is not None:
-                _require_others_cannot_write(status, os.path.join(self.path, name))
+                _require_others_cannot_write(status, path)
         except BaseException:
             os.close(fd)
             raise
@@ -283,22 +281,18 @@ class Folder:
         """Write a new file under a name of its own, and return the name."""
         name = f".{random_id()}{TEMPORARY}"
         try:
-            self._write_new(name, data, durable=durable)
+            fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+            try:
+                write_all(fd, data)
+                if durable:
+                    sync_file(fd)
+            finally:
+                os.close(fd)
         except BaseException:
             with contextlib.suppress(OSError):  # there is none, where none could be made
                 self.remove(name)
             raise
         return name
-
-    def _write_new(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write a file that must not exist; a part of it stays if that fails."""
-        fd = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        try:
-            write_all(fd, data)
-            if durable:
-                sync_file(fd)
-        finally:
-            os.close(fd)
 
     def replace(self, name: str, data: bytes, *, durable: bool = True) -> None:
         """Replace the contents of *name* atomically: a reader sees the old or the new.
@@ -319,29 +313,21 @@ class Folder:
         """
         temporary = self.write_temporary(data)
         try:
-            os.link(self._at(temporary), self._at(name), src_dir_fd=self._fd, dst_dir_fd=self._fd)
-        except (FileExistsError, FileNotFoundError):
-            return False  # another caller has published it, or has already removed temporaries
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return self._publish_without_links(name, data)
+            if not self.link(temporary, name):
+                return False
+        except FileNotFoundError:
+            return False  # another caller has already removed temporaries
         finally:
             self.remove(temporary)
         self.sync()
         return True
 
-    def _publish_without_links(self, name: str, data: bytes) -> bool:
-        """Publish by O_EXCL, on file systems without links: a crash may leave the file torn."""
-        try:
-            self._write_new(name, data)
-        except FileExistsError:
-            return False
-        self.sync()
-        return True
-
     def link(self, name: str, new: str) -> bool:
-        """Give a file a second name; return False if that exists."""
+        """Give a file a second name; return False if that exists.
+
+        On a file system without links it gets the new name instead of the old. The new name is
+        taken first, so that of several callers one succeeds: a crash may leave it empty.
+        """
         try:
             os.link(self._at(name), self._at(new), src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except FileExistsError:
@@ -349,9 +335,15 @@ class Folder:
         except OSError as error:
             if error.errno not in _NO_LINKS:
                 raise
-            if self.has(new):
+            try:
+                os.close(self.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
+            except FileExistsError:
                 return False
-            self.rename(name, new)
+            try:
+                self.rename(name, new)
+            except BaseException:
+                self.remove(new)
+                raise
         return True
 
     def rename(self, name: str, new: str, to: Folder | None = None) -> None:
@@ -374,7 +366,7 @@ class Folder:
         No other process can lock a file that is being removed. Where an open file cannot be
         removed, another process may open it first, and then keeps it.
         """
-        if not _MOVES_OPEN:
+        if not _POSIX:
             os.close(fd)
             with contextlib.suppress(PermissionError):
                 self.remove(name)
@@ -396,28 +388,32 @@ class Folder:
             raise
         return True
 
-    def remove_temporary(self) -> None:
-        """Remove the temporary files of killed writers; only for the folder's single writer."""
-        for name in self.names():
+    def remove_temporary(self, names: Iterable[str] | None = None) -> None:
+        """Remove the temporary files of killed writers; only for the folder's single writer.
+
+        *names* are those in the folder, if they were listed already.
+        """
+        for name in self.names() if names is None else names:
             if name.startswith(".") and name.endswith(TEMPORARY):
                 try:
                     self.remove(name)
                 except PermissionError:  # on Windows: its writer lives, and removes it
-                    if _MOVES_OPEN:
+                    if _POSIX:
                         raise
 
     def touch(self, name: str, modified: float) -> None:
         """Set when a file was last modified, in seconds since 1970."""
-        with contextlib.ExitStack() as stack:
-            fd = self.open(name)
-            stack.callback(os.close, fd)
+        fd = self.open(name)
+        try:
             place = fd if os.utime in os.supports_fd else self._at(name)
             os.utime(place, (modified, modified))
+        finally:
+            os.close(fd)
 
 
 def _with_retries(act: Callable[[], None]) -> None:
     """Retry what fails on Windows while a reader has the file open, which is brief."""
-    for _ in range(0 if _MOVES_OPEN else _TRIES):
+    for _ in range(0 if _POSIX else _TRIES):
         try:
             return act()
         except PermissionError:
@@ -459,7 +455,7 @@ def read_line(file: IO[bytes], limit: int) -> bytes | None:
     return bytes(pieces)
 
 
-def write_all(fd: int, data: bytes) -> int:
+def write_all(fd: int, data: bytes | bytearray) -> int:
     """Write all of *data*, continuing after partial writes; return its size."""
     done = os.write(fd, data)
     if done < len(data):
@@ -484,7 +480,16 @@ async def read_part(opener: Callable[[str, int], int], start: int, stop: int) ->
 
     pieces: list[bytes] = []
     with anyio.CancelScope(shield=True):
-        async with _opened(open_there) as file:
+        opened: Any
+        if on_trio():
+            import trio
+
+            opened = await trio.open_file("part", "rb", 0, opener=open_there)
+        else:
+            import aiofiles
+
+            opened = aiofiles.open("part", "rb", 0, opener=open_there)
+        async with opened as file:
             while start < stop:
                 piece = await file.read(min(CHUNK, stop - start))
                 if not piece:
@@ -493,20 +498,6 @@ async def read_part(opener: Callable[[str, int], int], start: int, stop: int) ->
                 start += len(piece)
     await anyio.lowlevel.checkpoint_if_cancelled()
     return b"".join(pieces)
-
-
-@contextlib.asynccontextmanager
-async def _opened(opener: Callable[[str, int], int]) -> AsyncIterator[Any]:
-    if on_trio():
-        import trio
-
-        async with await trio.open_file("part", "rb", 0, opener=opener) as file:
-            yield file
-    else:
-        import aiofiles
-
-        async with aiofiles.open("part", "rb", 0, opener=opener) as file:
-            yield file
 
 
 # The operating system's errors as perdure's: what failed, where, and how to fix it
@@ -594,9 +585,8 @@ class NewFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._lock = threading.Lock()
-        self._parts: list[bytes] = []
-        self._waiting = 0
+        self._lock = threading.RLock()
+        self._buffer = bytearray()
         self.size: int = 0
         """Bytes that were written."""
         self._folder = Folder.root(str(path.absolute().parent))
@@ -606,9 +596,8 @@ class NewFile:
 
     def add(self, data: bytes) -> int:
         """Buffer bytes, and return how many are buffered."""
-        self._parts.append(data)
-        self._waiting += len(data)
-        return self._waiting
+        self._buffer += data
+        return len(self._buffer)
 
     async def take(self, data: bytes) -> None:
         """Buffer bytes; write them in a thread once they are many."""
@@ -618,14 +607,10 @@ class NewFile:
     def write(self) -> None:
         """Write the buffered bytes."""
         with self._lock:
-            self._write()
-
-    def _write(self) -> None:
-        if self._fd < 0:
-            return  # closed: nobody waits for this
-        data, self._parts = b"".join(self._parts), []
-        self._waiting = 0
-        self.size += write_all(self._fd, data)
+            if self._fd < 0:
+                return  # closed: nobody waits for this
+            data, self._buffer = self._buffer, bytearray()
+            self.size += write_all(self._fd, data)
 
     def publish(self) -> int:
         """Make it durable, and give it its name; return its size in bytes.
@@ -635,7 +620,7 @@ class NewFile:
 
         """
         with self._lock:
-            self._write()
+            self.write()
             if self._fd < 0:
                 return 0
             sync_data(self._fd)
@@ -736,7 +721,7 @@ def _make(path: str, *, parents: bool) -> None:
 
 
 def _require_private(folder: Folder, path: str) -> None:
-    status = folder.stat(".") if _DIR_FDS else None
+    status = folder.stat(".") if _POSIX else None
     if status is None:
         return
     mode, user = stat.S_IMODE(status.st_mode), os.geteuid()
@@ -759,19 +744,6 @@ _WHY = "who could then change what is kept there"
 def _require_others_cannot_write(status: os.stat_result, path: str) -> None:
     if status.st_mode & _OTHERS_WRITE:
         raise OthersWriteError(path, stat.S_IMODE(status.st_mode))
-
-
-def _require_private_step(status: os.stat_result, path: str, trusted: int) -> int:
-    """Return the owner of a folder inside a folder of *trusted*.
-
-    Raises:
-        OthersWriteError: Others can write to it.
-
-    """
-    _require_others_cannot_write(status, path)
-    if status.st_uid != trusted:
-        _warn_of_owner(status.st_uid, path)
-    return status.st_uid
 
 
 def _warn_of_owner(owner: int, path: str) -> None:

@@ -62,13 +62,7 @@ from perdure.store import (
     take_after,
 )
 from perdure.stores.file import FileStore
-from perdure.stores.file.layout import (
-    QUARANTINE,
-    is_tail,
-    lease_epoch,
-    manifest_epoch,
-    session_path,
-)
+from perdure.stores.file.layout import LEASE, NEXT_MANIFEST, QUARANTINE, is_tail, session_path
 from perdure.stores.wrapped import EncryptedStore
 from perdure.stores.wrapped.keys import is_key
 from perdure.transfer import receipts
@@ -134,8 +128,8 @@ _TAIL = "a write that a crash cut, which nobody was told of as durable, or damag
 
 def _interrupted(folder: Path) -> Iterator[CheckFinding]:
     names = _names(folder)
-    coming = [name for name in names if (manifest_epoch(name) or (0, False))[1]]
-    leases = sorted(epoch for epoch in map(lease_epoch, names) if epoch)
+    coming = list(filter(NEXT_MANIFEST.epoch, names))
+    leases = sorted(filter(None, map(LEASE.epoch, names)))
     if coming:
         cure = "nothing to do: the next fold replaces it"
         yield CheckFinding(

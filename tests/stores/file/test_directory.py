@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -14,11 +13,6 @@ from perdure.store import SessionQuery
 from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
 from tests.stores.file.kit import KEY
 
-ABOUT = {
-    "createdAt": "2026-01-02T03:04:05+00:00",
-    "metadata": {"title": "A title", "tags": ["a", "b"], "owner": "me", "extra": 1},
-}
-
 
 async def folded(store, key: SessionKey, about: bytes) -> int:
     grant = await take(store, key)
@@ -29,15 +23,6 @@ async def folded(store, key: SessionKey, about: bytes) -> int:
     return head
 
 
-async def test_a_listing_says_what_session_json_says(store) -> None:
-    head = await folded(store, KEY, json.dumps(ABOUT).encode())
-    (info,) = await store.sessions()
-    assert (info.key, info.epoch, info.head, info.turns) == (KEY, 1, head, 3)
-    assert (info.title, info.tags, info.owner) == ("A title", ("a", "b"), "me")
-    assert info.created_at == 1767323045.0
-    assert info.updated_at is not None
-
-
 async def test_a_session_without_a_fold_is_listed_with_its_times(store) -> None:
     await take(store)
     (info,) = await store.sessions()
@@ -45,27 +30,6 @@ async def test_a_session_without_a_fold_is_listed_with_its_times(store) -> None:
     assert info.created_at is not None
     assert info.updated_at is not None
     assert info.created_at - 10 < info.updated_at
-
-
-@pytest.mark.parametrize(
-    "about",
-    [
-        b"",
-        b"null",
-        b"[]",
-        b"\xff",
-        b"{",
-        b'{"metadata":7}',
-        b'{"createdAt":"yesterday"}',
-        b'{"createdAt":99}',
-        b"[" * 200_000,
-        b'{"metadata":{"tags":[1]}}',
-    ],
-)
-async def test_a_session_json_of_any_shape_hides_no_session(store, about: bytes) -> None:
-    await folded(store, KEY, about)
-    (info,) = await store.sessions()
-    assert (info.key, info.turns, info.title) == (KEY, 3, None)
 
 
 async def test_one_bad_folder_hides_no_other(store, root: Path) -> None:

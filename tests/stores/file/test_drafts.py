@@ -100,6 +100,23 @@ async def test_a_taker_sees_what_is_published_beneath_it(
         await store.publish(KEY, grant.epoch)
 
 
+async def test_a_publisher_whose_lease_a_taker_has_just_removed_is_told(
+    store, open_store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = await drafted(store)
+    other = await open_store("other")
+    read_lease = leases.read_lease
+
+    def taken_before(folder, epoch, names):
+        monkeypatch.undo()
+        acquire.acquire(other._root, KEY, Terms(me=other.owner, after=epoch), other._owners)
+        return read_lease(folder, epoch, names)
+
+    monkeypatch.setattr(leases, "read_lease", taken_before)
+    with pytest.raises(LeaseLostError):
+        await store.publish(KEY, grant.epoch)
+
+
 async def test_a_draft_that_was_taken_over_leaves_nothing(store, open_store, root: Path) -> None:
     await drafted(store)
     other = await open_store("other")
@@ -217,7 +234,7 @@ async def test_an_acquire_whose_log_was_removed_beneath_it_was_overtaken(
     def overtaken(mine, *args):
         monkeypatch.setattr(acquire._Taking, "_seal", seal)
         rival = acquire.acquire(store._root, KEY, Terms(me=store.owner, after=2), store._owners)
-        leases.mark_deleted(mine._folder, KEY, rival.fence.epoch, store._owners.me)
+        leases.mark_deleted(mine._folder, KEY, rival[0].epoch, store._owners.me)
         return seal(mine, *args)
 
     monkeypatch.setattr(acquire._Taking, "_seal", overtaken)

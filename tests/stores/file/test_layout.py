@@ -11,14 +11,14 @@ from hypothesis import example, given, strategies as st
 from perdure.errors import NotStorableError
 from perdure.records.keys import SessionKey
 from perdure.stores.file.layout import (
+    LEASE,
+    MANIFEST,
+    MANIFESTS,
+    NEXT_MANIFEST,
     decode_name,
     document_path,
     encode_name,
-    lease_epoch,
-    lease_name,
-    manifest_epoch,
-    manifest_name,
-    next_manifest_name,
+    epoch_in,
     segment_name,
     segment_of,
     session_path,
@@ -109,8 +109,8 @@ def test_documents_keep_their_ending() -> None:
 def test_no_document_takes_the_place_of_the_store_s_own_files(name: str) -> None:
     steps = document_path(name)
     assert steps[0] not in {"log", "sessions", "quarantine", "files"}
-    assert not lease_epoch(steps[0])
-    assert manifest_epoch(steps[0]) is None
+    assert not LEASE.epoch(steps[0])
+    assert not epoch_in(steps[0], MANIFESTS)
 
 
 @given(st.lists(IDS, min_size=1, max_size=3), st.lists(IDS, min_size=1, max_size=3))
@@ -137,11 +137,11 @@ def test_a_document_without_a_name_is_refused(name: str) -> None:
 
 
 def test_files_are_known_by_their_names() -> None:
-    assert lease_epoch(lease_name(12)) == 12
-    assert manifest_epoch(manifest_name(3)) == (3, False)
-    assert manifest_epoch(next_manifest_name(3)) == (3, True)
+    assert LEASE.epoch(LEASE.name(12)) == 12
+    assert MANIFEST.epoch(MANIFEST.name(3)) == 3
+    assert NEXT_MANIFEST.epoch(NEXT_MANIFEST.name(3)) == 3
     assert segment_of(segment_name(4, 10)) == (4, 10)
     for name in ("lease-0.json", "lease-01.json", "lease-1.jsonx", "1-01.jsonl", "1-0.json", "x"):
-        assert not lease_epoch(name)
+        assert not LEASE.epoch(name)
         assert segment_of(name) is None
-        assert manifest_epoch(name) is None
+        assert not epoch_in(name, MANIFESTS)

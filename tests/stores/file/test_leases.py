@@ -29,7 +29,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
 from perdure.store import PendingItem, Status, Terms, take_after
 from perdure.stores.file import FileStore, acquire, documents, leases
-from perdure.stores.file.store import THREADS, HeldSessions
+from perdure.stores.file.store import THREADS, Home
 from perdure.testing.conformance._kit import (
     append,
     append_ok,
@@ -232,7 +232,7 @@ async def test_a_letter_that_comes_while_its_reader_leaves_keeps_no_box(
 
     def late(self, name):
         monkeypatch.setattr(Folder, "remove_folder", remove_folder)
-        other._owners.request_handover("one", KEY)
+        other._owners.send("one", KEY, "handover")
         return remove_folder(self, name)
 
     monkeypatch.setattr(Folder, "remove_folder", late)
@@ -489,20 +489,19 @@ async def test_a_fold_of_less_than_the_epoch_has_before_it_keeps_nobody_out(
 
 async def acquire_abandoned(store, disk, monkeypatch: pytest.MonkeyPatch) -> None:
     """Cancel an acquire while its thread has the disk, which has to find that out itself."""
-    acquire, claims = HeldSessions.acquire, []
+    acquire, calls = Home.acquire, []
 
-    def take_it(self, here, key, terms, claim):
-        claims.append(claim)
-        return acquire(self, here, key, terms, claim)
+    def take_it(self, key, terms, abandoned):
+        calls.append(abandoned)
+        return acquire(self, key, terms, abandoned)
 
-    monkeypatch.setattr(HeldSessions, "acquire", take_it)
+    monkeypatch.setattr(Home, "acquire", take_it)
     loop = anyio.lowlevel.current_token()
     with anyio.CancelScope() as scope:
 
         def cancel() -> None:
             anyio.from_thread.run_sync(scope.cancel, token=loop)
-            while not claims[0].abandoned:
-                pass
+            assert calls[0].wait(60)
 
         disk.before_sync = cancel
         await take_after(store, KEY, after=0)

@@ -24,52 +24,44 @@ from collections.abc import Collection
 
 import msgspec
 
-from perdure._lib.files import TEMPORARY, Folder, write_all
+from perdure._lib.files import Folder, write_all
 from perdure._lib.platform import drop_cache, sync_data, sync_file
 from perdure.errors import CorruptRecordError
 from perdure.records import records
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Position, Record
-from perdure.store import Beginning, Documents, Held, RestoreData, Terms
+from perdure.store import Beginning, Documents, Held, RestoreData, Taken, Terms
 from perdure.stores.file import documents, leases, segments
-from perdure.stores.file.documents import ManifestFile
+from perdure.stores.file.documents import Manifests
 from perdure.stores.file.layout import (
+    DRAFT,
+    DROPPED,
+    INBOX,
     LOG,
     QUARANTINE,
-    draft_name,
-    dropped_name,
-    inbox_name,
-    released_name,
+    RELEASED,
     segment_name,
     segment_of,
     session_path,
     tail_name,
 )
 from perdure.stores.file.leases import FORMAT, Fence, FileOwner, LeaseFile, Owners
-from perdure.stores.file.reader import SMALL, kept_tails, marks_of
-from perdure.stores.file.segments import LogSegment, SegmentEnd, SegmentHeader
+from perdure.stores.file.reader import SMALL, kept_tails, records_of, spans_to
+from perdure.stores.file.segments import LogSegment, SegmentEnd, SegmentHeader, SegmentSpan
 
 _log = logging.getLogger("perdure")
-
-
-class TakenSession(msgspec.Struct, frozen=True):
-    """A session that was just taken."""
-
-    fence: Fence
-    end: Position
-    """The position after the epoch record."""
-    created: bool
-    record: bytes
-    """The epoch record's payload."""
-    found: RestoreData
 
 
 class _OvertakenError(Exception):
     """Another process was faster."""
 
 
-def acquire(root: Folder, key: SessionKey, terms: Terms, owners: Owners) -> Held | TakenSession:
+def acquire(
+    root: Folder, key: SessionKey, terms: Terms, owners: Owners
+) -> Held | tuple[Taken, Fence, Position]:
     """Take a session with the next epoch, if its newest holder and the terms allow it.
+
+    Return with it the proof that it is held, and the position after the epoch record.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail.
@@ -84,17 +76,17 @@ def acquire(root: Folder, key: SessionKey, terms: Terms, owners: Owners) -> Held
             if not terms.allows(None):
                 return Held(None)
             folder = stack.enter_context(root.make(*path))
-        newest, previous, names = leases.newest_lease(folder)
-        holder = leases.state_of(folder, key, newest, previous, names, owners)
-        if not terms.allows(holder):
-            return Held(holder)
-        if previous is not None and previous.is_draft:
-            leases.create_mark(folder, dropped_name(newest))
-            names = folder.names()
-            previous = leases.read_lease(folder, newest, names)  # again: it may be published
+        dropped = 0
+        while True:
+            newest, previous, names = leases.newest_lease(folder)
             holder = leases.state_of(folder, key, newest, previous, names, owners)
             if not terms.allows(holder):
                 return Held(holder)
+            if previous is None or not previous.is_draft or dropped == newest:
+                break
+            # Then it is looked at again: its holder may have published it before it was marked.
+            leases.create_mark(folder, DROPPED.name(newest))
+            dropped = newest
         lease = _next_lease(key, newest + 1, previous, terms.beginning, owners.me)
         published = leases.publish(folder, lease)
         if published is not None:
@@ -134,13 +126,9 @@ class _Begun(msgspec.Struct):
 
     end: Position
     entry: Entry
-    tip: LogSegment | None = None
-    """The predecessor's last segment."""
-    start: Position | None = None
-    """Where it was read from."""
-    records: tuple[Record, ...] | None = ()
-    """What was read of it; None if it is too much."""
-    places: list[tuple[int, int]] = []
+    tip: SegmentSpan | None
+    """The predecessor's last segment, and the part of it that was read."""
+    places: list[tuple[int, int]]
     """All segments before this epoch's, oldest first."""
 
 
@@ -155,109 +143,101 @@ class _Taking:
         self._lease = lease
         self._fence = fence
         self._names = names
+        self._manifests = Manifests()
 
-    def run(self, terms: Terms) -> TakenSession:
+    def run(self, terms: Terms) -> tuple[Taken, Fence, Position]:
         """Begin the epoch, and read what the terms name; released if that fails."""
         folder, lease, epoch = self._folder, self._lease, self._fence.epoch
         key, since = lease.key, lease.since
         try:
             if lease.draft is not None and not lease.published:
-                leases.create_mark(folder, draft_name(epoch))
+                leases.create_mark(folder, DRAFT.name(epoch))
             if since > 1:  # finish an interrupted deletion
                 generation, is_new = lease.inbox_generation, since == epoch
                 documents.remove_owned(folder, key, below=since, evidence=is_new, inbox=generation)
                 self._names = folder.names()
             # First: what is folded was durable in the log by then.
-            manifests = documents.read_manifests(folder, key, since=since, names=self._names)
+            self._manifests = documents.read_manifests(folder, key, since=since, names=self._names)
             with folder.enter(LOG) if LOG in self._names else folder.make(LOG) as log:
-                begun = self._begun(log, manifests, terms.beginning)
+                try:
+                    begun = self._begin_epoch(log, terms.beginning)
+                except (CorruptRecordError, FileNotFoundError):
+                    self._require_newest()  # a faster process may have removed files
+                    raise
                 self._require_newest()
-                self._remove_leftovers(manifests, begun)
+                self._remove_leftovers(begun)
                 about = terms.beginning.about
                 if begun.tip is None and about is not None:
                     documents.save_labels(folder, epoch, begun.end.seq, about)
-                found = self._found(log, manifests, begun, terms.names)
+                found = self._found(log, begun, terms.names)
         except BaseException:
             leases.release_unused(folder, epoch)
             raise
         created, record = begun.tip is None, begun.entry.payload
-        return TakenSession(self._fence, begun.end, created, record, found)
+        return Taken(key, epoch, begun.end.seq, created, record, found), self._fence, begun.end
 
     def _require_newest(self) -> None:
         if not self._fence.is_valid(self._folder):
             raise _OvertakenError
 
-    def _begun(self, log: Folder, manifests: list[ManifestFile], new: Beginning) -> _Begun:
-        try:
-            return self._begin_epoch(log, manifests, new)
-        except (CorruptRecordError, FileNotFoundError):
-            self._require_newest()  # a faster process may have removed files
-            raise
-
-    def _begin_epoch(self, log: Folder, manifests: list[ManifestFile], new: Beginning) -> _Begun:
+    def _begin_epoch(self, log: Folder, new: Beginning) -> _Begun:
         """Append the epoch record, which seals all that was written before."""
         lease, epoch = self._lease, self._fence.epoch
         key, since = lease.key, lease.since
-        begun, prev, tip = _Begun(Position(0, 0, 0), Entry("", b"")), None, None
         names = log.names()
-        places = filter(None, map(segment_of, names))
-        begun.places = sorted(place for place in places if since <= place[0] < epoch)
-        while prev is None and (
+        tip: SegmentSpan | None = None
+        segment = None
+        while tip is None and (
             found := segments.open_tip(
                 log, key, since=since, below=epoch, names=names, flags=os.O_RDWR
             )
         ):
-            tip, fd = found
+            segment, fd = found
             with os.fdopen(fd, "r+b", buffering=0):
-                prev = self._seal(log, tip, fd, manifests, begun)
-        for name in segments.unbegun(log, tip, names, since=since, below=epoch):
+                tip = self._seal(log, segment, fd)
+        for name in segments.unbegun(log, segment, names, since=since, below=epoch):
             self._quarantine_tail(log, name, 0)
-        if prev is None:
+        header = SegmentHeader(
+            key, owner=lease.owner, host=lease.host, pid=lease.pid, at=time.time()
+        )
+        if tip is None:
             # The process that created these folders may have died before they were durable.
             self._root.sync_path(*session_path(key), LOG)
-        seq, crc = (prev.seq, prev.crc) if prev else (new.first - 1, 0)
-        # Not what a higher epoch folded: it has overtaken us, and its log continues after ours.
-        known = [file for file in manifests if file.manifest.epoch < epoch]
-        documents.require_folded(self._folder, key, known, seq)
-        header = SegmentHeader(
-            key, prev, owner=lease.owner, host=lease.host, pid=lease.pid, at=time.time()
-        )
-        if prev is None:
+            seq, crc = new.first - 1, 0
             header = msgspec.structs.replace(header, first=new.first, base=new.base)
-        begun.entry = Entry(EPOCH, msgspec.json.encode(header))
-        line, crc = records.encode((begun.entry,), first=seq + 1, epoch=epoch, crc=crc)
+        else:
+            end, seq, crc = tip.stop, tip.stop.seq, tip.stop.crc
+            prev = SegmentEnd(tip.segment.epoch, tip.segment.number, end.offset, seq, crc)
+            header = msgspec.structs.replace(header, prev=prev)
+        # Not what a higher epoch folded: it has overtaken us, and its log continues after ours.
+        known = [file for file in self._manifests.files if file.manifest.epoch < epoch]
+        documents.require_folded(self._folder, key, known, seq)
+        entry = Entry(EPOCH, msgspec.json.encode(header))
+        line, crc = records.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
         create_segment(log, segment_name(epoch, 0), line)
-        begun.end = Position(len(line), seq + 1, crc)
-        return begun
+        places = filter(None, map(segment_of, names))
+        before = sorted(place for place in places if since <= place[0] < epoch)
+        return _Begun(Position(len(line), seq + 1, crc), entry, tip, before)
 
-    def _seal(
-        self,
-        log: Folder,
-        tip: LogSegment,
-        fd: int,
-        manifests: list[ManifestFile],
-        begun: _Begun,
-    ) -> SegmentEnd | None:
+    def _seal(self, log: Folder, tip: LogSegment, fd: int) -> SegmentSpan | None:
         """Decide up to where the predecessor's log counts, and make it durable up to there.
 
         None if only the page cache had it: a sync that failed for the old holder succeeds for us,
         with its bytes lost, so only what is read back from the disk counts.
         """
-        mark = marks_of(manifests).get((tip.epoch, tip.number), tip.start)
-        start, scanned = segments.scan_from(log, tip, mark, keep_bytes=SMALL, fd=fd)
+        mark = self._manifests.mark_in(tip)
+        span = segments.scan_from(log, tip, mark, keep_bytes=SMALL, fd=fd)
         sync_file(fd)
         log.sync()
-        if released_name(tip.epoch) not in self._names:
+        if RELEASED.name(tip.epoch) not in self._names:
             drop_cache(fd)
             if segments.first_of(log, fd, tip.epoch, tip.number, self._lease.key) is None:
                 return None
-            up_to = scanned.end.offset
-            scanned = segments.scan(log, tip, start, up_to=up_to, keep_bytes=SMALL, fd=fd)
-        end = scanned.end
-        if scanned.size > end.offset:
-            self._quarantine_tail(log, tip.name, end.offset)
-        begun.tip, begun.start, begun.records = tip, start, scanned.records
-        return SegmentEnd(tip.epoch, tip.number, end.offset, end.seq, end.crc)
+            up_to = span.stop.offset
+            span = segments.scan(log, tip, span.start, up_to=up_to, keep_bytes=SMALL, fd=fd)
+        if span.size > span.stop.offset:
+            self._quarantine_tail(log, tip.name, span.stop.offset)
+        return span
 
     def _quarantine_tail(self, log: Folder, name: str, offset: int) -> None:
         """Keep the bytes after the last whole group, and warn; the log continues without them."""
@@ -276,93 +256,64 @@ class _Taking:
             )
         self._names = [*self._names, QUARANTINE]
 
-    def _remove_leftovers(self, manifests: list[ManifestFile], begun: _Begun) -> None:
+    def _remove_leftovers(self, begun: _Begun) -> None:
         """Remove what earlier holders left, which blocks no acquire."""
-        folder, names, epoch = self._folder, self._names, self._fence.epoch
+        folder, names, tip = self._folder, self._names, begun.tip
         with contextlib.suppress(OSError):
-            if begun.tip is not None and released_name(begun.tip.epoch) in names:
-                for name in names:
-                    if name.startswith(".") and name.endswith(TEMPORARY):
-                        folder.remove(name)
+            if tip is not None and RELEASED.name(tip.segment.epoch) in names:
+                folder.remove_temporary(names)
             else:  # its holder may have died at any step
-                documents.remove_unfinished(folder, manifests)
-        leases.remove_lower_leases(folder, epoch, names)
+                documents.remove_unfinished(folder, self._manifests)
+        leases.remove_lower_leases(folder, self._fence.epoch, names)
 
-    def _found(
-        self,
-        log: Folder,
-        manifests: list[ManifestFile],
-        begun: _Begun,
-        names: Collection[str] | None,
-    ) -> RestoreData:
+    def _found(self, log: Folder, begun: _Begun, names: Collection[str] | None) -> RestoreData:
         """Return the documents of these names, the log after them, and whether posts may wait."""
         folder, key, listed = self._folder, self._lease.key, self._names
         have = Documents()
         if begun.tip is not None:
-            have = documents.read(
-                folder,
-                key,
-                names,
-                since=self._lease.since,
-                manifests=manifests,
-                listed=listed,
-            )
+            since, manifests = self._lease.since, self._manifests
+            have = documents.read(folder, key, names, since=since, manifests=manifests)
             if have.damaged:
                 documents.quarantine_damaged(folder, key, have.damaged)
             if QUARANTINE in listed:
                 have = msgspec.structs.replace(have, cut=tuple(map(str, kept_tails(folder))))
         after = have.log_after
-        tail = None if after is None else self._tail(log, manifests, begun, after)
-        box = inbox_name(self._lease.inbox_generation)
+        tail = None if after is None else self._tail(log, begun, after)
+        box = INBOX.name(self._lease.inbox_generation)
         found = RestoreData(have, after or 0, tail, box in listed and _has_files(folder, box))
         base = None if have.manifest is None else have.manifest.base
         return found if base is None else found.with_low(self._second(log, begun))
 
     def _second(self, log: Folder, begun: _Begun) -> int:
         """Return the last record of the oldest segment: a trim removes all of it, or nothing."""
-        tip, places = begun.tip, begun.places
+        places = begun.places
         if len(places) < 2:
             return begun.end.seq - 1
-        if tip is not None and places[1] == (tip.epoch, tip.number):
-            return tip.start.seq
-        second = segments.read_first(log, *places[1], self._lease.key)
+        second = None if begun.tip is None else begun.tip.segment
+        if second is None or places[1] != (second.epoch, second.number):
+            second = segments.read_first(log, *places[1], self._lease.key)
         return 0 if second is None else second.start.seq
 
-    def _tail(
-        self, log: Folder, manifests: list[ManifestFile], begun: _Begun, after: int
-    ) -> tuple[Record, ...] | None:
+    def _tail(self, log: Folder, begun: _Begun, after: int) -> tuple[Record, ...] | None:
         """Return the log after a record, this epoch's included; None if it is long or damaged."""
-        segment, start, parts = begun.tip, begun.start, [begun.records]
-        if (
-            segment is not None
-            and start is not None
-            and start.seq > after
-            and start != segment.start
-        ):
-            return None  # the documents are older than what a fold that was killed vouches for
-        marks = marks_of(manifests)
-        while segment is not None and start is not None and start.seq > after:
-            prev = segment.first.prev
-            if prev is None:
-                break  # the log begins here
-            with contextlib.suppress(CorruptRecordError):
-                segment = segments.read_first(log, prev.epoch, prev.number, self._lease.key)
-                if segment is None:  # it was trimmed
-                    return None
-                mark = marks.get((segment.epoch, segment.number), segment.start)
-                start = mark if mark.seq <= min(after, prev.seq) else segment.start
-                part = segments.scan(log, segment, start, up_to=prev.length, keep_bytes=SMALL)
-                if part.end == Position(prev.length, prev.seq, prev.crc):
-                    parts.append(part.records)
-                    continue
-            return None  # whoever reads the log says what is wrong
-        epoch, entry = self._fence.epoch, begun.entry
+        tip = begun.tip
         found: list[Record] = []
-        for records_ in reversed(parts):
-            if records_ is None:
-                return None
-            found += [record for record in records_ if record.seq > after]
-        found.append(Record(begun.end.seq, epoch, entry.kind, entry.payload, entry.end))
+        if tip is not None:
+            if tip.start.seq > after and tip.start != tip.segment.start:
+                return None  # the documents are older than what a fold that was killed vouches for
+            try:
+                spans = spans_to(log, self._lease.key, tip, after, self._manifests)
+                if spans[0].start.seq > after and spans[0].segment.first.prev is not None:
+                    return None  # it was trimmed
+                for span in spans:
+                    read = tip.records if span is tip else records_of(log, span)
+                    if read is None:
+                        return None
+                    found += [record for record in read if record.seq > after]
+            except CorruptRecordError:
+                return None  # whoever reads the log says what is wrong
+        entry = begun.entry
+        found.append(Record(begun.end.seq, self._fence.epoch, *entry))
         return tuple(found)
 
 

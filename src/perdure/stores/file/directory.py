@@ -9,16 +9,13 @@ Blocking: each public function is one call into a thread.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import re
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
 from perdure._lib.files import Folder, skip_unreadable
 from perdure.errors import ConfigError, CorruptRecordError, FormatError
-from perdure.records.json import decode
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.records.manifest import About, Manifest, SessionQuery
 from perdure.store import DraftInfo, SessionInfo
@@ -36,25 +33,8 @@ from perdure.stores.file.layout import (
     segment_of,
     tenant_path,
 )
-from perdure.stores.file.leases import LeaseFile, NewestLease, newest_lease
+from perdure.stores.file.leases import NewestLease, newest_lease
 from perdure.stores.file.log import LogWriter
-from perdure.stores.file.reader import position_of
-
-_SESSION = "session.json"
-_MAX_SESSION_BYTES = 1024 * 1024
-
-
-class _Metadata(msgspec.Struct):
-    title: str | None = None
-    tags: list[str] = []
-    owner: str | None = None
-
-
-class _SessionMetadata(msgspec.Struct, rename="camel"):
-    """The part of session.json that a listing shows."""
-
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    created_at: str | None = None
 
 
 def list_tenants(root: Folder) -> list[str]:
@@ -66,7 +46,10 @@ def list_tenants(root: Folder) -> list[str]:
         with root.enter(TENANTS) as tenants:
             for name in tenants.names():
                 with skip_unreadable(), tenants.enter(name) as folder:
-                    tenant = _decoded_id(name) or ("~" in name and _tenant_inside(folder))
+                    tenant = _decoded_id(name)
+                    if "~" in name:
+                        key = _key_inside(_folders_in(folder))
+                        tenant = key.tenant if key else None
                     if tenant and _has_anything(folder):
                         ids.add(tenant)
     return sorted(ids)
@@ -76,27 +59,20 @@ def _has_anything(folder: Folder) -> bool:
     with skip_unreadable(), folder.enter(BLOBS) as blobs:
         if blobs.names():
             return True
-    return any(map(_shown, _folders_in(folder)))
+    return any(newest.epoch and not newest.deleted for newest in map(_newest, _folders_in(folder)))
 
 
-def _shown(folder: Folder) -> NewestLease | None:
-    """Return a session's newest lease, None if there is no session for readers."""
-    with contextlib.suppress(CorruptRecordError):
-        newest = newest_lease(folder)
-        is_there = newest.epoch > 0 and not (newest.lease and newest.lease.deleted)
-        return newest if is_there else None
-    return None
+def _newest(folder: Folder) -> NewestLease:
+    """Return a session's newest lease, none for a damaged one of a draft."""
+    with contextlib.suppress(CorruptRecordError):  # whoever opens it is told
+        return newest_lease(folder)
+    return NewestLease(0, None, [])
 
 
-def _tenant_inside(tenant: Folder) -> str | None:
-    """Return the id of a tenant whose folder name holds only its hash."""
-    with skip_unreadable(), tenant.enter(AGENTS) as agents:
-        for name in agents.names():
-            with agents.enter(name) as folder:
-                lease = _lease_inside(folder)
-            if lease is not None:
-                return lease.key.tenant
-    return None
+def _key_inside(folders: Iterator[Folder]) -> SessionKey | None:
+    """Return the key in the first lease in folders whose names hold only their hash."""
+    leases = (_newest(folder).lease for folder in folders)
+    return next((lease.key for lease in leases if lease is not None), None)
 
 
 def list_sessions(
@@ -105,11 +81,7 @@ def list_sessions(
     """List a page of a tenant's sessions; of the held ones, this process knows more."""
     listed: list[SessionInfo] = []
     after = None if query.newest_first else query.after
-    try:
-        agents = root.enter(*agents_of(query.tenant))
-    except FileNotFoundError:
-        return []
-    with agents:
+    with contextlib.suppress(FileNotFoundError), root.enter(*agents_of(query.tenant)) as agents:
         for agent, name in sorted(_agents(agents)):
             is_left_out = agent in query.without or not agent.startswith(query.prefix)
             if is_left_out or (after is not None and agent < after.agent):
@@ -131,7 +103,7 @@ def list_waiting(root: Folder, *, dead_letters: bool) -> list[SessionKey]:
 def end_deletions(root: Folder) -> None:
     """Finish interrupted deletions, for all tenants."""
     for folder in _folders(root):
-        lease = _newest_lease(folder)
+        lease = _newest(folder).lease
         if lease is not None and lease.deleted and not lease.is_draft:
             key, below = lease.key, lease.epoch
             documents.remove_owned(folder, key, below=below, evidence=True, inbox=lease.inbox)
@@ -157,8 +129,12 @@ def _folders(root: Folder) -> Iterator[Folder]:
 
 def _folders_in(tenant: Folder) -> Iterator[Folder]:
     for agent in _subfolders(tenant, AGENTS):
-        yield agent
-        yield from _subfolders(agent, SESSIONS)
+        yield from _folders_of(agent)
+
+
+def _folders_of(agent: Folder) -> Iterator[Folder]:
+    yield agent
+    yield from _subfolders(agent, SESSIONS)
 
 
 def _subfolders(folder: Folder, step: str) -> Iterator[Folder]:
@@ -176,7 +152,11 @@ def _subfolders(folder: Folder, step: str) -> Iterator[Folder]:
 def _agents(agents: Folder) -> Iterator[tuple[str, str]]:
     """Yield the agents' ids and folder names; other folders are skipped."""
     for name in agents.names():
-        agent = _decoded_id(name) or ("~" in name and _agent_inside(agents, name))
+        agent = _decoded_id(name)
+        if "~" in name:
+            with skip_unreadable(), agents.enter(name) as folder:
+                key = _key_inside(_folders_of(folder))
+                agent = key.agent if key else None
         if agent:
             yield agent, name
 
@@ -189,31 +169,6 @@ def _decoded_id(name: str) -> str | None:
     return None
 
 
-def _agent_inside(agents: Folder, name: str) -> str | None:
-    """Return the id of an agent whose folder name holds only its hash."""
-    with skip_unreadable(), agents.enter(name) as folder:
-        lease = _lease_inside(folder)
-        return lease.key.agent if lease else None
-    return None
-
-
-def _lease_inside(agent: Folder) -> LeaseFile | None:
-    """Return a lease of any of an agent's sessions."""
-    lease = _newest_lease(agent)
-    if lease is None:
-        with contextlib.suppress(FileNotFoundError), agent.enter(SESSIONS) as sessions:
-            for name in sessions.names():
-                with sessions.enter(name) as inner:
-                    lease = lease or _newest_lease(inner)
-    return lease
-
-
-def _newest_lease(folder: Folder) -> LeaseFile | None:
-    with contextlib.suppress(CorruptRecordError):  # of a draft: whoever opens it is told
-        return newest_lease(folder).lease
-    return None
-
-
 def _sessions(
     folder: Folder, default: SessionKey, held: Mapping[SessionKey, LogWriter]
 ) -> list[SessionInfo]:
@@ -223,7 +178,7 @@ def _sessions(
             with skip_unreadable(), sessions.enter(name) as inner:
                 session = _decoded_id(name)
                 if "~" in name:
-                    lease = _newest_lease(inner)
+                    lease = _newest(inner).lease
                     session = lease.key.session if lease else None
                 if session and session != DEFAULT_SESSION:
                     key = SessionKey(default.agent, session, default.tenant)
@@ -232,20 +187,23 @@ def _sessions(
 
 
 def _info(folder: Folder, key: SessionKey, writer: LogWriter | None) -> SessionInfo | None:
-    newest = _shown(folder)
-    if newest is None:
+    newest = _newest(folder)
+    epoch, _, names = newest
+    if not epoch or newest.deleted:
         return None
-    epoch, lease, names = newest
-    since = 1 if lease is None else lease.since
-    manifest = _manifest(folder, key, since, names)
+    manifest, is_damaged = None, False
+    with contextlib.suppress(FormatError):  # one bad session hides no other: opening it tells
+        manifests = documents.read_manifests(folder, key, since=newest.since, names=names)
+        is_damaged = bool(manifests.damaged)
+        if manifests.files and not manifests.files[0].is_pending:
+            manifest = manifests.files[0].manifest
     about, as_of = (manifest.about, manifest.as_of_seq) if manifest else (About(), 0)
     turns = manifest.counters.get("turns", 0) if manifest else 0
     end = _log_end(folder, key, manifest)
-    if about.created_at is None:  # not folded, or by a release that kept it elsewhere
-        about = _older_about(folder, about)
-    saved = documents.read_labels(folder, names, since)
+    labels = about
+    saved = documents.read_labels(folder, names, newest.since)
     if saved is not None and saved.seq > as_of:
-        about = msgspec.structs.replace(about, **_labels(saved.about))
+        labels = saved.about
     turns = turns if end.turns is None else end.turns
     updated = end.written_at
     if writer is not None and writer.epoch == epoch:
@@ -259,40 +217,11 @@ def _info(folder: Folder, key: SessionKey, writer: LogWriter | None) -> SessionI
         created_at=about.created_at or end.began_at,
         updated_at=updated,
         turns=turns,
-        damaged=manifest is None and documents.has_damaged_manifest(folder, since, names),
-        **_labels(about),
+        damaged=manifest is None and is_damaged,
+        owner=labels.owner,
+        title=labels.title,
+        tags=labels.tags,
     )
-
-
-def _labels(about: About) -> dict[str, Any]:
-    return {"owner": about.owner, "title": about.title, "tags": about.tags}
-
-
-def _manifest(
-    folder: Folder, key: SessionKey, since: int, names: Collection[str]
-) -> Manifest | None:
-    # One bad session must not hide the others: opening it reports what is wrong.
-    with contextlib.suppress(FormatError):
-        manifests = documents.read_manifests(folder, key, since=since, names=names)
-        if manifests and not manifests[0].is_pending:
-            return manifests[0].manifest
-    return None
-
-
-def _older_about(folder: Folder, about: About) -> About:
-    """Return labels with those of session.json: a hint, of any shape, or of another fold."""
-    with contextlib.suppress(OSError, FormatError, ValueError):
-        status = folder.stat(_SESSION)
-        if status is not None and status.st_size <= _MAX_SESSION_BYTES:
-            found = decode(folder.read(_SESSION) or b"{}", _SessionMetadata)
-            created = found.created_at and datetime.datetime.fromisoformat(found.created_at)
-            return About(
-                owner=about.owner or found.metadata.owner,
-                title=about.title or found.metadata.title,
-                tags=about.tags or tuple(found.metadata.tags),
-                created_at=created.timestamp() if created else None,
-            )
-    return about
 
 
 # The end of a log, which is newer than the fold
@@ -313,7 +242,7 @@ class _TurnLine(msgspec.Struct):
 class _LogEnd(msgspec.Struct):
     began_at: float | None = None
     written_at: float | None = None
-    """When records were written last; opening a session is not that."""
+    """The time of the last write of records; opening a session is not one."""
     head: int = 0
     """The last record; 0 where there is none after the fold."""
     turns: int | None = None
@@ -323,7 +252,7 @@ class _LogEnd(msgspec.Struct):
 def _log_end(folder: Folder, key: SessionKey, manifest: Manifest | None) -> _LogEnd:
     """Return what the end of a log says, not verified: whoever opens the session does that."""
     end = _LogEnd()
-    mark = None if manifest is None else position_of(manifest.position)
+    mark = None if manifest is None else documents.position_of(manifest)
     with contextlib.suppress(OSError, CorruptRecordError), folder.enter(LOG) as log:
         places = sorted(filter(None, map(segment_of, log.names())))
         first = segments.read_first(log, *places[0], key) if places else None
@@ -337,7 +266,9 @@ def _log_end(folder: Folder, key: SessionKey, manifest: Manifest | None) -> _Log
             is_marked = mark is not None and (epoch, number) == (mark.epoch, mark.number)
             if mark is not None and is_marked and status.st_size <= mark.at.offset:
                 break
-            tail = _tail_of(log, name, status.st_size)
+            with open(log.open(name), "rb") as file:
+                file.seek(max(status.st_size - _TAIL_BYTES, 0))
+                tail = file.read(_TAIL_BYTES)
             end.head = end.head or max([int(n) for n in _LAST.findall(tail)], default=0)
             if number == 0 and tail.count(b"\n") <= 1 and status.st_size == len(tail):
                 continue  # it was only opened
@@ -346,10 +277,3 @@ def _log_end(folder: Folder, key: SessionKey, manifest: Manifest | None) -> _Log
                     end.turns = msgspec.json.decode(line, type=_TurnLine).r.number
             break
     return end
-
-
-def _tail_of(log: Folder, name: str, size: int) -> bytes:
-    fd = log.open(name)
-    with open(fd, "rb") as file:
-        file.seek(max(size - _TAIL_BYTES, 0))
-        return file.read(_TAIL_BYTES)

@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import logging
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -24,33 +24,35 @@ from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, FoldedDocument, Manifest, decode_manifest
-from perdure.records.records import open_sealed
+from perdure.records.records import Position, open_sealed
 from perdure.store import BlobSweep, Document, Documents
 from perdure.stores.file.layout import (
+    DEAD_LETTERS,
+    INBOX,
+    LABELS,
     LOG,
+    MANIFEST,
+    MANIFESTS,
+    NEXT_MANIFEST,
     QUARANTINE,
+    Numbered,
     blobs_of,
-    dead_letters_generation,
+    decoded,
     document_path,
     encode_name,
-    inbox_generation,
-    labels_epoch,
-    labels_name,
-    manifest_epoch,
-    manifest_name,
-    next_manifest_name,
+    epoch_in,
     sealed,
     segment_of,
     start_of,
     unsealed,
 )
-from perdure.stores.file.segments import require_key
+from perdure.stores.file.segments import DurablePosition, LogSegment, require_key
 
 _log = logging.getLogger("perdure")
 _warned = LogOnce()
 
 _MAX_REREADS = 100
-"""How many concurrent folds in a row a reader retries before it reports what it read."""
+"""Concurrent folds in a row that a reader retries before it reports what it read."""
 
 
 class ManifestFile(msgspec.Struct, frozen=True):
@@ -58,13 +60,36 @@ class ManifestFile(msgspec.Struct, frozen=True):
 
     manifest: Manifest
     is_pending: bool
-    """Whether the fold that it announces had not finished."""
+    """True while the fold that it announces has not finished."""
+
+
+class Manifests(msgspec.Struct, frozen=True):
+    """The manifests in a session's folder."""
+
+    files: list[ManifestFile] = []
+    """Completed ones first, the newest first."""
+    damaged: dict[str, bytes] = {}
+    """Those that fail their checksum, by name: it is unknown what was folded."""
+
+    def mark_in(self, segment: LogSegment) -> Position:
+        """Return the position in a segment that a manifest proves, its start without one."""
+        for file in self.files:
+            mark = position_of(file.manifest)
+            if mark is not None and (mark.epoch, mark.number) == (segment.epoch, segment.number):
+                return mark.at
+        return segment.start
+
+
+def position_of(manifest: Manifest) -> DurablePosition | None:
+    """Return the position where the log continues after a fold, None if the manifest has none."""
+    # A position in another release's shape is ignored: the reader just reads more.
+    return decoded(manifest.position, DurablePosition)
 
 
 def read_manifests(
     folder: Folder, key: SessionKey, *, since: int = 0, names: Collection[str] | None = None
-) -> list[ManifestFile]:
-    """Return the manifests of a session's current generation: completed ones first, by epoch.
+) -> Manifests:
+    """Return the manifests of a session's current generation.
 
     *names* are those in the folder, if they were listed already.
 
@@ -73,27 +98,37 @@ def read_manifests(
         CorruptRecordError: A manifest belongs to another session.
 
     """
-    files: dict[tuple[str, bool], bytes | None] = {}
+    contents: dict[str, bytes | None] = {}
     for _ in range(_MAX_REREADS):
-        files = {
-            (name, parsed[1]): folder.read(name)
+        contents = {
+            name: folder.read(name)
             for name in (folder.names() if names is None else names)
-            if (parsed := manifest_epoch(name)) is not None and parsed[0] >= since
+            if epoch_in(name, MANIFESTS) >= max(since, 1)
         }
         names = None
         # A file that vanished since the listing may have been renamed to one read before it.
-        if None not in files.values():
+        if None not in contents.values():
             break
-    manifests = []
-    for (name, is_pending), data in files.items():
-        manifest = None if data is None else _manifest_of(folder, name, data, key)
+    manifests = Manifests([], {})
+    for name, data in contents.items():
+        if data is None:
+            continue
+        path = f"{folder.path}/{name}"
+        manifest = decode_manifest(open_sealed(data), path, path=path)
         if manifest is not None:
-            manifests.append(ManifestFile(manifest, is_pending))
-    return sorted(manifests, key=lambda file: (file.is_pending, -file.manifest.epoch))
+            require_key(path, manifest.key, key)
+            manifests.files.append(ManifestFile(manifest, NEXT_MANIFEST.epoch(name) > 0))
+            continue
+        manifests.damaged[name] = data
+        if _warned.first((path, data)):
+            message = "the manifest of session %s is damaged: %s; it is rebuilt from the log"
+            _log.warning(message, key, path, extra={"session": str(key), "path": path})
+    manifests.files.sort(key=lambda file: (file.is_pending, -file.manifest.epoch))
+    return manifests
 
 
 def require_folded(
-    folder: Folder, key: SessionKey, manifests: list[ManifestFile], head: int
+    folder: Folder, key: SessionKey, manifests: Iterable[ManifestFile], head: int
 ) -> None:
     """Raise CorruptRecordError if the log ends before what was folded: then files are missing."""
     folded = max((file.manifest.as_of_seq for file in manifests), default=0)
@@ -107,30 +142,17 @@ def require_folded(
         )
 
 
-def _manifest_of(folder: Folder, name: str, data: bytes, key: SessionKey) -> Manifest | None:
-    path = f"{folder.path}/{name}"
-    manifest = decode_manifest(open_sealed(data), path, path=path)
-    if manifest is None:
-        if _warned.first((path, data)):
-            message = "the manifest of session %s is damaged: %s; it is rebuilt from the log"
-            _log.warning(message, key, path, extra={"session": str(key), "path": path})
-    else:
-        require_key(path, manifest.key, key)
-    return manifest
-
-
 def read(
     folder: Folder,
     key: SessionKey,
     names: Collection[str] | None,
     *,
     since: int = 0,
-    manifests: list[ManifestFile] | None = None,
-    listed: Collection[str] | None = None,
+    manifests: Manifests | None = None,
 ) -> Documents:
     """Read documents, consistently even while the holder folds.
 
-    *manifests* are those of the folder, and *listed* its names, if they were read already.
+    *manifests* are those of the folder, if they were read already.
     """
     manifests = read_manifests(folder, key, since=since) if manifests is None else manifests
     result = _match(folder, manifests, names)
@@ -142,29 +164,21 @@ def read(
         if reread == manifests:
             break
         manifests, result = reread, _match(folder, reread, names)
-    is_damaged = result.manifest is None and has_damaged_manifest(folder, since, listed)
-    if is_damaged or (result.manifest is None and names is None):
-        unlisted = [name for name in _names_on_disk(folder, names) if name not in result.found]
-        # A wrapper keeps its keys in folders, and needs them even without a manifest.
-        in_folders = {name: _bytes_of(folder, name) for name in unlisted if "/" in name}
-        readable = {name: data for name, data in in_folders.items() if data is not None}
-        damaged = tuple(unlisted) if is_damaged else ()  # a first fold may have been killed
-        return msgspec.structs.replace(result, damaged=damaged, remains=readable)
-    return result
+    if result.manifest is not None or not (manifests.damaged or names is None):
+        return result
+    unlisted: dict[str, bytes] = {}
+    for name in _names_on_disk(folder) if names is None else names:
+        data = None if name in result.found else _bytes_of(folder, name)
+        if data is not None:
+            unlisted[name] = data
+    damaged = tuple(unlisted) if manifests.damaged else ()  # a first fold may have been killed
+    # A wrapper keeps its keys in folders, and needs them even without a manifest.
+    in_folders = {name: data for name, data in unlisted.items() if "/" in name}
+    return msgspec.structs.replace(result, damaged=damaged, remains=in_folders)
 
 
-def has_damaged_manifest(folder: Folder, since: int, listed: Collection[str] | None = None) -> bool:
-    """Return whether a manifest is damaged, so that it is unknown what was folded."""
-    listed = folder.names() if listed is None else listed
-    names = [name for name in listed if (manifest_epoch(name) or (-1,))[0] >= since]
-    contents = [folder.read(name) for name in names]
-    return any(data is not None and unsealed(data, Manifest) is None for data in contents)
-
-
-def _names_on_disk(folder: Folder, names: Collection[str] | None) -> list[str]:
-    """Return which documents exist on disk, valid or not; for None, down to one folder deep."""
-    if names is not None:
-        return [name for name in names if _bytes_of(folder, name) is not None]
+def _names_on_disk(folder: Folder) -> list[str]:
+    """Return which documents exist on disk, valid or not, down to one folder deep."""
     entries = list(filter(str.isascii, folder.names()))  # as all of perdure's names are
     for subfolder in [name for name in entries if document_path(f"{name}/x")[0] == name]:
         with (
@@ -178,15 +192,14 @@ def _names_on_disk(folder: Folder, names: Collection[str] | None) -> list[str]:
     ]
 
 
-def _match(
-    folder: Folder, manifests: list[ManifestFile], names: Collection[str] | None
-) -> Documents:
-    current = manifests[0].manifest if manifests and not manifests[0].is_pending else None
-    listed = dict.fromkeys(name for file in manifests for name in file.manifest.documents)
+def _match(folder: Folder, manifests: Manifests, names: Collection[str] | None) -> Documents:
+    files = manifests.files
+    current = files[0].manifest if files and not files[0].is_pending else None
+    listed = dict.fromkeys(name for file in files for name in file.manifest.documents)
     documents: dict[str, Document] = {}
     damaged = []
     for name in listed if names is None else [name for name in listed if name in names]:
-        document = _document(folder, name, manifests)
+        document = _document(folder, name, files)
         if document is not None and (current is None or name in current.documents):
             documents[name] = document
         elif current is not None and name in current.documents:
@@ -215,11 +228,9 @@ def _document(folder: Folder, name: str, manifests: list[ManifestFile]) -> Docum
 
 def _bytes_of(folder: Folder, name: str) -> bytes | None:
     *steps, last = document_path(name)
-    try:
-        with folder.enter(*steps) as parent:
-            return parent.read(last)
-    except FileNotFoundError:
-        return None
+    with contextlib.suppress(FileNotFoundError), folder.enter(*steps) as parent:
+        return parent.read(last)
+    return None
 
 
 def write(
@@ -233,7 +244,7 @@ def write(
     *require_held* raises when another holder has acquired the session.
     """
     require_held()
-    pending = next_manifest_name(manifest.epoch)
+    pending = NEXT_MANIFEST.name(manifest.epoch)
     folder.replace(pending, sealed(manifest))
     folder.sync()
     by_folder: dict[tuple[str, ...], list[tuple[str, bytes]]] = {}
@@ -246,33 +257,31 @@ def write(
                 parent.replace(last, data)
             parent.sync()
     require_held()
-    previous = {
-        name
-        for file in _replaced_manifests(folder, manifest.key)
-        for name in file.manifest.documents
-    }
-    folder.rename(pending, manifest_name(manifest.epoch))
+    replaced = _replaced_manifests(folder, manifest.key)
+    previous = {name for file in replaced.files for name in file.manifest.documents}
+    folder.rename(pending, MANIFEST.name(manifest.epoch))
     folder.sync()
     _remove_documents(folder, previous - manifest.documents.keys())
-    for name in folder.names():
-        parsed = manifest_epoch(name)
-        if parsed is not None and parsed[0] < manifest.epoch:
-            _quarantine_if_damaged(folder, name)
-            folder.remove(name)
+    for name, data in replaced.damaged.items():
+        if epoch_in(name, MANIFESTS) < manifest.epoch:
+            _quarantine(folder, name, data)
+    remove_below(folder, folder.names(), manifest.epoch, MANIFESTS)
 
 
-def _quarantine_if_damaged(folder: Folder, manifest: str) -> None:
-    data = folder.read(manifest)
-    if data is not None and unsealed(data, Manifest) is None:
-        _quarantine(folder, manifest, data)
-
-
-def _replaced_manifests(folder: Folder, key: SessionKey) -> list[ManifestFile]:
+def _replaced_manifests(folder: Folder, key: SessionKey) -> Manifests:
     """Return the manifests that are about to be replaced; one of a newer format does not block."""
-    try:
+    with contextlib.suppress(UnsupportedVersionError):
         return read_manifests(folder, key)
-    except UnsupportedVersionError:
-        return []
+    return Manifests()
+
+
+def remove_below(
+    folder: Folder, names: Iterable[str], below: int, kinds: Collection[Numbered]
+) -> None:
+    """Remove the files of these kinds that have an epoch below *below*."""
+    for name in names:
+        if 0 < epoch_in(name, kinds) < below:
+            folder.remove(name)
 
 
 def _remove_documents(folder: Folder, names: Collection[str]) -> None:
@@ -306,9 +315,9 @@ def _quarantine(folder: Folder, name: str, data: bytes) -> None:
             quarantine.replace(copy, data)
 
 
-def remove_unfinished(folder: Folder, manifests: Collection[ManifestFile]) -> None:
+def remove_unfinished(folder: Folder, manifests: Manifests) -> None:
     """Remove files that killed holders left unfinished; only for the holder."""
-    listed = (name for file in manifests for name in file.manifest.documents)
+    listed = (name for file in manifests.files for name in file.manifest.documents)
     for path in {(), (QUARANTINE,), *(document_path(name)[:-1] for name in listed)}:
         with contextlib.suppress(FileNotFoundError), folder.enter(*path) as inner:
             inner.remove_temporary()
@@ -325,29 +334,32 @@ def remove_owned(
     quarantined copies are removed as well.
     """
     remove_unfinished(folder, _replaced_manifests(folder, key))
-    dead = {name for name in folder.names() if (manifest_epoch(name) or (below,))[0] < below}
-    if dead:
-        ours, later = set[str](), set[str]()
-        for file in _replaced_manifests(folder, key):
-            (ours if file.manifest.epoch < below else later).update(file.manifest.documents)
-        if any(unsealed(folder.read(name) or b"", Manifest) is None for name in dead):
-            # A damaged manifest may have listed any of them.
-            ours.update(_names_on_disk(folder, None))
-        _remove_documents(folder, ours - later)
-    for name in dead:
-        folder.remove(name)
+    # Read just before: a later generation may fold by now, if this process was suspended.
+    manifests = _replaced_manifests(folder, key)
+    ours, later = set[str](), set[str]()
+    for file in manifests.files:
+        (ours if file.manifest.epoch < below else later).update(file.manifest.documents)
+    if any(epoch_in(name, MANIFESTS) < below for name in manifests.damaged):
+        ours.update(_names_on_disk(folder))  # it may have listed any of them
+    _remove_documents(folder, ours - later)
+    names = folder.names()
+    remove_below(folder, names, below, (*MANIFESTS, LABELS))
     _remove_files(
         folder, LOG, lambda name: (segment_of(name) or start_of(name) or (below,))[0] < below
     )
-    remove_labels(folder, below)
-    for name in folder.names():
-        if (
-            0 < inbox_generation(name) < (inbox or below)
-            or 0 < dead_letters_generation(name) < below
-        ):
-            _remove_files(folder, name, lambda _: True)
+    for name in names:
+        if 0 < INBOX.epoch(name) < (inbox or below) or 0 < DEAD_LETTERS.epoch(name) < below:
+            _remove_files(folder, name)
     if evidence:
-        _remove_files(folder, QUARANTINE, lambda _: True)
+        _remove_files(folder, QUARANTINE)
+
+
+def _remove_files(folder: Folder, step: str, is_ours: Callable[[str], bool] | None = None) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        with folder.enter(step) as inner:
+            for name in filter(is_ours, inner.names()):
+                inner.remove(name)
+        folder.remove_folder(step)
 
 
 # Labels that a listing shows: those of the last save that changed them
@@ -364,30 +376,15 @@ class SavedLabels(msgspec.Struct, frozen=True):
 def save_labels(folder: Folder, epoch: int, seq: int, about: About) -> None:
     """Keep labels for listings. They are in the log: it need not be durable, nor work."""
     with contextlib.suppress(OSError):
-        folder.replace(labels_name(epoch), sealed(SavedLabels(seq, about)), durable=False)
-        remove_labels(folder, epoch)
-
-
-def remove_labels(folder: Folder, below: int) -> None:
-    """Remove the labels that holders of epochs below *below* saved."""
-    for name in folder.names():
-        if 0 < labels_epoch(name) < below:
-            folder.remove(name)
+        folder.replace(LABELS.name(epoch), sealed(SavedLabels(seq, about)), durable=False)
+        remove_below(folder, folder.names(), epoch, (LABELS,))
 
 
 def read_labels(folder: Folder, names: Collection[str], since: int) -> SavedLabels | None:
     """Return the newest labels of a session's generation; None without any."""
-    epoch = max(map(labels_epoch, names), default=0)
-    data = folder.read(labels_name(epoch)) if epoch >= since else None
+    epoch = max(map(LABELS.epoch, names), default=0)
+    data = folder.read(LABELS.name(epoch)) if epoch >= since else None
     return unsealed(data, SavedLabels)
-
-
-def _remove_files(folder: Folder, step: str, is_ours: Callable[[str], bool]) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        with folder.enter(step) as inner:
-            for name in filter(is_ours, inner.names()):
-                inner.remove(name)
-        folder.remove_folder(step)
 
 
 # Blobs: content-addressed files, shared by a tenant's sessions
@@ -419,12 +416,11 @@ def put(root: Folder, tenant: str, blobs: Mapping[str, bytes], now: float) -> No
 
 
 def _put(folder: Folder, shard: Folder, name: str, data: bytes, now: float) -> None:
-    for moved in _quarantined(folder, name):
-        with moved:
-            if moved.read(name) == data:
-                moved.rename(name, name, to=shard)
-            else:
-                moved.remove(name)
+    for moved in _blob_folders(folder):
+        if moved.read(name) == data:
+            moved.rename(name, name, to=shard)
+        else:
+            moved.remove(name)
     if shard.read(name) == data:
         with contextlib.suppress(FileNotFoundError):  # a sweep has just moved it
             shard.touch(name, now)
@@ -441,59 +437,42 @@ def get(root: Folder, tenant: str, name: str) -> bytes | None:
     """
     if not is_name(name):
         return None
-    try:
-        folder = root.enter(*blobs_of(tenant))
-    except FileNotFoundError:
-        return None
-    with folder:
-        data = _read(folder, name)
-        path = f"{folder.path}/{name[:2]}/{name}"
-        return None if data is None else verified(name, data, at=path)
-
-
-def _read(folder: Folder, name: str) -> bytes | None:
-    for _ in range(2):  # a sweep may move it between the two reads
-        with contextlib.suppress(FileNotFoundError), folder.enter(name[:2]) as shard:
-            data = shard.read(name)
-            if data is not None:
-                return data
-        for moved in _quarantined(folder, name):
-            with moved:
-                data = moved.read(name)
-            if data is not None:
-                return data
+    with contextlib.suppress(FileNotFoundError), root.enter(*blobs_of(tenant)) as folder:
+        for _ in range(2):  # a sweep, or a put, may move it between two reads
+            for place in _blob_folders(folder, name[:2]):
+                data = place.read(name)
+                if data is not None:
+                    return verified(name, data, at=f"{place.path}/{name}")
     return None
 
 
-def _quarantined(folder: Folder, name: str) -> Iterator[Folder]:
-    """Yield the quarantine folders that hold a blob; the caller closes each."""
-    for stamp in _stamps(folder):
-        with contextlib.suppress(FileNotFoundError):
-            moved = folder.enter(QUARANTINE, str(stamp))
-            if moved.stat(name) is None:
-                moved.close()
-            else:
-                yield moved
+def _blob_folders(folder: Folder, *shards: str) -> Iterator[Folder]:
+    """Yield these shards, then the folders in quarantine; each is closed after its turn."""
+    for shard in shards:
+        with contextlib.suppress(FileNotFoundError), folder.enter(shard) as inner:
+            yield inner
+    for stamp in _stamps(folder):  # only now: a sweep may just have moved a blob there
+        with contextlib.suppress(FileNotFoundError), folder.enter(QUARANTINE, str(stamp)) as moved:
+            yield moved
+
+
+def _shards(folder: Folder) -> list[str]:
+    return list(filter(_SHARD.match, folder.names()))
 
 
 def _stamps(folder: Folder) -> list[int]:
-    try:
-        with folder.enter(QUARANTINE) as quarantine:
-            return sorted(int(name) for name in quarantine.names() if name.isdecimal())
-    except FileNotFoundError:
-        return []
+    with contextlib.suppress(FileNotFoundError), folder.enter(QUARANTINE) as quarantine:
+        return sorted(int(name) for name in quarantine.names() if name.isdecimal())
+    return []
 
 
 def blob_names(root: Folder, tenant: str) -> list[str]:
     """List the blobs that can be read."""
-    try:
-        folder = root.enter(*blobs_of(tenant))
-    except FileNotFoundError:
-        return []
-    with folder:
-        return sorted(
-            {n for blob_folder in _blob_folders(folder) for n in blob_folder.names() if is_name(n)}
-        )
+    names: set[str] = set()
+    with contextlib.suppress(FileNotFoundError), root.enter(*blobs_of(tenant)) as folder:
+        for place in _blob_folders(folder, *_shards(folder)):
+            names.update(filter(is_name, place.names()))
+    return sorted(names)
 
 
 def renew(root: Folder, tenant: str, names: Collection[str], now: float) -> set[str]:
@@ -511,48 +490,28 @@ def _renew(folder: Folder, name: str, now: float) -> bool:
         with contextlib.suppress(FileNotFoundError), folder.enter(name[:2]) as shard:
             shard.touch(name, now)
             return True
-        is_moved = False
-        for moved in _quarantined(folder, name):
-            with moved:
+        for moved in _blob_folders(folder):
+            if moved.has(name):
                 _bring_back(folder, moved, name)
-            is_moved = True
-        if not is_moved and not _is_in_shard(folder, name):
+        if not any(place.has(name) for place in _blob_folders(folder, name[:2])):
             return False
-
-
-def _is_in_shard(folder: Folder, name: str) -> bool:
-    with contextlib.suppress(FileNotFoundError), folder.enter(name[:2]) as shard:
-        return shard.has(name)
-    return False
 
 
 def remove_blobs(root: Folder, tenant: str, names: Collection[str]) -> int:
     """Remove blobs, from quarantine too, and return how many bytes were freed."""
-    try:
-        folder = root.enter(*blobs_of(tenant))
-    except FileNotFoundError:
-        return 0
     freed = 0
-    with folder:
-        for blob_folder in _blob_folders(folder):
-            for name in filter(is_name, blob_folder.names()):
-                status = blob_folder.stat(name) if name in names else None
-                if status is not None and blob_folder.remove(name):
+    with contextlib.suppress(FileNotFoundError), root.enter(*blobs_of(tenant)) as folder:
+        for place in _blob_folders(folder, *_shards(folder)):
+            for name in filter(is_name, place.names()):
+                status = place.stat(name) if name in names else None
+                if status is not None and place.remove(name):
                     freed += status.st_size
-            blob_folder.sync()
+            place.sync()
     return freed
 
 
-def _blob_folders(folder: Folder) -> Iterator[Folder]:
-    """Yield the folders that hold blobs, quarantine's too; each is closed after its turn."""
-    steps = [(shard,) for shard in folder.names() if _SHARD.match(shard)]
-    for path in (*steps, *((QUARANTINE, str(stamp)) for stamp in _stamps(folder))):
-        with contextlib.suppress(FileNotFoundError), folder.enter(*path) as blob_folder:
-            yield blob_folder
-
-
 class _Swept(msgspec.Struct, frozen=True):
-    """What a sweep looks at, and leaves."""
+    """The blobs that a sweep looks at, and those that it keeps."""
 
     keep: frozenset[str]
     among: frozenset[str] | None
@@ -579,10 +538,18 @@ def sweep(
         return BlobSweep()
     looked_at = None if among is None else frozenset(among)
     swept = _Swept(frozenset(reachable), looked_at, older_than, now)
+    moved_count = 0
     with folder:
         sizes = [size for stamp in _stamps(folder) for size in _expire(folder, stamp, swept)]
-        moved = _move_away(folder, swept)
-    return BlobSweep(moved, len(sizes), sum(sizes))
+        old = [(prefix, name) for prefix in _shards(folder) for name in _old(folder, prefix, swept)]
+        if old:
+            with folder.make(QUARANTINE, str(int(now * 1000))) as moved:
+                for prefix, name in old:
+                    with contextlib.suppress(FileNotFoundError), folder.enter(prefix) as shard:
+                        shard.rename(name, name, to=moved)
+                        moved_count += 1
+                moved.sync()
+    return BlobSweep(moved_count, len(sizes), sum(sizes))
 
 
 def _expire(folder: Folder, stamp: int, swept: _Swept) -> Iterator[int]:
@@ -610,26 +577,8 @@ def _bring_back(folder: Folder, moved: Folder, name: str) -> None:
         shard.sync()
 
 
-def _move_away(folder: Folder, swept: _Swept) -> int:
-    names = [
-        (shard, name)
-        for shard in folder.names()
-        if _SHARD.match(shard)
-        for name in _sweepable(folder, shard, swept)
-    ]
-    if not names:
-        return 0
-    count = 0
-    with folder.make(QUARANTINE, str(int(swept.now * 1000))) as moved:
-        for prefix, name in names:
-            with contextlib.suppress(FileNotFoundError), folder.enter(prefix) as shard:
-                shard.rename(name, name, to=moved)
-                count += 1
-        moved.sync()
-    return count
-
-
-def _sweepable(folder: Folder, prefix: str, swept: _Swept) -> list[str]:
+def _old(folder: Folder, prefix: str, swept: _Swept) -> list[str]:
+    """Return the blobs of a shard to move away, and remove what writers left there long ago."""
     old = []
     with folder.enter(prefix) as shard:
         for name in filter(swept.looks_at, shard.names()):
@@ -637,7 +586,7 @@ def _sweepable(folder: Folder, prefix: str, swept: _Swept) -> list[str]:
             if status is None or swept.now - status.st_mtime < swept.older_than:
                 continue
             if name.endswith(TEMPORARY):
-                shard.remove(name)  # a writer that was killed long ago
+                shard.remove(name)
             elif is_name(name) and name not in swept.keep:
                 old.append(name)
     return old

@@ -32,15 +32,13 @@ from perdure.records.posts import (
 )
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.file.layout import (
-    dead_letters_generation,
-    dead_letters_name,
-    inbox_generation,
-    inbox_name,
+    DEAD_LETTERS,
+    INBOX,
     sealed,
     session_path,
     unsealed,
 )
-from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, newest_lease, require_key
+from perdure.stores.file.leases import Owners, newest_epoch, newest_lease
 from perdure.stores.file.log import LogWriter, lease_lost_error
 
 _NAME = re.compile(r"([0-9]{12})-([0-9a-f.]+|many)\.json\Z")
@@ -89,7 +87,7 @@ def enqueue(
             root.sync_path(*path, inbox)
         lease = newest_lease(folder).lease  # now, so that no holder is missed
     if lease is not None and not lease.deleted:
-        owners.notify_mail(lease.owner, key)
+        owners.send(lease.owner, key, "mail")
     return new
 
 
@@ -104,7 +102,13 @@ def _add(
         if not new:
             return 0
         number = max(map(_number, names), default=0) + 1
-        post = _Post(key, tuple(map(_to_item, new)))
+        post = _Post(
+            key,
+            tuple(
+                _Item(item.op_id, item.kind, msgspec.Raw(item.payload), item.posted_at)
+                for item in new
+            ),
+        )
         data = sealed(post)
         if limit is not None:
             statuses = [box.stat(name) for name in names]
@@ -122,13 +126,8 @@ def _add(
 
 def receive(writer: LogWriter, limit: int) -> list[PendingItem]:
     """Return the pending items, oldest first, as the session's holder."""
-    with writer.lock:
-        writer.require_held()
-        items: list[PendingItem] = []
-        with contextlib.suppress(FileNotFoundError), _box(writer) as box:
-            items = _oldest(box, limit)
-        writer.mark_used()
-    return items
+    with writer.held() as folder:
+        return _oldest(folder, writer.key, limit)
 
 
 def peek(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[PendingItem]:
@@ -147,38 +146,32 @@ def peek(root: Folder, key: SessionKey, epoch: int, limit: int) -> list[PendingI
     with folder:
         if newest_epoch(folder) != epoch:
             raise lease_lost_error(key, epoch)
-        with (
-            contextlib.suppress(FileNotFoundError),
-            folder.enter(_inbox_name(folder, key)) as box,
-        ):
-            return _oldest(box, limit)
-    return []
+        return _oldest(folder, key, limit)
 
 
 def ack(writer: LogWriter, op_ids: Collection[str], dead: Sequence[DeadLetter]) -> None:
     """Remove items, as the session's holder; dead letters are kept first."""
     done = frozenset(acked_ids(op_ids, dead))
     tags = frozenset(map(_tag, done))
-    with writer.lock:
-        writer.require_held()
+    key = writer.key
+    with writer.held() as folder:
         if dead:
-            folder = writer.folder()
-            with folder.make(dead_letters_name(_generation(folder, writer.key))) as box:
+            with folder.make(_dead_letters_name(folder, key)) as box:
                 for letter in dead:
-                    data = encode_dead_letter(writer.key, letter)
-                    box.replace(_dead_name(letter.item.op_id), data)
+                    box.replace(_dead_name(letter.item.op_id), encode_dead_letter(key, letter))
             folder.sync()
-        with contextlib.suppress(FileNotFoundError), _box(writer) as box:
+        with contextlib.suppress(FileNotFoundError), folder.enter(_inbox_name(folder, key)) as box:
             for name in _names(box):
-                if f"{UNREADABLE}{name}" in done or not tags.isdisjoint(_tags(box, name)):
-                    _settle(writer, box, name, done)
-        writer.mark_used()
+                if f"{UNREADABLE}{name}" in done:
+                    box.remove(name)
+                elif not tags.isdisjoint(_tags(box, name)):
+                    _settle(key, box, name, done)
 
 
 def session_with_items(folder: Folder) -> SessionKey | None:
     """Return the key of a folder's session if it has pending items; the posts hold the key."""
     with skip_unreadable(), contextlib.suppress(FormatError):  # one bad session hides no other
-        for name in filter(inbox_generation, folder.names()):
+        for name in filter(INBOX.epoch, folder.names()):
             with folder.enter(name) as box:
                 posts = (unsealed(box.read(post_name), _Post) for post_name in _names(box))
                 key = next((post.key for post in posts if post is not None), None)
@@ -193,7 +186,7 @@ def dead_letters(root: Folder, key: SessionKey) -> list[DeadLetter]:
     with (
         contextlib.suppress(FileNotFoundError),
         root.enter(*session_path(key)) as folder,
-        folder.enter(dead_letters_name(_generation(folder, key))) as dead,
+        folder.enter(_dead_letters_name(folder, key)) as dead,
     ):
         for name in _dead_names(dead):
             data = dead.read(name)
@@ -207,7 +200,7 @@ def drop_dead_letters(root: Folder, key: SessionKey, op_ids: Collection[str]) ->
     with (
         contextlib.suppress(FileNotFoundError),
         root.enter(*session_path(key)) as folder,
-        folder.enter(dead_letters_name(_generation(folder, key))) as dead,
+        folder.enter(_dead_letters_name(folder, key)) as dead,
     ):
         for name in {*_dead_names(dead)} & {*map(_dead_name, op_ids)}:
             dead.remove(name)
@@ -217,11 +210,11 @@ def drop_dead_letters(root: Folder, key: SessionKey, op_ids: Collection[str]) ->
 def session_with_dead_letters(folder: Folder) -> SessionKey | None:
     """Return the key of a folder's session if it has dead letters."""
     with skip_unreadable(), contextlib.suppress(FormatError):  # one bad session hides no other
-        if not any(map(dead_letters_generation, folder.names())):  # most have none
+        if not any(map(DEAD_LETTERS.epoch, folder.names())):  # most have none
             return None
         lease = newest_lease(folder).lease
         if lease is not None and not lease.deleted:
-            with folder.enter(dead_letters_name(lease.since)) as dead:
+            with folder.enter(DEAD_LETTERS.name(lease.since)) as dead:
                 return lease.key if _dead_names(dead) else None
     return None
 
@@ -237,55 +230,40 @@ def _dead_name(op_id: str) -> str:
     return f"{hashlib.sha256(op_id.encode('utf-8', 'surrogatepass')).hexdigest()}.json"
 
 
-def _settle(writer: LogWriter, box: Folder, name: str, done: Collection[str]) -> None:
-    if f"{UNREADABLE}{name}" in done:
-        box.remove(name)
-        return
+def _settle(key: SessionKey, box: Folder, name: str, done: Collection[str]) -> None:
+    """Remove the items of a post that are done."""
     stored = unsealed(box.read(name), _Post)
     items = () if stored is None else stored.items
     remaining = tuple(item for item in items if item.op_id not in done)
     if len(remaining) == len(items):
         return
-    post = _Post(writer.key, remaining)
+    post = _Post(key, remaining)
     new_name = _name(_number(name), post)
-    if remaining and new_name == name:
-        box.replace(name, sealed(post))
-        return
-    if remaining:  # first the remaining items under a new name: a duplicate is delivered once
-        box.publish(new_name, sealed(post))
-    box.remove(name)
-
-
-def _box(writer: LogWriter) -> Folder:
-    folder = writer.folder()
-    return folder.enter(_inbox_name(folder, writer.key))
+    if remaining:  # first, under a new name: a duplicate is delivered once
+        box.replace(new_name, sealed(post))
+        box.sync()
+    if new_name != name:
+        box.remove(name)
 
 
 def _inbox_name(folder: Folder, key: SessionKey) -> str:
-    lease = _lease(folder, key)
-    return inbox_name(1 if lease is None else lease.inbox_generation)
+    """Return the name of the inbox of a session's generation: the current one, or the next."""
+    lease = newest_lease(folder, key).lease
+    return INBOX.name(1 if lease is None else lease.inbox_generation)
 
 
-def _generation(folder: Folder, key: SessionKey) -> int:
-    """Return the epoch that a session's generation begins with: the current one, or the next."""
-    lease = _lease(folder, key)
-    return 1 if lease is None else lease.since
+def _dead_letters_name(folder: Folder, key: SessionKey) -> str:
+    return DEAD_LETTERS.name(newest_lease(folder, key).since)
 
 
-def _lease(folder: Folder, key: SessionKey) -> LeaseFile | None:
-    lease = newest_lease(folder).lease
-    if lease is not None:
-        require_key(folder, key, lease)
-    return lease
-
-
-def _oldest(box: Folder, limit: int) -> list[PendingItem]:
+def _oldest(folder: Folder, key: SessionKey, limit: int) -> list[PendingItem]:
     items: dict[str, PendingItem] = {}
-    for name in _names(box):
-        for item in _waiting(box, name):
-            items.setdefault(item.op_id, item)
-        if len(items) >= limit:
-            break
+    with contextlib.suppress(FileNotFoundError), folder.enter(_inbox_name(folder, key)) as box:
+        for name in _names(box):
+            for item in _waiting(box, name):
+                items.setdefault(item.op_id, item)
+            if len(items) >= limit:
+                break
     return list(items.values())[:limit]
 
 
@@ -294,7 +272,9 @@ def _waiting(box: Folder, name: str) -> Sequence[PendingItem]:
     data = box.read(name)
     post = unsealed(data, _Post)
     if post is not None:
-        return tuple(map(_to_pending, post.items))
+        return [
+            PendingItem(item.op_id, item.kind, bytes(item.payload), item.at) for item in post.items
+        ]
     if data is None:
         return ()
     damage = f"the post in {box.path}/{name} does not match its checksum"
@@ -328,14 +308,3 @@ def _tags(box: Folder, name: str) -> list[str]:
         return match[2].split(".")
     post = unsealed(box.read(name), _Post)
     return [] if post is None else [_tag(item.op_id) for item in post.items]
-
-
-# items
-
-
-def _to_item(item: PendingItem) -> _Item:
-    return _Item(item.op_id, item.kind, msgspec.Raw(item.payload), item.posted_at)
-
-
-def _to_pending(item: _Item) -> PendingItem:
-    return PendingItem(item.op_id, item.kind, bytes(item.payload), item.at)

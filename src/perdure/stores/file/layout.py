@@ -11,7 +11,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
-from typing import TypeVar
+from collections.abc import Iterable
+from typing import TypeVar, final
 
 import msgspec
 
@@ -123,104 +124,61 @@ def document_path(name: str) -> tuple[str, ...]:
     return tuple(steps)
 
 
-# the files of a session
-
-_INBOX = re.compile(r"inbox-([1-9][0-9]{0,17})\Z")
-_DEAD_LETTERS = re.compile(r"dead-letters-([1-9][0-9]{0,17})\Z")
-_MARK = re.compile(r"lease-([1-9][0-9]{0,17})\.(draft|dropped|published|released)\Z")
-_LEASE = re.compile(r"lease-([1-9][0-9]{0,17})\.json\Z")
-_LABELS = re.compile(r"labels-([1-9][0-9]{0,17})\.json\Z")
-_MANIFEST = re.compile(r"manifest-([1-9][0-9]{0,17})\.(json|next)\Z")
-_START = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.start\Z")
-_SEGMENT = re.compile(r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})\.jsonl\Z")
-
-_TAIL = re.compile(r"[1-9][0-9]{0,17}-(0|[1-9][0-9]{0,8})\.(0|[1-9][0-9]{0,17})\.tail\Z")
+# The files of a session
 
 
-def _number(pattern: re.Pattern[str], name: str) -> int:
-    match = pattern.match(name)
-    return int(match[1]) if match else 0
+@final
+class Numbered:
+    """Names of a session's files of one kind, each with an epoch in it."""
+
+    def __init__(self, prefix: str, suffix: str = "") -> None:
+        self._prefix = prefix
+        self._suffix = suffix
+        self._pattern = re.compile(rf"{prefix}([1-9][0-9]{{0,17}}){re.escape(suffix)}\Z")
+
+    def name(self, epoch: int) -> str:
+        """Return the name of an epoch's file."""
+        return f"{self._prefix}{epoch}{self._suffix}"
+
+    def epoch(self, name: str) -> int:
+        """Return the epoch in a file's name, 0 for any other file."""
+        match = self._pattern.match(name)
+        return int(match[1]) if match else 0
 
 
-def lease_name(epoch: int) -> str:
-    """Return the name of the file that records an epoch's holder."""
-    return f"lease-{epoch}.json"
+LEASE = Numbered("lease-", ".json")
+"""Files that record an epoch's holder."""
+RELEASED = Numbered("lease-", ".released")
+"""Marks of epochs that their holders released."""
+DRAFT = Numbered("lease-", ".draft")
+"""Marks of epochs of drafts, beside what their leases say."""
+DROPPED = Numbered("lease-", ".dropped")
+"""Marks of drafts that are about to be removed."""
+PUBLISHED = Numbered("lease-", ".published")
+"""Marks of drafts that were published."""
+MARKS = (RELEASED, DRAFT, DROPPED, PUBLISHED)
+LABELS = Numbered("labels-", ".json")
+"""The labels that an epoch's holder saved last."""
+MANIFEST = Numbered("manifest-", ".json")
+"""Manifests that folds have completed."""
+NEXT_MANIFEST = Numbered("manifest-", ".next")
+"""Manifests that folds announce before they write."""
+MANIFESTS = (MANIFEST, NEXT_MANIFEST)
+INBOX = Numbered("inbox-")
+"""The folder of posts of the generation that began with this epoch."""
+DEAD_LETTERS = Numbered("dead-letters-")
+"""The folder of dead letters of the generation that began with this epoch."""
 
 
-def released_name(epoch: int) -> str:
-    """Return the name of the file that marks an epoch as released by its holder."""
-    return f"lease-{epoch}.released"
+def epoch_in(name: str, kinds: Iterable[Numbered]) -> int:
+    """Return the epoch in the name of a file of one of these kinds, 0 for any other file."""
+    return max(kind.epoch(name) for kind in kinds)
 
 
-def draft_name(epoch: int) -> str:
-    """Return the name of the file that marks an epoch as a draft's, beside what its lease says."""
-    return f"lease-{epoch}.draft"
-
-
-def dropped_name(epoch: int) -> str:
-    """Return the name of the file that marks an epoch's draft as about to be removed."""
-    return f"lease-{epoch}.dropped"
-
-
-def published_name(epoch: int) -> str:
-    """Return the name of the file that marks an epoch's draft as published."""
-    return f"lease-{epoch}.published"
-
-
-def mark_epoch(name: str) -> int:
-    """Return the epoch that a file marks, 0 for any other file."""
-    return _number(_MARK, name)
-
-
-def lease_epoch(name: str) -> int:
-    """Return the epoch of a lease file, 0 for any other file."""
-    return _number(_LEASE, name)
-
-
-def labels_name(epoch: int) -> str:
-    """Return the name of the file with the labels that an epoch's holder saved last."""
-    return f"labels-{epoch}.json"
-
-
-def labels_epoch(name: str) -> int:
-    """Return the epoch of a file with labels, 0 for any other file."""
-    return _number(_LABELS, name)
-
-
-def inbox_name(generation: int) -> str:
-    """Return the name of the inbox of the session's generation that began with this epoch."""
-    return f"inbox-{generation}"
-
-
-def inbox_generation(name: str) -> int:
-    """Return the generation that an inbox belongs to, 0 for any other folder."""
-    return _number(_INBOX, name)
-
-
-def dead_letters_name(generation: int) -> str:
-    """Return the name of the dead-letter folder of the generation that began with this epoch."""
-    return f"dead-letters-{generation}"
-
-
-def dead_letters_generation(name: str) -> int:
-    """Return the generation that a dead-letter folder belongs to, 0 for any other folder."""
-    return _number(_DEAD_LETTERS, name)
-
-
-def manifest_name(epoch: int) -> str:
-    """Return the name of the manifest that a fold has completed."""
-    return f"manifest-{epoch}.json"
-
-
-def next_manifest_name(epoch: int) -> str:
-    """Return the name of the manifest that a fold announces before it writes."""
-    return f"manifest-{epoch}.next"
-
-
-def manifest_epoch(name: str) -> tuple[int, bool] | None:
-    """Return a manifest file's epoch, and whether its fold is still pending."""
-    match = _MANIFEST.match(name)
-    return (int(match[1]), match[2] == "next") if match else None
+_PLACE = r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})"
+_START = re.compile(rf"{_PLACE}\.start\Z")
+_SEGMENT = re.compile(rf"{_PLACE}\.jsonl\Z")
+_TAIL = re.compile(rf"{_PLACE}\.(0|[1-9][0-9]{{0,17}})\.tail\Z")
 
 
 def segment_name(epoch: int, number: int) -> str:

@@ -20,19 +20,17 @@ observers that cannot test the lock. ``<id>.wanted/`` is the mailbox: at most on
 session and kind of request, so a repeated request rewrites the same file. An owner creates its
 files before it acquires anything, so an id without a lock file belongs to no live owner.
 
-Blocking, except for `Mailbox.wait`: each function is part of one call into a thread.
+Blocking, except for `Owners.wait_for_request`: each function is part of one call into a thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import time
-import weakref
 from collections.abc import Collection
-from typing import Literal, NamedTuple, final
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -47,20 +45,18 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import newer_format
 from perdure.store import Draft, HeartbeatRequests, LeaseState
 from perdure.stores.file import segments
-from perdure.stores.file.documents import (
-    remove_owned,
-)
+from perdure.stores.file.documents import remove_below, remove_owned
 from perdure.stores.file.layout import (
+    DRAFT,
+    LEASE,
     LOG,
+    MANIFESTS,
+    MARKS,
     OWNERS,
-    draft_name,
+    PUBLISHED,
+    RELEASED,
     encode_name,
-    lease_epoch,
-    lease_name,
-    manifest_epoch,
-    mark_epoch,
-    published_name,
-    released_name,
+    epoch_in,
     sealed,
     segment_of,
     session_path,
@@ -76,69 +72,6 @@ _MAILBOX = ".wanted"
 _MAIL = "mail-"
 _MIN_POLL, _MAX_POLL = 0.02, 0.25
 """Seconds between two polls without a folder watch: right after a request, and when idle."""
-
-
-def send(owners: Folder, owner: str, key: SessionKey, kind: RequestKind) -> None:
-    """Put a request into an owner's mailbox; a dead owner may have none."""
-    data = sealed(key)
-    digest = hashlib.sha256(data).hexdigest()
-    name = f"{_MAIL if kind == 'mail' else ''}{digest}.json"
-    with (
-        contextlib.suppress(FileNotFoundError),
-        owners.enter(encode_name(owner) + _MAILBOX) as folder,
-    ):
-        folder.replace(name, data, durable=False)
-
-
-@final
-class Mailbox:
-    """This owner's own mailbox."""
-
-    def __init__(self, owners: Folder, owner: str) -> None:
-        self._folder = owners.make(encode_name(owner) + _MAILBOX)
-        self._watch: FolderWatch | None = watch_folder(self._folder.path)
-        self._pause = _MIN_POLL
-
-    def drain(self) -> HeartbeatRequests:
-        """Remove all requests, and return them."""
-        if self._watch is not None:
-            self._watch.drain()  # first: a request that arrives meanwhile wakes us again
-        handovers: list[SessionKey] = []
-        mail: list[SessionKey] = []
-        for name in self._requests():
-            key = unsealed(self._folder.read(name), SessionKey)
-            self._folder.remove(name)
-            if key is not None:
-                (mail if name.startswith(_MAIL) else handovers).append(key)
-        return HeartbeatRequests(tuple(handovers), tuple(mail))
-
-    def _requests(self) -> list[str]:
-        return [name for name in self._folder.names() if not name.startswith(".")]
-
-    async def wait(self, timeout: float) -> None:
-        """Return when there may be a request, or after ``timeout`` seconds."""
-        with anyio.move_on_after(timeout):
-            if self._watch is not None:
-                with contextlib.suppress(anyio.BusyResourceError):  # another task waits as well
-                    await self._watch.wait()
-                    return
-            while not await anyio.to_thread.run_sync(self._requests, abandon_on_cancel=True):
-                await anyio.sleep(self._pause)
-                self._pause = min(self._pause * 1.25, _MAX_POLL)
-            self._pause = _MIN_POLL
-
-    def wake_waiter(self) -> None:
-        """Wake the waiting task; on the event loop, before `close`."""
-        if self._watch is not None:
-            self._watch.close()
-
-    def close(self) -> None:
-        """Close the folder, which stays on disk."""
-        if self._watch is not None:
-            self._watch.drop()
-        self._folder.close()
-
-
 _LOCK = ".lock"
 _HEARTBEAT = ".json"
 _MAX_REMOVALS = 50
@@ -176,34 +109,34 @@ class Owners:
         self._name = encode_name(owner)
         self._beat = first_beat()
         self._folder = _owners_folder(root) if read_only else root.make(OWNERS)
-        self._mailbox: Mailbox | None = None
+        self._mailbox: Folder | None = None
+        self._watch: FolderWatch | None = None
+        self._pause = _MIN_POLL
         self._lock_file: LockedFile | None = None
         if read_only:
             return
         try:
-            self._lock_file = self._lock()
+            try:
+                self._lock_file = LockedFile(self._folder, self._name + _LOCK)
+            except BlockingIOError:
+                raise ConfigError(
+                    f"owner id {owner!r} is in use by another process or store object at "
+                    f"{self._folder.path}: leave owner out, or give each its own",
+                    owner=owner,
+                ) from None
             self._write_beat()
-            self._mailbox = Mailbox(self._folder, owner)
+            self._mailbox = self._folder.make(self._name + _MAILBOX)
+            self._watch = watch_folder(self._mailbox.path)
             self._sweep()
         except BaseException:
             self.close()
             raise
-        _open_owners.add(self)
-
-    def _lock(self) -> LockedFile:
-        try:
-            return LockedFile(self._folder, self._name + _LOCK)
-        except BlockingIOError:
-            raise ConfigError(
-                f"owner id {self.me.owner!r} is in use by another process or store object at "
-                f"{self._folder.path}: leave owner out, or give each its own",
-                owner=self.me.owner,
-            ) from None
 
     def close(self) -> None:
         """Remove this owner's files: from now on it counts as dead."""
-        _open_owners.discard(self)
         lock_file, self._lock_file = self._lock_file, None
+        if self._watch is not None:
+            self._watch.drop()
         if self._mailbox is not None:
             self._mailbox.close()
         if lock_file is not None:
@@ -215,48 +148,62 @@ class Owners:
                 lock_file.remove()
         self._folder.close()
 
-    def close_inherited(self) -> None:
-        """Close inherited files in a forked child, which must not keep its parent alive."""
-        lock_file, self._lock_file = self._lock_file, None
-        if lock_file is not None:
-            lock_file.let_go()
-        if self._mailbox is not None:
-            self._mailbox.close()
-
     # heartbeat and mailbox
 
     def heartbeat(self) -> HeartbeatRequests:
         """Increment the counter, drain the mailbox, and read the other owners' counters."""
         self._beat += 1
         self._write_beat()
-        requests = HeartbeatRequests() if self._mailbox is None else self._mailbox.drain()
-        return msgspec.structs.replace(requests, beats=self._others_beats())
-
-    def _others_beats(self) -> dict[str, int]:
+        if self._watch is not None:
+            self._watch.drain()  # first: a request that arrives meanwhile wakes us again
+        handovers: list[SessionKey] = []
+        mail: list[SessionKey] = []
+        for name in self._requests():
+            assert self._mailbox is not None  # it has a request
+            key = unsealed(self._mailbox.read(name), SessionKey)
+            self._mailbox.remove(name)
+            if key is not None:
+                (mail if name.startswith(_MAIL) else handovers).append(key)
         own_name = self._name + _HEARTBEAT
         names = [
             name for name in self._folder.names() if name.endswith(_HEARTBEAT) and name != own_name
         ]
         beats = [unsealed(self._folder.read(name), _Beat) for name in names[:_MAX_BEATS]]
-        return {beat.owner: beat.beat for beat in beats if beat}
+        counters = {beat.owner: beat.beat for beat in beats if beat}
+        return HeartbeatRequests(tuple(handovers), tuple(mail), counters)
+
+    def _requests(self) -> list[str]:
+        if self._mailbox is None:
+            return []
+        return [name for name in self._mailbox.names() if not name.startswith(".")]
 
     async def wait_for_request(self, timeout: float) -> None:
         """Return when there may be a request, or after ``timeout`` seconds."""
-        if self._mailbox is not None:
-            await self._mailbox.wait(timeout)
+        with anyio.move_on_after(timeout):
+            if self._watch is not None:
+                with contextlib.suppress(anyio.BusyResourceError):  # another task waits as well
+                    await self._watch.wait()
+                    return
+            while not await anyio.to_thread.run_sync(self._requests, abandon_on_cancel=True):
+                await anyio.sleep(self._pause)
+                self._pause = min(self._pause * 1.25, _MAX_POLL)
+            self._pause = _MIN_POLL
 
     def wake_waiter(self) -> None:
         """Wake the task in `wait_for_request`; on the event loop, before `close`."""
-        if self._mailbox is not None:
-            self._mailbox.wake_waiter()
+        if self._watch is not None:
+            self._watch.close()
 
-    def request_handover(self, owner: str, key: SessionKey) -> None:
-        """Ask another owner to hand over a session."""
-        send(self._folder, owner, key, "handover")
-
-    def notify_mail(self, owner: str, key: SessionKey) -> None:
-        """Notify another owner that items were posted for a session."""
-        send(self._folder, owner, key, "mail")
+    def send(self, owner: str, key: SessionKey, kind: RequestKind) -> None:
+        """Put a request into an owner's mailbox; a dead owner may have none."""
+        data = sealed(key)
+        digest = hashlib.sha256(data).hexdigest()
+        name = f"{_MAIL if kind == 'mail' else ''}{digest}.json"
+        with (
+            contextlib.suppress(FileNotFoundError),
+            self._folder.enter(encode_name(owner) + _MAILBOX) as mailbox,
+        ):
+            mailbox.replace(name, data, durable=False)
 
     def _write_beat(self) -> None:
         beat = sealed(_Beat(self.me.owner, self._beat))
@@ -303,15 +250,15 @@ class Owners:
 
     def _remove_files(self, name: str) -> None:
         for _ in range(_MAX_REMOVALS):  # other owners may still write requests
-            if self._remove_mailbox(name + _MAILBOX):
+            with (
+                contextlib.suppress(FileNotFoundError),
+                self._folder.enter(name + _MAILBOX) as mailbox,
+            ):
+                for request in mailbox.names():
+                    mailbox.remove(request)
+            if self._folder.remove_folder(name + _MAILBOX):
                 break
         self._folder.remove(name + _HEARTBEAT)
-
-    def _remove_mailbox(self, mailbox_name: str) -> bool:
-        with contextlib.suppress(FileNotFoundError), self._folder.enter(mailbox_name) as mailbox:
-            for name in mailbox.names():
-                mailbox.remove(name)
-        return self._folder.remove_folder(mailbox_name)
 
 
 def _owners_folder(root: Folder) -> Folder:
@@ -322,22 +269,7 @@ def _owners_folder(root: Folder) -> Folder:
         return root.enter()
 
 
-_open_owners: weakref.WeakSet[Owners] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for owners in list(_open_owners):
-        owners.close_inherited()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
-
-
 # Leases: acquiring, reading and fencing
-
-
-_log = logging.getLogger("perdure")
 
 
 class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -357,7 +289,7 @@ class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Read of a draft that is not published, it is True as well."""
     draft: Draft | None = None
     published: bool = False
-    """Whether the draft was published in an earlier epoch."""
+    """True if the draft was published in an earlier epoch."""
     inbox: int = 0
     """The epoch that its inbox is named after, if that is not ``since``."""
 
@@ -368,7 +300,7 @@ class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def is_draft(self) -> bool:
-        """Whether it is a draft that is not published."""
+        """True for a draft that is not published."""
         return self.deleted and self.draft is not None
 
 
@@ -396,14 +328,14 @@ def newest_epoch(folder: Folder, names: Collection[str] | None = None) -> int:
     *names* are those in the folder, if they were listed already.
     """
     names = folder.names() if names is None else names
-    newest = max(map(lease_epoch, names), default=0)
+    newest = max(map(LEASE.epoch, names), default=0)
     if newest:
         return newest
     # A copy made without the leases: its epochs still may not be reused.
-    epochs = [parsed[0] for parsed in map(manifest_epoch, names) if parsed]
+    epochs = [epoch_in(name, MANIFESTS) for name in names]
     if LOG in names:
         with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
-            epochs += [parsed[0] for parsed in map(segment_of, log.names()) if parsed]
+            epochs += [epoch for epoch, _ in filter(None, map(segment_of, log.names()))]
     return max(epochs, default=0)
 
 
@@ -416,62 +348,66 @@ class NewestLease(NamedTuple):
     """None if it is missing or damaged."""
     names: list[str]
 
+    @property
+    def since(self) -> int:
+        """The epoch that the session's current generation began with."""
+        return 1 if self.lease is None else self.lease.since
 
-def newest_lease(folder: Folder) -> NewestLease:
+    @property
+    def deleted(self) -> bool:
+        """True if there is no session for readers: it was deleted, or is a draft."""
+        return self.lease is not None and self.lease.deleted
+
+
+def newest_lease(folder: Folder, key: SessionKey | None = None) -> NewestLease:
     """Return a session's newest lease: the only way to learn which of its lives is the current one.
 
     Raises:
-        CorruptRecordError: It is damaged, and is of a draft that is not published.
+        CorruptRecordError: It is damaged, and is of a draft that is not published; or it is of
+            another session than *key*.
 
     """
     while True:
         names = folder.names()
         epoch = newest_epoch(folder, names)
         lease = read_lease(folder, epoch, names) if epoch else None
-        name = lease_name(epoch)
+        name = LEASE.name(epoch)
         if lease is not None or name not in names or folder.has(name):
+            if lease is not None and key is not None:
+                require_key(folder, key, lease)
             return NewestLease(epoch, lease, names)
         # Its successor removed it after we had listed it, and is there by now.
 
 
-def read_lease(
-    folder: Folder, epoch: int, names: Collection[str] | None = None
-) -> LeaseFile | None:
-    """Return a lease, None if it is missing or damaged.
+def read_lease(folder: Folder, epoch: int, names: Collection[str]) -> LeaseFile | None:
+    """Return a lease, None if it is missing or damaged; *names* are those in the folder.
 
     Raises:
         CorruptRecordError: It is damaged, and is of a draft that is not published.
 
     """
-
-    def has(name: str) -> bool:
-        return folder.has(name) if names is None else name in names
-
-    data = folder.read(lease_name(epoch))
+    data = folder.read(LEASE.name(epoch))
     lease = unsealed(data, LeaseFile)
-    if data is not None and lease is None and has(draft_name(epoch)):
-        if not has(published_name(epoch)):
-            path = f"{folder.path}/{lease_name(epoch)}"
-            raise CorruptRecordError(
-                f"{path} is damaged: it is of a copy that was not finished; remove its folder, "
-                "and copy again",
-                path=path,
-            )
-    elif lease is not None and lease.draft is not None and not lease.published:
-        is_draft = not has(published_name(epoch))
-        return msgspec.structs.replace(lease, deleted=True) if is_draft else lease
+    if PUBLISHED.name(epoch) in names:
+        return lease
+    if lease is None and data is not None and DRAFT.name(epoch) in names:
+        path = f"{folder.path}/{LEASE.name(epoch)}"
+        raise CorruptRecordError(
+            f"{path} is damaged: it is of a copy that was not finished; remove its folder, "
+            "and copy again",
+            path=path,
+        )
+    if lease is not None and lease.draft is not None and not lease.published:
+        return msgspec.structs.replace(lease, deleted=True)
     return lease
 
 
 def lease_state(root: Folder, key: SessionKey, owners: Owners) -> LeaseState | None:
     """Return who holds, or last held, a session; None if it never had a holder."""
-    try:
-        folder = root.enter(*session_path(key))
-    except FileNotFoundError:
-        return None
-    with folder:
+    with contextlib.suppress(FileNotFoundError), root.enter(*session_path(key)) as folder:
         epoch, lease, names = newest_lease(folder)
         return state_of(folder, key, epoch, lease, names, owners)
+    return None
 
 
 def state_of(
@@ -485,24 +421,23 @@ def state_of(
     """Return who holds a session by its newest lease, and by the names in its folder."""
     if not epoch:
         return None
-    released = released_name(epoch) in names
+    released = RELEASED.name(epoch) in names
     if lease is None:
-        return LeaseState(epoch, "", released=released or lease_name(epoch) not in names)
+        return LeaseState(epoch, "", released=released or LEASE.name(epoch) not in names)
     require_key(folder, key, lease)
     released = released or (lease.deleted and not lease.is_draft)
-    state = LeaseState(
+    # Once it is released, its owner is not looked at.
+    return LeaseState(
         epoch,
         lease.owner,
         released=released,
+        alive=None if released else owners.is_alive(lease.owner, lease.boot),
+        beat=0 if released else owners.heartbeat_of(lease.owner),
         deleted=lease.deleted,
         host=lease.host,
         pid=lease.pid,
         draft=lease.draft,
     )
-    if released:  # whether its owner lives does not matter any more
-        return state
-    alive = owners.is_alive(lease.owner, lease.boot)
-    return msgspec.structs.replace(state, alive=alive, beat=owners.heartbeat_of(lease.owner))
 
 
 def require_key(folder: Folder, key: SessionKey, lease: LeaseFile) -> None:
@@ -520,7 +455,7 @@ def create_mark(folder: Folder, name: str) -> None:
 def release_unused(folder: Folder, epoch: int) -> None:
     """Release an epoch that this process published and will not use."""
     with contextlib.suppress(OSError):  # otherwise it expires
-        folder.replace(released_name(epoch), b"", durable=False)
+        folder.replace(RELEASED.name(epoch), b"", durable=False)
 
 
 def publish(folder: Folder, lease: LeaseFile) -> tuple[Fence, list[str]] | None:
@@ -530,7 +465,7 @@ def publish(folder: Folder, lease: LeaseFile) -> tuple[Fence, list[str]] | None:
     """
     epoch = lease.epoch
     lease = msgspec.structs.replace(lease, at=time.time())
-    name, data = lease_name(epoch), sealed(lease)
+    name, data = LEASE.name(epoch), sealed(lease)
     try:
         while not folder.publish(name, data):
             if newest_epoch(folder) != epoch - 1:
@@ -544,17 +479,15 @@ def publish(folder: Folder, lease: LeaseFile) -> tuple[Fence, list[str]] | None:
             if folder.read(name) == data:  # published despite the error
                 release_unused(folder, epoch)
         raise
-    return Fence(epoch, name, lease_name(epoch + 1), status.st_ino, status.st_mtime_ns), names
+    return Fence(epoch, name, LEASE.name(epoch + 1), status.st_ino, status.st_mtime_ns), names
 
 
 def remove_lower_leases(folder: Folder, epoch: int, names: Collection[str]) -> None:
     """Remove the leases below this epoch, lowest first: fences rely on that order."""
-    for lower in sorted(filter(None, map(lease_epoch, names))):
+    for lower in sorted(filter(None, map(LEASE.epoch, names))):
         if lower < epoch:
-            folder.remove(lease_name(lower))
-    for name in names:
-        if 0 < mark_epoch(name) < epoch:
-            folder.remove(name)
+            folder.remove(LEASE.name(lower))
+    remove_below(folder, names, epoch, MARKS)
 
 
 def mark_deleted(
@@ -568,7 +501,7 @@ def mark_deleted(
     lease = LeaseFile(
         format=1, key=key, epoch=end, since=end + 1, deleted=True, **msgspec.structs.asdict(me)
     )
-    previous = read_lease(folder, epoch)
+    previous = read_lease(folder, epoch, folder.names())
     # Posts are to an id, and outlive a draft.
     if keep_posts or (previous is not None and previous.is_draft):
         inbox = 1 if previous is None else previous.inbox_generation

@@ -19,8 +19,8 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import Protocol, final
+from collections.abc import Iterator, Sequence
+from typing import final
 
 import msgspec
 
@@ -34,7 +34,7 @@ from perdure.records.manifest import other_records, too_large
 from perdure.records.records import EPOCH, Entry, Position, Record, Scanner
 from perdure.store import Batch, Outcome, Status
 from perdure.stores.file import documents, segments
-from perdure.stores.file.acquire import TakenSession
+from perdure.stores.file.documents import Manifests
 from perdure.stores.file.layout import (
     LOG,
     segment_name,
@@ -44,12 +44,13 @@ from perdure.stores.file.layout import (
     start_of,
 )
 from perdure.stores.file.leases import Fence
+from perdure.stores.file.reader import records_of, spans_to
 from perdure.stores.file.segments import (
     SEGMENT,
     DurablePosition,
-    LogSegment,
     SegmentEnd,
     SegmentHeader,
+    SegmentSpan,
 )
 
 # What an epoch's log has, for the rare batch that is sent again or met a takeover
@@ -72,29 +73,14 @@ def has_entries(
 ) -> bool:
     """Return whether an epoch's log up to *end* has exactly these records from *first* on."""
     logged: list[Record] = []
-    length = end.at.offset
     with folder.enter(LOG) as log:
         segment = segments.read_first(log, end.epoch, end.number, key)
-        while segment is not None:
-            scanned = segments.scan(log, segment, segment.start, up_to=length, keep_bytes=length)
-            logged[:0] = scanned.records or ()
-            prev = segment.first.prev
-            if segment.start.seq < first or segment.number == 0 or prev is None:
-                break
-            length = prev.length
-            segment = segments.read_first(log, prev.epoch, prev.number, key)
+        if segment is not None:
+            newest = SegmentSpan(segment, segment.start, end.at)
+            for span in spans_to(log, key, newest, first - 1, Manifests()):
+                logged += records_of(log, span, span.stop.offset) or ()
     entries = [record for record in logged if record.seq >= first][: len(records)]
     return [Entry(record.kind, record.payload, record.end) for record in entries] == list(records)
-
-
-class SupportsCloseFiles(Protocol):
-    """A writer whose files may be closed at any time, and are reopened when needed."""
-
-    lock: threading.Lock
-    """Held while the files are in use."""
-
-    def close_files(self) -> None:
-        """Close the files. The caller has the lock."""
 
 
 @final
@@ -107,10 +93,10 @@ class OpenFiles:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._closed = False
-        self._writers: OrderedDict[SupportsCloseFiles, None] = OrderedDict()
+        self._writers: OrderedDict[LogWriter, None] = OrderedDict()
         self._lock = threading.Lock()
 
-    def touch(self, writer: SupportsCloseFiles) -> None:
+    def touch(self, writer: LogWriter) -> None:
         """Note that a writer, whose lock the caller has, may have files open."""
         if self._closed:
             writer.close_files()
@@ -124,17 +110,15 @@ class OpenFiles:
         for other in oldest:
             self.close(other)
 
-    def close(self, writer: SupportsCloseFiles) -> bool:
-        """Close a writer's files unless it is busy; return whether they are closed."""
-        if not writer.lock.acquire(blocking=False):
-            return False
-        try:
-            writer.close_files()
-            with self._lock:
-                self._writers.pop(writer, None)
-        finally:
-            writer.lock.release()
-        return True
+    def close(self, writer: LogWriter) -> None:
+        """Close a writer's files unless it is busy."""
+        if writer.lock.acquire(blocking=False):
+            try:
+                writer.close_files()
+                with self._lock:
+                    self._writers.pop(writer, None)
+            finally:
+                writer.lock.release()
 
     def close_all(self) -> None:
         """Close every file; a busy writer closes its own when it is done."""
@@ -159,7 +143,7 @@ class _Tail:
     def __init__(self, number: int, at: Position, head: bytes = b"") -> None:
         self.number = number
         self.at = at
-        """Where the next record goes."""
+        """The place of the next record."""
         self.head = head
         """The first line, until it is durable."""
         self.partial = b""
@@ -198,16 +182,16 @@ class LogWriter:
     )
 
     def __init__(
-        self, root: Folder, key: SessionKey, acquired: TakenSession, files: OpenFiles
+        self, root: Folder, key: SessionKey, fence: Fence, end: Position, files: OpenFiles
     ) -> None:
         self.key: SessionKey = key
-        self.fence: Fence = acquired.fence
-        self.epoch: int = acquired.fence.epoch
+        self.fence: Fence = fence
+        self.epoch: int = fence.epoch
         """The fencing token."""
-        self.first_seq: int = acquired.end.seq + 1
+        self.first_seq: int = end.seq + 1
         """The first record after the epoch record."""
-        self.durable: DurablePosition = DurablePosition(acquired.fence.epoch, 0, acquired.end)
-        """How far the log is known to be durable."""
+        self.durable: DurablePosition = DurablePosition(fence.epoch, 0, end)
+        """The end of the part that is known to be durable."""
         self.before: DurablePosition = self.durable
         """The same, one append ago."""
         self.is_intact: bool = True
@@ -217,12 +201,12 @@ class LogWriter:
         self.listed_at: int = 0
         """The last record that came with them."""
         self.saved_at: float | None = None
-        """When the last save was; None before the first one."""
+        """The time of the last save; None before the first one."""
         self.lock: threading.Lock = threading.Lock()
         self._root = root
         self._files = files
         self._folder: Folder | None = None
-        self._tail: _Tail | None = _Tail(0, acquired.end)
+        self._tail: _Tail | None = _Tail(0, end)
         self._last_number = 0
         self._in_doubt = 0
         """The last record that was written and may or may not be durable; 0 for none."""
@@ -235,9 +219,10 @@ class LogWriter:
                 return self._append(batch)
             except OSError as error:
                 status = Status.IN_DOUBT if self._in_doubt else Status.TRANSIENT
-                return Outcome(
-                    status, _store_error(error, f"the log of {self.key}", self._root.path)
-                )
+                what = f"the log of {self.key} in {self._root.path}"
+                cause = store_error(error, "append to", what)
+                cause.__cause__ = error
+                return Outcome(status, cause)
             except (CorruptRecordError, NotStorableError) as error:
                 if not self.is_held():
                     return self._conflict(self.durable.at.seq)
@@ -262,7 +247,11 @@ class LogWriter:
         self._in_doubt = batch.first + len(batch.records) - 1
         if not self.fence.is_valid(folder):
             return self._after_takeover(folder, batch)
-        self._mark_durable()
+        tail = self._tail
+        assert tail is not None  # it was written to just now
+        self.before = self.durable
+        self.durable = DurablePosition(self.epoch, tail.number, tail.at)
+        self._in_doubt = 0
         self._note_listed(folder, batch)
         return Outcome(Status.OK, None, written)
 
@@ -325,8 +314,7 @@ class LogWriter:
             # Other records than last time: the partial bytes stay after the seal.
             self._abandon_tail(tail)
             return self._write_to(folder, self._tail_for(folder, 0), records)
-        fd = tail.fd if tail.fd is not None else self._open_tail(folder, tail)
-        self._require_unchanged(folder, tail, fd)
+        fd = self._tail_file(folder, tail)
         done = len(tail.partial)
         try:
             while done < len(data):
@@ -356,14 +344,6 @@ class LogWriter:
             self._in_doubt = max(self._in_doubt, tail.at.seq + 1)
         if error.errno not in FULL:
             self._abandon_tail(tail)
-
-    def _mark_durable(self) -> None:
-        """Advance *durable*: the last write is synced, and passed the fence check."""
-        tail = self._tail
-        assert tail is not None  # it was written to just now
-        self.before = self.durable
-        self.durable = DurablePosition(self.epoch, tail.number, tail.at)
-        self._in_doubt = 0
 
     def _abandon_tail(self, tail: _Tail) -> None:
         """Abandon a segment; the next one seals it where it is known to be durable."""
@@ -412,40 +392,31 @@ class LogWriter:
             self._folder = self._root.enter(*session_path(self.key))
         return self._folder
 
-    def _open_tail(self, folder: Folder, tail: _Tail) -> int:
-        name = segment_name(self.epoch, tail.number)
-        try:
-            with folder.enter(LOG) as log:
-                fd = log.open(name, os.O_WRONLY | os.O_APPEND)
-        except FileNotFoundError:
-            fd = -1
-        size = os.fstat(fd).st_size if fd >= 0 else 0
-        if size != tail.size:
-            if fd >= 0:
-                os.close(fd)
-            self.is_intact = False
-            raise CorruptRecordError(
-                f"{folder.path}/{LOG}/{name} has {size} bytes where {tail.size} were written: "
-                "another process changed it; close the session and run `perdure check`",
-                path=f"{folder.path}/{LOG}/{name}",
-                offset=size,
-            )
-        tail.fd = fd
-        return fd
+    def _tail_file(self, folder: Folder, tail: _Tail) -> int:
+        """Return the file that is written to, opened if need be.
 
-    def _require_unchanged(self, folder: Folder, tail: _Tail, fd: int) -> None:
-        """Raise if the open file was removed or cut: an older copy may have replaced it."""
-        status = os.fstat(fd)
-        if status.st_nlink and status.st_size == tail.size:
-            return
+        Raises:
+            CorruptRecordError: It is not as it was left: an older copy may have replaced it.
+
+        """
+        name, size = segment_name(self.epoch, tail.number), 0
+        if tail.fd is None:
+            with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
+                tail.fd = log.open(name, os.O_WRONLY | os.O_APPEND)
+        if tail.fd is not None:
+            status = os.fstat(tail.fd)
+            size = status.st_size
+            if status.st_nlink and size == tail.size:
+                return tail.fd
         self.is_intact = False
         self.close_files()  # the next open finds the present file by its name
-        path = f"{folder.path}/{LOG}/{segment_name(self.epoch, tail.number)}"
+        path = f"{folder.path}/{LOG}/{name}"
         raise CorruptRecordError(
-            f"{path} was removed, replaced or cut while it was written to: an older copy may have "
-            "replaced it; close the session and run `perdure check`",
+            f"{path} has {size} bytes where {tail.size} were written, or was removed or replaced "
+            "meanwhile: another process changed it, or an older copy replaced it; close the "
+            "session and run `perdure check`",
             path=path,
-            offset=status.st_size,
+            offset=size,
         )
 
     def require_present(self) -> None:
@@ -456,10 +427,8 @@ class LogWriter:
 
         """
         folder, tail = self.folder(), self._tail
-        if tail is None or tail.head:
-            return
-        fd = tail.fd if tail.fd is not None else self._open_tail(folder, tail)
-        self._require_unchanged(folder, tail, fd)
+        if tail is not None and not tail.head:
+            self._tail_file(folder, tail)
 
     def close_files(self) -> None:
         """Close the open files; the next append reopens them. The caller has the lock."""
@@ -471,11 +440,22 @@ class LogWriter:
             fd, tail.fd = tail.fd, None
             os.close(fd)
 
-    def mark_used(self) -> None:
-        """Let `OpenFiles` close the open files later. The caller has the lock."""
-        self._files.touch(self)
-
     # the fence
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[Folder]:
+        """Give the session's folder to a block that writes there as the holder, with the lock.
+
+        Raises:
+            LeaseLostError: The session is not held any more.
+
+        """
+        with self.lock:
+            try:
+                self.require_held()
+                yield self.folder()
+            finally:
+                self._files.touch(self)
 
     def require_held(self) -> None:
         """Raise LeaseLostError unless the session is held. The caller has the lock."""
@@ -519,12 +499,6 @@ def lease_lost_error(key: SessionKey, epoch: int, sealed: int = 0) -> LeaseLostE
     )
 
 
-def _store_error(error: OSError, what: str, root_path: str) -> Exception:
-    cause = store_error(error, "append to", f"{what} in {root_path}")
-    cause.__cause__ = error
-    return cause
-
-
 # Trimming: removing the oldest files of a log, whose records are all below a seq
 #
 # First a durable mark names the file that the log begins with; then the older files are removed.
@@ -539,36 +513,28 @@ def trim(writer: LogWriter, below: int) -> int:
         LeaseLostError: Another process has acquired the session.
 
     """
-    with writer.lock:
-        folder = writer.folder()
-        try:
-            writer.require_held()
-            with folder.enter(LOG) as log:
-                tip = segments.find_tip(log, writer.key)
-                if tip is None:
-                    return 0
-                first = segments.walk(log, tip, writer.key, down_to=max(below, 1) - 1)[-1]
-                return _remove_before(log, first)
-        finally:
-            writer.mark_used()
-
-
-def _remove_before(log: Folder, first: LogSegment) -> int:
-    begin = (first.epoch, first.number)
-    names = log.names()
-    old = [place for place in filter(None, map(segment_of, names)) if place < begin]
-    if not old:
-        return 0
-    os.close(log.open(start_name(*begin), os.O_WRONLY | os.O_CREAT))
-    log.sync()
-    for start in filter(None, map(start_of, names)):
-        if start < begin:
-            log.remove(start_name(*start))
-    freed = 0
-    for segment in sorted(old, reverse=True):  # the chain may end only at the mark
-        name = segment_name(*segment)
-        status = log.stat(name)
-        if status is not None and log.remove(name):
-            freed += status.st_size
-    log.sync()
-    return freed
+    with writer.held() as folder, folder.enter(LOG) as log:
+        tip = segments.find_tip(log, writer.key)
+        if tip is None:
+            return 0
+        first = segments.walk(log, tip, writer.key, down_to=max(below, 1) - 1)[-1]
+        begin = (first.epoch, first.number)
+        names = log.names()
+        old = [place for place in filter(None, map(segment_of, names)) if place < begin]
+        if not old:
+            return 0
+        # 1. The mark is durable before anything is removed.
+        os.close(log.open(start_name(*begin), os.O_WRONLY | os.O_CREAT))
+        log.sync()
+        for start in filter(None, map(start_of, names)):
+            if start < begin:
+                log.remove(start_name(*start))
+        # 2. The newest file first: the chain may end only at the mark.
+        freed = 0
+        for place in sorted(old, reverse=True):
+            name = segment_name(*place)
+            status = log.stat(name)
+            if status is not None and log.remove(name):
+                freed += status.st_size
+        log.sync()
+        return freed

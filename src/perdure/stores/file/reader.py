@@ -12,47 +12,36 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import Folder, read_part
+from perdure._lib.files import Folder, read_part, store_errors
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, RETRACT, Position, Record, Scanner
 from perdure.stores.file import documents, segments
+from perdure.stores.file.documents import Manifests
 from perdure.stores.file.layout import (
     LOG,
     QUARANTINE,
-    decoded,
+    RELEASED,
     is_tail,
-    released_name,
     segment_name,
     segment_of,
     session_path,
 )
-from perdure.stores.file.leases import LeaseFile, Owners, newest_epoch, newest_lease, require_key
-from perdure.stores.file.segments import DurablePosition, LogSegment, starts
+from perdure.stores.file.leases import Owners, newest_epoch, newest_lease
+from perdure.stores.file.segments import DurablePosition, LogSegment, SegmentSpan, starts
 
 SMALL = 1024 * 1024
 """A tip of at most this many bytes is read once, for the plan and for its records."""
 
 
-class SegmentSpan(msgspec.Struct, frozen=True):
-    """A part of one segment that is in the log."""
-
-    segment: LogSegment
-    start: Position
-    stop: Position
-    records: tuple[Record, ...] | None = None
-    """Its records, where the plan had to read them anyway."""
-
-
 class ReadPlan(msgspec.Struct):
-    """Where the requested records are, oldest first."""
+    """The parts of the log that hold the requested records, oldest first."""
 
     spans: tuple[SegmentSpan, ...] = ()
     head: int = 0
@@ -91,21 +80,24 @@ def plan(
     except FileNotFoundError:
         return ReadPlan()
     with folder:
-        epoch, lease, _ = newest_lease(folder)
-        if lease is not None:
-            require_key(folder, key, lease)
-            if lease.deleted:
-                return ReadPlan()
-        since = 1 if lease is None else lease.since
+        newest = newest_lease(folder, key)
+        if newest.deleted:
+            return ReadPlan()
+        epoch = newest.epoch
         try:
-            read_plan = _plan(folder, key, since, after, durable, epoch)
+            read_plan = _plan(folder, key, newest.since, after, durable, epoch)
         except CorruptRecordError:
             if newest_epoch(folder) != epoch:
                 return ReadPlan(settled=False)  # it was deleted meanwhile
             raise
         read_plan.spans = _narrowed(folder, read_plan.spans, after, before, reverse=reverse)
-        read_plan.settled = newest_epoch(folder) == epoch and _is_settled(
-            folder, read_plan, lease, owners
+        # No takeover is under way: the newest epoch has its record, or never will.
+        lease = newest.lease
+        read_plan.settled = newest_epoch(folder) == epoch and (
+            lease is None
+            or read_plan.epoch == epoch
+            or folder.has(RELEASED.name(epoch))
+            or owners.is_alive(lease.owner, lease.boot) is False
         )
         return read_plan
 
@@ -132,17 +124,6 @@ def _narrowed(
     return (msgspec.structs.replace(span, start=start), *spans[1:])
 
 
-def _is_settled(
-    folder: Folder, read_plan: ReadPlan, lease: LeaseFile | None, owners: Owners
-) -> bool:
-    """Return whether no takeover is under way: the newest epoch has its record, or never will."""
-    if lease is None or read_plan.epoch == lease.epoch:
-        return True
-    if folder.stat(released_name(lease.epoch)) is not None:
-        return True
-    return owners.is_alive(lease.owner, lease.boot) is False
-
-
 def _plan(
     folder: Folder,
     key: SessionKey,
@@ -160,60 +141,52 @@ def _plan(
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = segments.find_tip(log, key, since=since)
         if tip is not None:
-            spans = _spans(log, key, tip, after, marks_of(manifests), position)
-            read_plan = ReadPlan(tuple(spans), spans[-1].stop.seq, tip.epoch)
-    documents.require_folded(folder, key, manifests, read_plan.head)
+            newest = _newest_span(log, tip, after, manifests.mark_in(tip), position)
+            spans = spans_to(log, key, newest, after, manifests)
+            read_plan = ReadPlan(tuple(spans), newest.stop.seq, tip.epoch)
+    documents.require_folded(folder, key, manifests.files, read_plan.head)
     return read_plan
 
 
-def marks_of(manifests: list[documents.ManifestFile]) -> dict[tuple[int, int], Position]:
-    """Return the positions that manifests prove, by segment."""
-    marks: dict[tuple[int, int], Position] = {}
-    for file in manifests:
-        position = position_of(file.manifest.position)
-        if position is not None:
-            marks.setdefault((position.epoch, position.number), position.at)
-    return marks
-
-
-def position_of(raw: msgspec.Raw) -> DurablePosition | None:
-    """Return the position where the log continues after a fold, None if the manifest has none."""
-    # A position in another release's shape is ignored: the reader just reads more.
-    return decoded(raw, DurablePosition)
-
-
-def _spans(
-    log: Folder,
-    key: SessionKey,
-    tip: LogSegment,
-    after: int,
-    marks: dict[tuple[int, int], Position],
-    durable: DurablePosition | None,
+def spans_to(
+    log: Folder, key: SessionKey, newest: SegmentSpan, after: int, manifests: Manifests
 ) -> list[SegmentSpan]:
-    newest = _newest_span(log, tip, after, marks, durable)
+    """Return the spans that hold the records after *after*, up to the newest, oldest first.
+
+    Raises:
+        CorruptRecordError: A segment in the chain is missing or damaged.
+
+    """
     spans = [newest]
-    newer = newest.segment
     if newest.start.seq > after:
-        for segment in segments.walk(log, tip, key, down_to=after)[1:]:
-            prev = newer.first.prev
+        for segment in segments.walk(log, newest.segment, key, down_to=after)[1:]:
+            prev = spans[-1].segment.first.prev
             assert prev is not None  # the walk followed it
             stop = Position(prev.length, prev.seq, prev.crc)
-            mark = marks.get((segment.epoch, segment.number))
-            is_near = mark is not None and segment.start.seq <= mark.seq <= min(after, stop.seq)
-            spans.append(SegmentSpan(segment, mark if is_near and mark else segment.start, stop))
-            newer = segment
+            start = manifests.mark_in(segment)
+            if not segment.start.seq <= start.seq <= min(after, stop.seq):
+                start = segment.start
+            spans.append(SegmentSpan(segment, start, stop))
     return spans[::-1]
+
+
+def records_of(
+    log: Folder, span: SegmentSpan, keep_bytes: int = SMALL
+) -> tuple[Record, ...] | None:
+    """Return an earlier segment's records, None if they are many, or not those that were sealed."""
+    up_to = span.stop.offset
+    read = segments.scan(log, span.segment, span.start, up_to=up_to, keep_bytes=keep_bytes)
+    return read.records if read.stop == span.stop else None
 
 
 def _newest_span(
     log: Folder,
     tip: LogSegment,
     after: int,
-    marks: dict[tuple[int, int], Position],
+    start: Position,
     durable: DurablePosition | None,
 ) -> SegmentSpan:
-    """Find up to where the tip counts, reading from the last known position."""
-    start = marks.get((tip.epoch, tip.number), tip.start)
+    """Find up to where the tip counts, reading from a known position on."""
     end = durable.at if durable is not None and durable.number == tip.number else None
     if end is not None:
         if after >= end.seq:
@@ -222,13 +195,11 @@ def _newest_span(
             start = tip.start
         if end.offset - start.offset > SMALL:
             return SegmentSpan(tip, start if start.seq <= after else tip.start, end)
-    mark, up_to = start, None if end is None else end.offset
-    start, scanned = segments.scan_from(log, tip, mark, up_to=up_to, keep_bytes=SMALL)
-    if scanned.size < mark.offset:
-        raise segments.damage_error(f"{log.path}/{tip.name}", scanned.size, mark.offset)
-    if start.seq > after:
-        return SegmentSpan(tip, tip.start, scanned.end)
-    return SegmentSpan(tip, start, scanned.end, scanned.records)
+    up_to = None if end is None else end.offset
+    span = segments.scan_from(log, tip, start, up_to=up_to, keep_bytes=SMALL)
+    if span.size < start.offset:
+        raise segments.damage_error(f"{log.path}/{tip.name}", span.size, start.offset)
+    return SegmentSpan(tip, tip.start, span.stop) if span.start.seq > after else span
 
 
 # Bytes at the end of a log that do not count
@@ -238,10 +209,10 @@ class CutTail(msgspec.Struct, frozen=True):
     """Bytes at a log's end that are no whole records: of a write that a crash cut, or damage."""
 
     path: str
-    """Where they are."""
+    """The file that holds them."""
     bytes: int
     is_kept: bool
-    """Whether they were set aside, so that the log goes on without them."""
+    """True once they were set aside, so that the log continues without them."""
 
     def __str__(self) -> str:
         what = "kept in" if self.is_kept else "at the end of"
@@ -253,57 +224,48 @@ def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[CutTail]:
 
     The end of a log that somebody may be writing to is not looked at.
     """
-    try:
-        folder = root.enter(*session_path(key))
-    except FileNotFoundError:
-        return []
-    with folder:
+    tails: list[CutTail] = []
+    with (
+        contextlib.suppress(FileNotFoundError, CorruptRecordError),
+        root.enter(*session_path(key)) as folder,
+    ):
         tails = kept_tails(folder)
-        epoch, lease, _ = newest_lease(folder)
+        epoch, lease, names = newest = newest_lease(folder)
         if (
             lease is not None
-            and folder.stat(released_name(epoch)) is None
+            and RELEASED.name(epoch) not in names
             and (lease.deleted or owners.is_alive(lease.owner, lease.boot) is not False)
         ):
             return tails
-        with contextlib.suppress(FileNotFoundError, CorruptRecordError), folder.enter(LOG) as log:
-            ends = _uncounted(folder, log, key, 1 if lease is None else lease.since)
+        with folder.enter(LOG) as log:
+            names, since = log.names(), newest.since
+            tip = segments.find_tip(log, key, since=since, names=names)
+            ends = dict.fromkeys(segments.unbegun(log, tip, names, since=since), 0)
+            if tip is not None:
+                mark = documents.read_manifests(folder, key, since=since).mark_in(tip)
+                ends[tip.name] = segments.scan_from(log, tip, mark).stop.offset
+            found = _tails_in(log, ends, is_kept=False)
             if newest_epoch(folder) == epoch:
-                tails += ends
-        return tails
+                tails += found
+    return tails
 
 
-def _uncounted(folder: Folder, log: Folder, key: SessionKey, since: int) -> list[CutTail]:
-    names = log.names()
-    tip = segments.find_tip(log, key, since=since, names=names)
+def _tails_in(folder: Folder, ends: Mapping[str, int], *, is_kept: bool) -> list[CutTail]:
+    """Return the bytes of files after their ends."""
     tails: list[CutTail] = []
-    if tip is not None:
-        marks = marks_of(documents.read_manifests(folder, key, since=since))
-        mark = marks.get((tip.epoch, tip.number), tip.start)
-        _, scanned = segments.scan_from(log, tip, mark)
-        if scanned.size > scanned.end.offset:
-            size = scanned.size - scanned.end.offset
-            tails.append(CutTail(f"{log.path}/{tip.name}", size, is_kept=False))
-    for name in segments.unbegun(log, tip, names, since=since):
-        status = log.stat(name)
-        if status is not None:
-            tails.append(CutTail(f"{log.path}/{name}", status.st_size, is_kept=False))
+    for name, end in sorted(ends.items()):
+        status = folder.stat(name)
+        if status is not None and status.st_size > end:
+            tails.append(CutTail(f"{folder.path}/{name}", status.st_size - end, is_kept))
     return tails
 
 
 def kept_tails(folder: Folder) -> list[CutTail]:
     """Return the tails in a session's quarantine that nobody has accepted."""
-    try:
-        quarantine = folder.enter(QUARANTINE)
-    except FileNotFoundError:
-        return []
-    with quarantine:
-        found = [(name, quarantine.stat(name)) for name in sorted(quarantine.names())]
-        return [
-            CutTail(f"{quarantine.path}/{name}", status.st_size, is_kept=True)
-            for name, status in found
-            if is_tail(name) and status is not None
-        ]
+    with contextlib.suppress(FileNotFoundError), folder.enter(QUARANTINE) as quarantine:
+        kept = dict.fromkeys(filter(is_tail, quarantine.names()), 0)
+        return _tails_in(quarantine, kept, is_kept=True)
+    return []
 
 
 def accept_tails(root: Folder, key: SessionKey) -> bool:
@@ -336,142 +298,115 @@ class _TrimmedError(Exception):
     """The session's holder removed a file, by a trim or with the session."""
 
 
-class LogStream:
-    """Records of a plan in order, or in reverse; `part` returns the next few."""
+async def stream(
+    root: Folder, key: SessionKey, plan: ReadPlan, *, reverse: bool
+) -> AsyncGenerator[list[Record], None]:
+    """Yield the records of a plan in order, or in reverse, a part of a file at a time.
 
-    def __init__(self, root: Folder, key: SessionKey, plan: ReadPlan, *, reverse: bool) -> None:
+    Raises:
+        StoreUnavailableError: The next ones were removed meanwhile.
+
+    """
+    for span in plan.spans[::-1] if reverse else plan.spans:
+        if span.records is not None:
+            yield list(span.records[::-1] if reverse else span.records)
+            continue
+        file = _SpanFile(root, key, span)
+        try:
+            async with contextlib.aclosing(_backward(file) if reverse else _forward(file)) as parts:
+                async for records in parts:
+                    yield records
+        except _TrimmedError:
+            if reverse:
+                return  # older records were removed
+            raise StoreUnavailableError(
+                f"records of {key} were removed while they were read: it was pruned or "
+                "deleted; read it again",
+                key=str(key),
+            ) from None
+
+
+class _SpanFile:
+    """The file of a span, opened for each part."""
+
+    def __init__(self, root: Folder, key: SessionKey, span: SegmentSpan) -> None:
         self._root = root
-        self._key = key
-        self._path = (*session_path(key), LOG)
-        self._reverse = reverse
-        self._spans = deque(reversed(plan.spans) if reverse else plan.spans)
-        self._open: _ForwardReader | _BackwardReader | None = None
+        self._path = session_path(key)
+        self.span = span
 
-    async def part(self) -> list[Record] | None:
-        """Return the next records, None after the last."""
-        while True:
-            if self._open is None:
-                if not self._spans:
-                    return None
-                span = self._spans.popleft()
-                if span.records is not None:
-                    return list(span.records[::-1] if self._reverse else span.records)
-                self._open = (_BackwardReader if self._reverse else _ForwardReader)(self, span)
-            try:
-                records = await self._open.part()
-            except _TrimmedError:
-                if self._reverse:
-                    return None  # older records were removed
-                raise StoreUnavailableError(
-                    f"records of {self._key} were removed while they were read: it was pruned or "
-                    "deleted; read it again",
-                    key=str(self._key),
-                ) from None
-            if records is not None:
-                return records
-            self._open = None
-
-    async def read(self, span: SegmentSpan, start: int, stop: int) -> bytes:
-        """Return a part of a span's file."""
+    async def read(self, start: int, stop: int) -> bytes:
+        """Return a part of the file; nothing if the file is not there."""
 
         def opener(_: str, flags: int) -> int:
-            with self._root.enter(*self._path) as log:
-                return log.open(span.segment.name, flags & ~os.O_CREAT)
+            with self._root.enter(*self._path, LOG) as log:
+                return log.open(self.span.segment.name, flags & ~os.O_CREAT)
 
-        try:
-            return await read_part(opener, start, stop)
-        except FileNotFoundError:
-            if await anyio.to_thread.run_sync(self._was_removed, span.segment):
-                raise _TrimmedError from None
-            return b""
+        with store_errors("read", self._root.path):
+            try:
+                return await read_part(opener, start, stop)
+            except FileNotFoundError:
+                if await anyio.to_thread.run_sync(self._was_removed):
+                    raise _TrimmedError from None
+                return b""
 
-    def _was_removed(self, segment: LogSegment) -> bool:
-        with self._root.enter(*session_path(self._key)) as folder:
-            lease = newest_lease(folder).lease
-            if lease is not None and (lease.deleted or lease.since > segment.epoch):
+    def _was_removed(self) -> bool:
+        segment = self.span.segment
+        with self._root.enter(*self._path) as folder:
+            newest = newest_lease(folder)
+            if newest.deleted or newest.since > segment.epoch:
                 return True
             with folder.enter(LOG) as log:
-                return segments.starts(log)[-1:] > [(segment.epoch, segment.number)]
+                return starts(log)[-1:] > [(segment.epoch, segment.number)]
 
-    def damage_error(self, span: SegmentSpan, offset: int) -> CorruptRecordError:
-        """Return the error for a span that does not match the plan."""
-        path = "/".join((self._root.path, *self._path, span.segment.name))
-        return segments.damage_error(path, offset, span.stop.offset)
-
-
-class _ForwardReader:
-    def __init__(self, stream: LogStream, span: SegmentSpan) -> None:
-        self._stream = stream
-        self._span = span
-        self._scanner = Scanner(span.segment.epoch, span.start)
-        self._at = span.start.offset
-
-    async def part(self) -> list[Record] | None:
-        span, stop = self._span, self._span.stop.offset
-        if self._at == stop:
-            if self._scanner.end != span.stop:
-                raise self._stream.damage_error(span, self._scanner.next.offset)
-            return None
-        data = await self._stream.read(span, self._at, min(self._at + PART, stop))
-        self._at += len(data)
-        records = self._scanner.feed(data)
-        if self._scanner.damage is not None or not data:
-            raise self._stream.damage_error(span, self._scanner.next.offset)
-        return records
+    def damage_error(self, offset: int) -> CorruptRecordError:
+        """Return the error for bytes that do not match the plan."""
+        path = "/".join((self._root.path, *self._path, LOG, self.span.segment.name))
+        return segments.damage_error(path, offset, self.span.stop.offset)
 
 
-class _BackwardReader:
+async def _forward(file: _SpanFile) -> AsyncGenerator[list[Record], None]:
+    span = file.span
+    scanner = Scanner(span.segment.epoch, span.start)
+    at, stop = span.start.offset, span.stop.offset
+    while at < stop:
+        data = await file.read(at, min(at + PART, stop))
+        at += len(data)
+        records = scanner.feed(data)
+        if scanner.damage is not None or not data:
+            raise file.damage_error(scanner.next.offset)
+        yield records
+    if scanner.end != span.stop:
+        raise file.damage_error(scanner.next.offset)
+
+
+async def _backward(file: _SpanFile) -> AsyncGenerator[list[Record], None]:
     """Read a file from its end: each line's checksum covers the one before, in both directions."""
-
-    def __init__(self, stream: LogStream, span: SegmentSpan) -> None:
-        self._stream = stream
-        self._span = span
-        self._at = span.stop.offset
-        self._end = span.stop
-        """Lines up to here are not returned yet; the line after it holds its checksum."""
-        self._partial_line = b""
-        """The end of a line whose beginning is not read yet."""
-        self._size = _FIRST_PART
-
-    async def part(self) -> list[Record] | None:
-        span, start = self._span, self._span.start
-        if self._at == start.offset:
-            return None
-        low = max(start.offset, self._at - self._size)
-        self._size = min(self._size * 2, PART)
-        data = await self._stream.read(span, low, self._at)
-        if len(data) < self._at - low:
-            raise self._stream.damage_error(span, low + len(data))
-        self._at = low
-        data += self._partial_line
-        begin = self._first_line(data) if low > start.offset else 0
-        self._partial_line = data[:begin]
-        return self._records(data[begin:], low + begin)
-
-    def _first_line(self, data: bytes) -> int:
-        """Return where the first line begins whose predecessor's checksum is in *data*."""
-        return data.find(b"\n", frames.SEED_BYTES - 1) + 1 or len(data)
-
-    def _records(self, data: bytes, offset: int) -> list[Record]:
+    start, end = file.span.start, file.span.stop
+    at, size = end.offset, _FIRST_PART
+    rest = b""  # the end of a line whose beginning is not read yet
+    while at > start.offset:
+        low = max(start.offset, at - size)
+        data = await file.read(low, at)
+        if len(data) < at - low:
+            raise file.damage_error(low + len(data))
+        at, size = low, min(size * 2, PART)
+        data += rest
+        begin = 0
+        seed: int | None = start.crc
+        if low > start.offset:  # from the first line whose predecessor's checksum was read
+            begin = data.find(b"\n", frames.SEED_BYTES - 1) + 1 or len(data)
+            seed = frames.seed_of(data[:begin])
+        rest, data = data[:begin], data[begin:]
         if not data:
-            return []
-        count = data.count(b"\n")
-        end = self._end
-        seed = self._seed()
+            continue
         if seed is None:
-            raise self._stream.damage_error(self._span, offset)
-        before = Position(offset, end.seq - count, seed)
-        decoded_lines = frames.lines(data, epoch=self._span.segment.epoch, start=before)
-        if decoded_lines.end != end:
-            raise self._stream.damage_error(self._span, decoded_lines.end.offset)
-        self._end = before
-        return decoded_lines.records[::-1]
-
-    def _seed(self) -> int | None:
-        """Return the checksum of the line before the next ones, which seeds theirs."""
-        if self._at == self._span.start.offset and not self._partial_line:
-            return self._span.start.crc
-        return frames.seed_of(self._partial_line)
+            raise file.damage_error(low + begin)
+        before = Position(low + begin, end.seq - data.count(b"\n"), seed)
+        found = frames.lines(data, epoch=file.span.segment.epoch, start=before)
+        if found.end != end:
+            raise file.damage_error(found.end.offset)
+        end = before
+        yield found.records[::-1]
 
 
 # Salvage reads of a damaged log: the records that can still be proven
@@ -484,7 +419,7 @@ class SalvagedLog(msgspec.Struct):
     """The seq that the log begins with."""
     records: list[Record] = []
     began_anew: bool = False
-    """Whether it was begun anew over records that could not be read then. They come first, and
+    """True if it was begun anew over records that could not be read then. They come first, and
     what came later follows them under higher numbers."""
 
 
@@ -492,18 +427,14 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
     """Return all records of a log that can be proven."""
     by_seq: dict[int, Record] = {}
     low = shift = 0
-    try:
-        folder = root.enter(*session_path(key))
-    except FileNotFoundError:
-        return SalvagedLog()
-    with folder:
-        since = _since(folder)
-        if since is None:
+    with contextlib.suppress(FileNotFoundError), root.enter(*session_path(key)) as folder:
+        newest = newest_lease(folder)
+        if newest.deleted:
             return SalvagedLog()
-        with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
+        with folder.enter(LOG) as log:
             first_segment = max(starts(log), default=(0, 0))
             for epoch, number in sorted(filter(None, map(segment_of, log.names()))):
-                if epoch < since or (epoch, number) < first_segment:
+                if epoch < newest.since or (epoch, number) < first_segment:
                     continue
                 limit, records, begins = _segment(log, epoch, number, key)
                 if limit is None:
@@ -525,14 +456,6 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
     while records and not records[-1].end:  # an incomplete group
         records.pop()
     return SalvagedLog(max(low, 1), records, shift > 0)
-
-
-def _since(folder: Folder) -> int | None:
-    """Return the epoch that the log began with, None if there is no session for readers."""
-    lease = newest_lease(folder).lease
-    if lease is None:
-        return 1
-    return None if lease.deleted else lease.since
 
 
 def _segment(

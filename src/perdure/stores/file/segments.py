@@ -64,7 +64,7 @@ class LogSegment(msgspec.Struct, frozen=True):
     epoch: int
     number: int
     start: Position
-    """Where its records begin: the epoch record is one, a later segment's first line is not."""
+    """The place of its first record; a later segment's first line is none, an epoch record is."""
     first: SegmentHeader
 
     @property
@@ -81,15 +81,16 @@ class DurablePosition(msgspec.Struct, frozen=True, rename={"number": "n"}):
     at: Position
 
 
-class SegmentScan(msgspec.Struct):
-    """Result of reading a segment from a position to a length, or to its end."""
+class SegmentSpan(msgspec.Struct, frozen=True):
+    """A part of one segment that is in the log: whole groups."""
 
-    end: Position
-    """The position after the last whole group."""
-    size: int
-    """The file's size in bytes."""
+    segment: LogSegment
+    start: Position
+    stop: Position
     records: tuple[Record, ...] | None = None
-    """The records, if they fit into ``keep_bytes``."""
+    """Its records, if they were read, and are not too many to be kept."""
+    size: int = 0
+    """The file's size in bytes, if it was read."""
 
 
 def find_tip(
@@ -125,24 +126,22 @@ def open_tip(
 ) -> tuple[LogSegment, int] | None:
     """Return what ``find_tip`` finds, with its file open."""
     places = sorted(filter(None, map(segment_of, names or log.names())), reverse=True)
-    for epoch in sorted({epoch for epoch, _ in places}, reverse=True):
+    for epoch, number in places:
         if epoch < since or (below is not None and epoch >= below):
             continue
-        first = _open_first(log, epoch, 0, key, flags)
-        if first is None and not any(segment_epoch == epoch for segment_epoch, _ in starts(log)):
+        if number and not _is_begun(log, epoch, key):
             continue
-        with contextlib.ExitStack() as stack:
-            if first is not None:
-                stack.callback(os.close, first[1])
-            for segment_epoch, number in places:
-                if segment_epoch == epoch and number:
-                    segment = _open_first(log, epoch, number, key, flags)
-                    if segment is not None:
-                        return segment
-            if first is not None:
-                stack.pop_all()
-                return first
+        segment = _open_first(log, epoch, number, key, flags)
+        if segment is not None:
+            return segment
     return None
+
+
+def _is_begun(log: Folder, epoch: int, key: SessionKey) -> bool:
+    """Return whether an epoch has its record, or had it in a file that was removed."""
+    if read_first(log, epoch, 0, key) is not None:
+        return True
+    return any(started == epoch for started, _ in starts(log))
 
 
 def unbegun(
@@ -254,7 +253,7 @@ def scan(
     up_to: int | None = None,
     keep_bytes: int = 0,
     fd: int | None = None,
-) -> SegmentScan:
+) -> SegmentSpan:
     """Read a segment's lines from *start* on, up to the last whole group.
 
     Args:
@@ -289,7 +288,8 @@ def scan(
                 records += complete
     if scanner.damage is not None:
         _require_cut_write(log, segment.name, scanner.damage)
-    return SegmentScan(scanner.end, size, None if records is None else tuple(records))
+    kept = None if records is None else tuple(records)
+    return SegmentSpan(segment, start, scanner.end, kept, size)
 
 
 def scan_from(
@@ -300,19 +300,18 @@ def scan_from(
     up_to: int | None = None,
     keep_bytes: int = 0,
     fd: int | None = None,
-) -> tuple[Position, SegmentScan]:
-    """Read a segment from a mark on; return from where it was read, and the result.
+) -> SegmentSpan:
+    """Read a segment from a mark on.
 
     If no whole group follows the mark, the mark may be wrong: then it is decided from the
     beginning, as it is for damage, so that an error names the first damaged byte.
     """
     if mark != segment.start:
         with contextlib.suppress(CorruptRecordError):
-            scanned = scan(log, segment, mark, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
-            if scanned.end != mark or scanned.size == mark.offset:
-                return mark, scanned
-    start = segment.start
-    return start, scan(log, segment, start, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
+            span = scan(log, segment, mark, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
+            if span.stop != mark or span.size == mark.offset:
+                return span
+    return scan(log, segment, segment.start, up_to=up_to, keep_bytes=keep_bytes, fd=fd)
 
 
 def bracket(

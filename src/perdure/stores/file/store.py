@@ -13,7 +13,8 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import TypeVar, TypeVarTuple, final
 
@@ -22,6 +23,7 @@ import msgspec
 
 from perdure._lib.files import Folder, open_private as open_root, store_errors
 from perdure._lib.ids import random_id
+from perdure._lib.logs import LogOnce
 from perdure._lib.loop import ThreadCall, Threads, unopened
 from perdure._lib.platform import descriptor_limit, network_file_system, synced_by
 from perdure._lib.tasks import all_of
@@ -51,17 +53,22 @@ from perdure.store import (
 )
 from perdure.stores.file import acquire, directory, documents, inbox, leases, log, reader
 from perdure.stores.file.documents import blob_names, get, put, remove_blobs, renew, sweep
-from perdure.stores.file.layout import dropped_name, published_name, released_name, session_path
-from perdure.stores.file.leases import FileOwner, Owners
+from perdure.stores.file.layout import (
+    DROPPED,
+    PUBLISHED,
+    RELEASED,
+    session_path,
+)
+from perdure.stores.file.leases import Owners
 from perdure.stores.file.log import LogWriter, OpenFiles, lease_lost_error
-from perdure.stores.file.reader import LogStream, ReadPlan, contiguous_run, salvaged_log
+from perdure.stores.file.reader import contiguous_run, salvaged_log
 from perdure.stores.file.segments import DurablePosition
 
 _log = logging.getLogger("perdure")
 
 HOME_VARIABLE = "PERDURE_HOME"
 
-_warned: set[str] = set()
+_warned = LogOnce()
 
 
 def resolve_root(root: str | os.PathLike[str] | None) -> tuple[str, bool]:
@@ -87,8 +94,7 @@ def resolve_root(root: str | os.PathLike[str] | None) -> tuple[str, bool]:
 def is_local(path: str) -> bool:
     """Return whether a folder is on a local disk; warn once if it is not."""
     kind = network_file_system(path)
-    if kind is not None and path not in _warned:
-        _warned.add(path)
+    if kind is not None and _warned.first(path):
         _log.warning(
             "the store is on a network file system, where locks and syncs may not hold: "
             "keep it on a local disk, or use a server store",
@@ -107,10 +113,18 @@ file system's own commits."""
 _MAX_OPEN = 256
 """Sessions whose log and folder are kept open: two files each."""
 
+_POLL = 0.01
+_SETTLE = 1.0
+"""Seconds that a reader waits for a takeover to end."""
+
 
 @final
 class Home:
-    """An open root folder, and this store's entry among its owners."""
+    """An open root folder, this store's entry among its owners, and its writers by session.
+
+    A session has a writer until its lease is released, or lost. Threads acquire, release and
+    delete, since they go on when their callers are cancelled.
+    """
 
     def __init__(self, root: Folder, owners: Owners, *, read_only: bool) -> None:
         self.root: Folder = root
@@ -118,15 +132,17 @@ class Home:
         self.owners: Owners = owners
         descriptors = descriptor_limit() or 4 * _MAX_OPEN
         self.files: OpenFiles = OpenFiles(min(_MAX_OPEN, descriptors // 4))
+        self.writers: dict[SessionKey, LogWriter] = {}
+        self._lock = threading.Lock()
         # More than the engine uses at a time: those whose disk does not answer leave some free.
-        self.appends: Threads = Threads(4 * THREADS, name="perdure append")
-        self._heartbeats: Threads = Threads(1, name="perdure heartbeat")
-        self._others: Threads = Threads(THREADS, name="perdure file")
+        self._appends = Threads(4 * THREADS, name="perdure append")
+        self._heartbeats = Threads(1, name="perdure heartbeat")
+        self._others = Threads(THREADS, name="perdure file")
         self._pid = os.getpid()
 
     @property
     def is_in_this_process(self) -> bool:
-        """Whether this is the process that opened it, not a forked child."""
+        """True in the process that opened it, False in a forked child."""
         return self._pid == os.getpid()
 
     async def run_in_thread(self, doing: str, function: Callable[[*Ts], T], *args: *Ts) -> T:
@@ -140,21 +156,19 @@ class Home:
             raise SessionError(
                 f"cannot {doing} {self.root.path}: it was opened read-only", path=self.root.path
             )
-        return await self._run_limited(self._others, doing, function, *args)
+        with store_errors(doing, self.root.path):
+            return await self._others.run(function, *args)
 
     async def heartbeat(self) -> HeartbeatRequests:
         """Renew the heartbeat, queued after nothing else: a late owner loses its leases."""
-        return await self._run_limited(self._heartbeats, "write", self.owners.heartbeat)
-
-    async def _run_limited(
-        self, threads: Threads, doing: str, function: Callable[[*Ts], T], *args: *Ts
-    ) -> T:
-        with store_errors(doing, self.root.path):
-            return await threads.run(function, *args)
+        with store_errors("write", self.root.path):
+            return await self._heartbeats.run(self.owners.heartbeat)
 
     async def aclose(self) -> None:
         """Close every file; if the caller's time ends, only begin to. None may be in use."""
-        self.appends.close()
+        with self._lock:
+            self.writers.clear()
+        self._appends.close()
         self.owners.wake_waiter()
         closing = Threads(1, name="perdure close")  # abandoned calls may hold all other threads
         try:
@@ -176,6 +190,129 @@ class Home:
         self.files.close_all()
         self.owners.close()
         self.root.close()
+
+    # the writers
+
+    def durable_position(self, key: SessionKey) -> DurablePosition | None:
+        """Return how far a session's log is durable, if held here with its files intact.
+
+        Threads that read ask, too.
+        """
+        writer = self.writers.get(key)
+        return writer.durable if writer is not None and writer.is_intact else None
+
+    def writer_of(self, key: SessionKey, epoch: int) -> LogWriter | None:
+        """Return the writer of a session in an epoch, None if it is not held here."""
+        writer = self.writers.get(key)
+        return writer if writer is not None and writer.epoch == epoch else None
+
+    async def run_with_writer(
+        self,
+        doing: str,
+        key: SessionKey,
+        epoch: int,
+        function: Callable[[LogWriter, *Ts], T],
+        *args: *Ts,
+    ) -> T:
+        """Run a blocking function in a thread, once no abandoned write of the session goes on.
+
+        Raises:
+            LeaseLostError: The session is not held here in this epoch.
+
+        """
+        writer = self.writer_of(key, epoch)
+        if writer is None:
+            raise lease_lost_error(key, epoch)
+        await _wait_idle(writer)
+        return await self.run_in_thread(doing, function, writer, *args)
+
+    def acquire(self, key: SessionKey, terms: Terms, abandoned: threading.Event) -> Held | Taken:
+        """Take a session on these terms; release it if the caller was cancelled."""
+        acquired = acquire.acquire(self.root, key, terms, self.owners)
+        if isinstance(acquired, Held):
+            return acquired
+        taken, fence, end = acquired
+        writer = LogWriter(self.root, key, fence, end, self.files)
+        with self._lock:
+            previous = self.writers.get(key)
+            if previous is None or previous.epoch < writer.epoch:
+                self.writers[key] = writer
+        if previous is not None:
+            self.files.close(previous)
+        if abandoned.is_set():
+            self.release(writer)  # so that the next caller can have it at once
+        return taken
+
+    def release(self, writer: LogWriter) -> None:
+        """Release a session; if that fails it stays held, and may be released again."""
+        with writer.lock:
+            if writer.is_held():
+                leases.create_mark(writer.folder(), RELEASED.name(writer.epoch))
+            writer.close_files()
+        self._drop(writer)
+
+    def delete(self, writer: LogWriter, keep_posts: bool) -> None:  # noqa: FBT001  # passed on by position
+        """Delete a session, as its holder; if that fails it stays held."""
+        with writer.lock:
+            try:
+                writer.require_held()
+                writer.close_files()  # some systems cannot remove an open file
+                folder, key, epoch = writer.folder(), writer.key, writer.epoch
+                me = self.owners.me
+                if not leases.mark_deleted(folder, key, epoch, me, keep_posts=keep_posts):
+                    raise lease_lost_error(key, epoch)
+            finally:
+                writer.close_files()
+        self._drop(writer)
+
+    def _drop(self, writer: LogWriter) -> None:
+        """Forget a session, unless a newer writer holds it."""
+        with self._lock:
+            if self.writers.get(writer.key) is writer:
+                del self.writers[writer.key]
+
+    # appending
+
+    async def append(self, batch: Batch) -> Outcome:
+        """Append one batch in its own thread call."""
+        writer = self.writer_of(batch.key, batch.epoch)
+        if writer is None:
+            return _not_held(batch)
+        await _wait_idle(writer)
+        try:
+            call = await self._appends.done(writer.append, batch)
+        except StoreUnavailableError as error:  # there is no thread for it
+            return Outcome(Status.TRANSIENT, error)
+        return self._outcome_of(writer, call)
+
+    def begin_append(self, batch: Batch, done: Callable[[Sequence[Outcome]], object]) -> bool:
+        """Append one batch without a task; False if it has to wait, or is not held here."""
+        writer = self.writer_of(batch.key, batch.epoch)
+        if writer is None or writer.lock.locked():
+            return False
+        try:
+            self._appends.start(
+                writer.append, batch, then=lambda call: done([self._outcome_of(writer, call)])
+            )
+        except StoreUnavailableError:  # there is no thread for it
+            return False
+        return True
+
+    def _outcome_of(self, writer: LogWriter, call: ThreadCall[Outcome]) -> Outcome:
+        outcome = Outcome(Status.IN_DOUBT, call.error) if call.error else call.value
+        if outcome.status is Status.CONFLICT:
+            self._drop(writer)  # a lost epoch never comes back
+        return outcome
+
+
+async def _wait_idle(writer: LogWriter) -> None:
+    """Wait until an abandoned write of a session has ended, without holding a thread."""
+    while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock has no event
+        await anyio.sleep(_POLL)
+
+
+def _not_held(batch: Batch) -> Outcome:
+    return Outcome(Status.CONFLICT, lease_lost_error(batch.key, batch.epoch))
 
 
 async def open_home(
@@ -224,32 +361,7 @@ def _open(path: str, owner: str, *, parents: bool, read_only: bool) -> tuple[Fol
         raise
 
 
-# Waiting without holding a thread
-
-_POLL = 0.01
-_SETTLE = 1.0
-"""How many seconds a reader waits for a takeover to end."""
-
-
-async def wait_idle(writer: LogWriter) -> None:
-    """Wait until an abandoned write of a session has ended."""
-    while writer.lock.locked():  # noqa: ASYNC110  # a thread's lock has no event
-        await anyio.sleep(_POLL)
-
-
-async def wait_settled(make_plan: Callable[[], Awaitable[ReadPlan]]) -> ReadPlan:
-    """Plan a read again and again until no takeover is under way, for at most one second."""
-    deadline = anyio.current_time() + _SETTLE
-    pause = _POLL
-    while True:
-        plan = await make_plan()
-        if plan.settled or anyio.current_time() >= deadline:
-            return plan
-        await anyio.sleep(pause)
-        pause *= 2
-
-
-# Registry of the sessions that a file store holds, with a `LogWriter` for each
+# One session's folder
 
 
 def read_documents(
@@ -259,81 +371,42 @@ def read_documents(
     is_held: bool,  # noqa: FBT001  # passed through a thread, by position
 ) -> Documents:
     """Read documents; the holder also copies damaged ones to quarantine."""
-    try:
-        folder = root.enter(*session_path(key))
-    except FileNotFoundError:
-        return Documents()
-    with folder:
-        lease = leases.newest_lease(folder).lease
-        if lease is not None:
-            leases.require_key(folder, key, lease)
-            if lease.deleted:
-                return Documents()
-        result = documents.read(folder, key, names, since=lease.since if lease else 0)
+    with suppress(FileNotFoundError), root.enter(*session_path(key)) as folder:
+        newest = leases.newest_lease(folder, key)
+        if newest.deleted:
+            return Documents()
+        result = documents.read(folder, key, names, since=newest.since)
         if result.damaged and is_held:
             documents.quarantine_damaged(folder, key, result.damaged)
         tails = reader.kept_tails(folder)
         return msgspec.structs.replace(result, cut=tuple(map(str, tails))) if tails else result
-
-
-def release(writer: LogWriter) -> None:
-    """Mark the session as released, if this writer still holds it."""
-    with writer.lock:
-        if writer.is_held():
-            leases.create_mark(writer.folder(), released_name(writer.epoch))
-        writer.close_files()
+    return Documents()
 
 
 def publish(writer: LogWriter) -> None:
     """Publish a draft, as its holder."""
-    with writer.lock:
-        try:
-            writer.require_held()
-            folder, epoch = writer.folder(), writer.epoch
-            lease = leases.read_lease(folder, epoch)
-            if lease is not None and lease.draft is not None and not lease.published:
-                leases.create_mark(folder, published_name(epoch))
-                folder.sync()
-                if folder.has(dropped_name(epoch)):  # somebody is about to take it over
-                    raise lease_lost_error(writer.key, epoch)
-                writer.require_held()
-        finally:
-            writer.mark_used()
-
-
-def delete(writer: LogWriter, me: FileOwner, keep_posts: bool) -> None:  # noqa: FBT001  # passed on by position
-    """Delete a session, as its holder."""
-    with writer.lock:
-        try:
-            writer.require_held()
-            writer.close_files()  # some systems cannot remove an open file
-            folder = writer.folder()
-            if not leases.mark_deleted(folder, writer.key, writer.epoch, me, keep_posts=keep_posts):
-                raise lease_lost_error(writer.key, writer.epoch)
-        finally:
-            writer.close_files()
+    with writer.held() as folder:
+        epoch = writer.epoch
+        lease = leases.read_lease(folder, epoch, folder.names())
+        if lease is not None and lease.draft is not None and not lease.published:
+            leases.create_mark(folder, PUBLISHED.name(epoch))
+            folder.sync()
+            if folder.has(DROPPED.name(epoch)):  # somebody is about to take it over
+                raise lease_lost_error(writer.key, epoch)
+        writer.require_held()  # in any case: a taker may have removed the lease before it was read
 
 
 def write_documents(writer: LogWriter, new: dict[str, bytes], manifest: Manifest) -> None:
     """Fold: write documents, and record in the manifest where the log continues."""
-    with writer.lock:
-        folder = writer.folder()
-        writer.require_held()
+    with writer.held() as folder:
         writer.require_present()
         at = _vouched_position(writer, folder, manifest)
-        position = msgspec.Raw(msgspec.json.encode(at))
+        manifest = msgspec.structs.replace(manifest, position=msgspec.Raw(msgspec.json.encode(at)))
         try:
-            documents.write(
-                folder,
-                new,
-                msgspec.structs.replace(manifest, position=position),
-                writer.require_held,
-            )
+            documents.write(folder, new, manifest, writer.require_held)
         except OSError:
             writer.require_held()  # a new holder removes unfinished files of the old one
             raise
-        finally:
-            writer.mark_used()
 
 
 def _vouched_position(
@@ -345,126 +418,10 @@ def _vouched_position(
     for position in (writer.durable, writer.before):
         if position.at.seq <= lowest:
             return position
-    files = documents.read_manifests(folder, writer.key)
-    positions = filter(None, (reader.position_of(file.manifest.position) for file in files))
+    files = documents.read_manifests(folder, writer.key).files
+    positions = filter(None, (documents.position_of(file.manifest) for file in files))
     candidates = [position for position in positions if position.at.seq <= lowest]
     return max(candidates, key=lambda position: position.at.seq, default=None)
-
-
-class PendingAcquire:
-    """Whether the caller of an acquire still waits for it."""
-
-    abandoned: bool = False
-
-
-@final
-class HeldSessions:
-    """The writers of this store, by session: each until its lease is released, or lost.
-
-    Threads release and delete, since they go on when their callers are cancelled.
-    """
-
-    def __init__(self) -> None:
-        self._writers: dict[SessionKey, LogWriter] = {}
-        self._lock = threading.Lock()
-
-    def __contains__(self, key: SessionKey) -> bool:
-        return key in self._writers
-
-    def clear(self) -> None:
-        """Forget every session."""
-        with self._lock:
-            self._writers.clear()
-
-    def durable_position(self, key: SessionKey) -> DurablePosition | None:
-        """Return how far a session's log is durable, if held here with its files intact.
-
-        Threads that read ask, too.
-        """
-        writer = self._writers.get(key)
-        return writer.durable if writer is not None and writer.is_intact else None
-
-    def writers(self) -> dict[SessionKey, LogWriter]:
-        """Return the writers of all held sessions."""
-        return dict(self._writers)
-
-    def writer_of(self, key: SessionKey, epoch: int) -> LogWriter | None:
-        """Return the writer of a session in an epoch, None if it is not held here."""
-        writer = self._writers.get(key)
-        return writer if writer is not None and writer.epoch == epoch else None
-
-    async def idle_writer(self, key: SessionKey, epoch: int) -> LogWriter:
-        """Return a session's writer once no abandoned write of it is under way.
-
-        Raises:
-            LeaseLostError: The session is not held here in this epoch.
-
-        """
-        writer = self.writer_of(key, epoch)
-        if writer is None:
-            raise lease_lost_error(key, epoch)
-        await wait_idle(writer)
-        return writer
-
-    def drop(self, writer: LogWriter) -> None:
-        """Forget a session, unless a newer writer holds it."""
-        with self._lock:
-            if self._writers.get(writer.key) is writer:
-                del self._writers[writer.key]
-
-    def release(self, writer: LogWriter) -> None:
-        """Release a session; if that fails it stays held, and may be released again."""
-        release(writer)
-        self.drop(writer)
-
-    def delete(self, writer: LogWriter, me: FileOwner, keep_posts: bool) -> None:  # noqa: FBT001  # passed on by position
-        """Delete a session; if that fails it stays held."""
-        delete(writer, me, keep_posts)
-        self.drop(writer)
-
-    def acquire(
-        self,
-        home: Home,
-        key: SessionKey,
-        terms: Terms,
-        claim: PendingAcquire,
-    ) -> Held | Taken:
-        """Take a session on these terms; release it if the caller was cancelled."""
-        acquired = acquire.acquire(home.root, key, terms, home.owners)
-        if isinstance(acquired, Held):
-            return acquired
-        writer = LogWriter(home.root, key, acquired, home.files)
-        with self._lock:
-            previous = self._writers.get(key)
-            if previous is None or previous.epoch < writer.epoch:
-                self._writers[key] = writer
-        if previous is not None:
-            home.files.close(previous)
-        if claim.abandoned:
-            self.release(writer)  # so that the next caller can have it at once
-        head, created = acquired.end.seq, acquired.created
-        return Taken(key, writer.epoch, head, created, acquired.record, acquired.found)
-
-    # appending
-
-    async def append(self, home: Home | None, batch: Batch) -> Outcome:
-        """Append one batch in its own thread call."""
-        writer = self.writer_of(batch.key, batch.epoch)
-        if writer is None or home is None or not home.is_in_this_process:
-            return Outcome(Status.CONFLICT, lease_lost_error(batch.key, batch.epoch))
-        await wait_idle(writer)
-        try:
-            call = await home.appends.done(writer.append, batch)
-        except StoreUnavailableError as error:  # there is no thread for it
-            return Outcome(Status.TRANSIENT, error)
-        return self.outcome_of(writer, call)
-
-    def outcome_of(self, writer: LogWriter, call: ThreadCall[Outcome]) -> Outcome:
-        """Return what came of an append."""
-        outcome = Outcome(Status.IN_DOUBT, call.error) if call.error else call.value
-        if outcome.status is Status.CONFLICT:
-            self.drop(writer)  # a lost epoch never comes back
-        return outcome
 
 
 # The store
@@ -498,7 +455,6 @@ class FileStore:
         self._root_argument = root
         self._owner = owner or random_id()
         self._opened: Home | None = None
-        self._held_sessions = HeldSessions()
 
     @property
     def capabilities(self) -> Capabilities:
@@ -547,7 +503,6 @@ class FileStore:
     async def aclose(self) -> None:
         """Close every file; leases that were not released look like those of a dead owner."""
         home, self._opened = self._opened, None
-        self._held_sessions.clear()
         if home is not None and home.is_in_this_process:
             await home.aclose()
 
@@ -573,25 +528,19 @@ class FileStore:
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Append each batch in its own thread call."""
-        return await all_of(batches, partial(self._held_sessions.append, self._opened))
+        home = self._opened
+        if home is None or not home.is_in_this_process:
+            return list(map(_not_held, batches))
+        return await all_of(batches, home.append)
 
     def begin_append(
         self, batches: Sequence[Batch], done: Callable[[Sequence[Outcome]], object]
     ) -> bool:
         """Append one batch without a task; False if it has to wait, or is not held here."""
-        home, held = self._opened, self._held_sessions
+        home = self._opened
         if len(batches) != 1 or home is None or not home.is_in_this_process:
             return False
-        writer = held.writer_of(batches[0].key, batches[0].epoch)
-        if writer is None or writer.lock.locked():
-            return False
-        try:
-            home.appends.start(
-                writer.append, batches[0], then=lambda call: done([held.outcome_of(writer, call)])
-            )
-        except StoreUnavailableError:  # there is no thread for it
-            return False
-        return True
+        return home.begin_append(batches[0], done)
 
     async def read_log(
         self,
@@ -609,23 +558,19 @@ class FileStore:
                 yield LogChunk((record,))
             return
         plan = await self._plan(key, after, before, reverse=reverse)
-        stream = LogStream(self._root, key, plan, reverse=reverse)
         last = before if before is not None else plan.head + 1
         remaining, is_settled_reported = (plan.head if limit is None else limit), plan.settled
-        while remaining > 0:
-            with store_errors("read", self.location):
-                records = await stream.part()
-            if records is None:
-                break
-            wanted = [record for record in records if after < record.seq < last][:remaining]
-            if wanted:
-                remaining -= len(wanted)
-                is_settled_reported = True
-                yield LogChunk(tuple(wanted), plan.settled)
-            if records and (
-                records[-1].seq <= after + 1 if reverse else records[-1].seq >= last - 1
-            ):
-                break  # nothing that was requested follows
+        async with aclosing(reader.stream(self._root, key, plan, reverse=reverse)) as parts:
+            async for records in parts:
+                wanted = [record for record in records if after < record.seq < last][:remaining]
+                if wanted:
+                    remaining -= len(wanted)
+                    is_settled_reported = True
+                    yield LogChunk(tuple(wanted), plan.settled)
+                end = records[-1].seq if records else None
+                is_past = end is not None and (end <= after + 1 if reverse else end >= last - 1)
+                if is_past or remaining <= 0:
+                    break  # nothing that was requested follows
         if not is_settled_reported:
             yield LogChunk((), settled=False)
 
@@ -637,26 +582,31 @@ class FileStore:
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove the log files whose records are all below ``below``."""
-        return await self._run_in_thread("trim", log.trim, await self._idle(key, epoch), below)
+        return await self._home.run_with_writer("trim", key, epoch, log.trim, below)
 
     async def _plan(
         self, key: SessionKey, after: int, before: int | None, *, reverse: bool = False
     ) -> reader.ReadPlan:
-        async def make_plan() -> reader.ReadPlan:
-            durable = partial(self._held_sessions.durable_position, key)
-            plan = partial(reader.plan, reverse=reverse)
-            return await self._run_in_thread(
-                "read", plan, self._root, key, after, before, durable, self._owners
+        """Plan a read, again until no takeover is under way, for at most one second."""
+        home = self._home
+        durable = partial(home.durable_position, key)
+        make_plan = partial(reader.plan, reverse=reverse)
+        deadline, pause = anyio.current_time() + _SETTLE, _POLL
+        while True:
+            plan = await self._run_in_thread(
+                "read", make_plan, home.root, key, after, before, durable, home.owners
             )
-
-        return await wait_settled(make_plan)
+            if plan.settled or anyio.current_time() >= deadline:
+                return plan
+            await anyio.sleep(pause)
+            pause *= 2
 
     # documents
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        is_held = key in self._held_sessions
+        is_held = key in self._home.writers
         if past_damage.get():
             salvaged = await self._run_in_thread("read", salvaged_log, self._root, key)
             if salvaged.began_anew:  # their numbers are not those of the records any more
@@ -667,8 +617,9 @@ class FileStore:
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Fold: documents first, the manifest last."""
-        writer = await self._idle(key, manifest.epoch)
-        await self._run_in_thread("write", write_documents, writer, dict(documents), manifest)
+        await self._home.run_with_writer(
+            "write", key, manifest.epoch, write_documents, dict(documents), manifest
+        )
 
     async def log_tails(self, key: SessionKey) -> list[reader.CutTail]:
         """Return bytes at a log's end that are no whole records, unless somebody accepted them."""
@@ -720,26 +671,23 @@ class FileStore:
         return await self._run_in_thread("read", leases.lease_state, self._root, key, self._owners)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        claim = PendingAcquire()
+        abandoned = threading.Event()
         try:
-            return await self._run_in_thread(
-                "write", self._held_sessions.acquire, self._home, key, terms, claim
-            )
+            return await self._run_in_thread("write", self._home.acquire, key, terms, abandoned)
         except BaseException:
-            claim.abandoned = True
+            abandoned.set()
             raise
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
-        await self._run_in_thread("write", publish, await self._idle(key, epoch))
+        await self._home.run_with_writer("write", key, epoch, publish)
 
     async def drafts(self, tenant: str) -> list[DraftInfo]:
         return await self._run_in_thread("read", directory.list_drafts, self._root, tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        self._home  # noqa: B018  # raises if it is closed
-        if self._held_sessions.writer_of(key, epoch) is not None:
-            writer = await self._idle(key, epoch)
-            await self._run_in_thread("write", self._held_sessions.release, writer)
+        home = self._home
+        if home.writer_of(key, epoch) is not None:
+            await home.run_with_writer("write", key, epoch, home.release)
 
     async def heartbeat(self) -> HeartbeatRequests:
         """Renew this owner's heartbeat, and drain its mailbox."""
@@ -750,7 +698,7 @@ class FileStore:
         await self._owners.wait_for_request(timeout)
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        await self._run_in_thread("write", self._owners.request_handover, holder.owner, key)
+        await self._run_in_thread("write", self._owners.send, holder.owner, key, "handover")
 
     # inbox
 
@@ -762,10 +710,10 @@ class FileStore:
         )
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        self._home  # noqa: B018  # raises if it is closed
-        if self._held_sessions.writer_of(key, epoch) is None:  # a reader knows the epoch, too
-            return await self._run_in_thread("read", inbox.peek, self._root, key, epoch, limit)
-        return await self._run_in_thread("read", inbox.receive, await self._idle(key, epoch), limit)
+        home = self._home
+        if home.writer_of(key, epoch) is None:  # a reader knows the epoch, too
+            return await home.run_in_thread("read", inbox.peek, home.root, key, epoch, limit)
+        return await home.run_with_writer("read", key, epoch, inbox.receive, limit)
 
     async def ack(
         self,
@@ -780,8 +728,7 @@ class FileStore:
                 "write", inbox.drop_dead_letters, self._root, key, tuple(op_ids)
             )
             return
-        writer = await self._idle(key, epoch)
-        await self._run_in_thread("write", inbox.ack, writer, tuple(op_ids), tuple(dead))
+        await self._home.run_with_writer("write", key, epoch, inbox.ack, tuple(op_ids), tuple(dead))
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         list_keys = partial(directory.list_waiting, dead_letters=dead_letters)
@@ -793,21 +740,17 @@ class FileStore:
     # directory
 
     async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
-        held = self._held_sessions.writers()
+        held = dict(self._home.writers)
         return await self._run_in_thread("read", directory.list_sessions, self._root, query, held)
 
     async def tenants(self) -> list[str]:
         return await self._run_in_thread("read", directory.list_tenants, self._root)
 
     async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
-        writer, me = await self._idle(key, epoch), self._owners.me
-        await self._run_in_thread("delete", self._held_sessions.delete, writer, me, keep_posts)
+        home = self._home
+        await home.run_with_writer("delete", key, epoch, home.delete, keep_posts)
 
     async def scrub(self) -> None:
         """Finish interrupted deletions and heartbeats. Removed files need no further work."""
         await self._run_in_thread("clean", directory.end_deletions, self._root)
         await self._run_in_thread("clean", self._owners.remove_stale_temporary)
-
-    async def _idle(self, key: SessionKey, epoch: int) -> LogWriter:
-        self._home  # noqa: B018  # raises if it is closed
-        return await self._held_sessions.idle_writer(key, epoch)
