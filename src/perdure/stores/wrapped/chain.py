@@ -172,8 +172,6 @@ class ChainWriter:
         self.epoch = epoch
         self.remembers_all: bool = False
         """Whether it remembers the ends of all batches."""
-        self.pending_end: int = -1
-        """The last record of a batch that is about to be encrypted."""
         self._encrypted_to = encrypted_to
         self._links: OrderedDict[int, ChainLink] = OrderedDict()
         self._folds: list[tuple[int, int]] = [(0, folded)]
@@ -197,12 +195,10 @@ class ChainWriter:
         """Forget the links of records from one on: others may stand there, or none."""
         for seq in [seq for seq in self._links if seq >= since]:
             del self._links[seq]
-        self.pending_end = -1
 
-    def note_fold(self, folded: int, since: int | None = None) -> None:
+    def note_fold(self, folded: int) -> None:
         """Remember a fold: records that are encrypted for the first time from now on name it."""
-        first = self._encrypted_to + 1 if since is None else since
-        self._folds = [*self._folds[-7:], (first, folded)]
+        self._folds = [*self._folds[-7:], (self._encrypted_to + 1, folded)]
 
     def encrypt(self, batch: Batch) -> Batch:
         """Return an encrypted batch; the link before it has to be remembered."""
@@ -215,7 +211,7 @@ class ChainWriter:
             entries.append(Entry(kind, record.payload, end))
         self.note_link(link)
         self._encrypted_to = max(self._encrypted_to, link.seq)
-        return Batch(batch.key, batch.epoch, batch.first, tuple(entries))
+        return msgspec.structs.replace(batch, records=tuple(entries))
 
     def _fold_known_at(self, seq: int) -> int:
         return next(folded for since, folded in reversed(self._folds) if since <= seq or not since)

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import msgspec
@@ -35,7 +35,6 @@ from perdure.records.manifest import FoldedDocument, Manifest, lease_lost, too_l
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     ALL,
-    About,
     Batch,
     Beginning,
     BlobSweep,
@@ -58,7 +57,6 @@ from perdure.store import (
     SupportsRestore,
     Taken,
     Terms,
-    open_read_only,
     shortcut,
 )
 from perdure.stores.delegate import DelegatingStore
@@ -66,14 +64,14 @@ from perdure.stores.wrapped.chain import ChainReader, ManifestProof, ReadRequest
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
     has_hidden,
-    inner_about,
     inner_documents,
-    mismatched,
     outer_manifest,
     read_hidden,
     restore_documents,
     restore_info,
+    sealed_labels,
     transform_document,
+    unproven_end,
     unproven_tail,
     with_hidden,
 )
@@ -87,31 +85,21 @@ from perdure.stores.wrapped.transform import (
     restore_letter,
     restore_records,
     transform_batch,
-    transform_blobs,
     transform_item,
     transform_letter,
 )
 
 Encoder = Callable[[Batch], Batch]
 
-_WITHOUT_CONTENT = frozenset({"connection_pool", "local_path", "watch_connections"})
+_WITHOUT_CONTENT = frozenset(
+    {"connection_pool", "local_path", "open_read_only", "watch_connections"}
+)
 """What a backend may have besides the port and no content passes through."""
 
 
 def max_restored_bytes(store: Store) -> int:
     """Return the largest size of a restored record or inbox item, in bytes."""
     return max(store.capabilities.max_record_bytes, MAX_RECORD_BYTES)
-
-
-class _Encoding(NamedTuple):
-    encode: Encoder
-    size: int
-    about: About | None = None
-    """The labels that the batch brings, sealed."""
-
-    def encoded(self, batch: Batch) -> Batch:
-        """Return a batch as the inner store gets it, with what it says for the directory."""
-        return msgspec.structs.replace(self.encode(batch), turns=batch.turns, about=self.about)
 
 
 class CodedStore(DelegatingStore, ABC):
@@ -166,15 +154,11 @@ class CodedStore(DelegatingStore, ABC):
         transform = self._cached_transform(batch.key)
         return None if transform is None else lambda batch: transform_batch(transform, batch)
 
-    async def _prepared_encoder(self, batch: Batch) -> Encoder | None:
-        """Return what encodes a batch; None if its session has no transform."""
-        return self._encoder(batch)
+    async def _prepare(self, batch: Batch) -> None:
+        """Read what the encoder of a batch needs."""
 
     def _note_refused(self, batch: Batch) -> None:
         """Note that the log will never accept a batch."""
-
-    async def _require_compatible(self) -> None:
-        """Raise if the store's content was written without this."""
 
     async def _require_readable(self, key: SessionKey) -> object:
         """Raise if a session could not be read; return what `_begin` needs not read again."""
@@ -233,29 +217,6 @@ class CodedStore(DelegatingStore, ABC):
         """The inner store's location, and what this does."""
         return f"{self.inner.location} ({self._kind})"
 
-    async def open(self) -> None:
-        """Open the inner store, and check that it is compatible.
-
-        Raises:
-            ConfigError: Its content was written without this.
-
-        """
-        await self.inner.open()
-        await self._checked()
-
-    async def open_read_only(self) -> None:
-        """Open the inner store read-only, and check that it is compatible."""
-        await open_read_only(self.inner)
-        await self._checked()
-
-    async def _checked(self) -> None:
-        try:
-            await self._require_compatible()
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self.inner.aclose()
-            raise
-
     async def _of_session(self, key: SessionKey, data: bytes = b"") -> Transform:
         transform = await self._transform(key, data)
         if transform is None:
@@ -274,14 +235,11 @@ class CodedStore(DelegatingStore, ABC):
     # The log.
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        jobs = [await self._encoding(batch) for batch in batches]
-        size = sum(job.size for job in jobs if isinstance(job, _Encoding))
+        prepared = [await self._prepared(batch) for batch in batches]
+        size = sum(len(entry.payload) for batch in batches for entry in batch.records)
 
         def encode_all() -> list[Batch | Outcome]:
-            return [
-                job if isinstance(job, Outcome) else job.encoded(batch)
-                for job, batch in zip(jobs, batches, strict=True)
-            ]
+            return [one if isinstance(one, Outcome) else one() for one in prepared]
 
         results = await in_thread_if_large(size, encode_all)
         encoded = [result for result in results if isinstance(result, Batch)]
@@ -304,7 +262,7 @@ class CodedStore(DelegatingStore, ABC):
                 size += self._require_fit(batch)
                 # Labels are sealed by the tenant's key, which may have to be read.
                 if encode is not None and size < LARGE and batch.about is None:
-                    encoded.append(_Encoding(encode, size).encoded(batch))
+                    encoded.append(encode(batch))
                     continue
             return False
 
@@ -319,16 +277,18 @@ class CodedStore(DelegatingStore, ABC):
             if outcome.status is Status.PERMANENT:
                 self._note_refused(batch)
 
-    async def _encoding(self, batch: Batch) -> _Encoding | Outcome:
+    async def _prepared(self, batch: Batch) -> Callable[[], Batch] | Outcome:
+        """Return what encodes a batch, with its labels sealed; or why it cannot be."""
+        key = batch.key
         try:
-            size = self._require_fit(batch)
-            encode = await self._prepared_encoder(batch)
-            if encode is None:
-                return Outcome(Status.CONFLICT, lease_lost(batch.key, batch.epoch, 0))
-            about = batch.about
-            if about is not None:
-                about = inner_about(batch.key, about, await self._of_tenant(batch.key.tenant))
-            return _Encoding(encode, size, about)
+            self._require_fit(batch)
+            await self._prepare(batch)
+            if (encode := self._encoder(batch)) is None:
+                raise lease_lost(key, batch.epoch)
+            if batch.about is not None:
+                about = sealed_labels(key, batch.about, await self._of_tenant(key.tenant))
+                batch = msgspec.structs.replace(batch, about=about)
+            return partial(encode, batch)
         except LeaseLostError as error:
             return Outcome(Status.CONFLICT, error)
         except StoreUnavailableError as error:
@@ -396,11 +356,11 @@ class CodedStore(DelegatingStore, ABC):
             CorruptRecordError: A record is damaged or belongs to another place.
 
         """
-        first = next((record for record in records if record.kind != EPOCH), None)
-        if first is None:
+        payloads = [record.payload for record in records if record.kind != EPOCH]
+        if not payloads:
             return tuple(records)
-        transform = await self._of_session(key, first.payload)
-        size = sum(len(record.payload) for record in records)
+        transform = await self._of_session(key, payloads[0])
+        size = sum(map(len, payloads))
         return await in_thread_if_large(size, lambda: restore_records(transform, records))
 
     def transform_spill(
@@ -467,45 +427,39 @@ class CodedStore(DelegatingStore, ABC):
         return {name: transform.plain_name(name) for name in names}
 
     async def _decoded(self, key: SessionKey, inner: Documents) -> Documents:
-        """Return documents as the engine wrote them."""
+        """Return documents as the engine wrote them; all are damaged under a forged manifest."""
         manifest, cut = inner.manifest, inner.cut
-        hidden, reason = await self._hidden_part(key, manifest)
+        hidden, forged = await self._hidden_part(key, manifest)
         listed = {} if manifest is None else manifest.documents
-        if not reason and manifest is not None and (hidden is None or hidden.is_begun):
+        if not forged and manifest is not None and (hidden is None or hidden.is_begun):
             # It was never folded through this store.
             is_plain = self._accepts_plain and not any(map(self._is_own, listed))
             return inner if is_plain else Documents(cut=cut)
-        stored = (*(listed if reason else ()), *inner.damaged, *inner.found, *inner.remains)
-        plain = await self._plain_names(key, dict.fromkeys(stored))
+        wrong = (*(listed if forged else ()), *inner.damaged)
+        plain = await self._plain_names(key, dict.fromkeys((*wrong, *inner.found, *inner.remains)))
         readable = {plain[n]: document for n, document in inner.found.items() if n in plain}
-        damaged = dict.fromkeys(plain[name] for name in inner.damaged if name in plain)
-        remains = {plain[name]: data for name, data in inner.remains.items() if name in plain}
-        tail = _tail(key, hidden, reason)
-        if reason:  # the manifest was lost or forged: all documents are damaged
-            remains |= {name: document.data for name, document in readable.items()}
-            names = dict.fromkeys([plain[name] for name in listed if name in plain]) | damaged
-            why = dict.fromkeys(names or (SESSION,), reason)
-            remains = {name: data for name, data in remains.items() if name in why}
-            return Documents(
-                damaged=tuple(why), why=why, remains=remains, unproven_tail=tail, cut=cut
-            )
-        if manifest is None or hidden is None:
-            remains = {name: data for name, data in remains.items() if name in damaged}
-            return Documents(damaged=tuple(damaged), remains=remains, cut=cut)
         restored: dict[str, Document] = {}
-        if readable:
+        if readable and hidden is not None and not forged:
             transform = await self._of_session(key, next(iter(readable.values())).data)
-            size = sum(len(document.data) for document in readable.values())
             restored = await in_thread_if_large(
-                size, lambda: restore_documents(transform, readable, hidden)
+                sum(len(document.data) for document in readable.values()),
+                lambda: restore_documents(transform, readable, hidden),
             )
         lost = {name: item.data for name, item in readable.items() if name not in restored}
+        remains = {plain[n]: data for n, data in inner.remains.items() if n in plain} | lost
+        damaged = dict.fromkeys([*(plain[name] for name in wrong if name in plain), *lost])
+        if forged and not damaged:
+            damaged[SESSION] = None
+        outer = None
+        if manifest is not None and hidden is not None and not forged:
+            outer = outer_manifest(manifest, hidden)
         return Documents(
-            outer_manifest(manifest, hidden),
+            outer,
             restored,
-            (*damaged, *lost),
-            remains={name: data for name, data in remains.items() if name in damaged} | lost,
-            unproven_tail=tail or inner.unproven_tail,
+            tuple(damaged),
+            why=dict.fromkeys(damaged, forged) if forged else {},
+            remains={name: data for name, data in remains.items() if name in damaged},
+            unproven_tail=unproven_tail(key, unproven_end(hidden), forged) or inner.unproven_tail,
             cut=cut,
         )
 
@@ -532,29 +486,24 @@ class CodedStore(DelegatingStore, ABC):
         new_own = {} if own else self._new_own_documents(key)
         own |= {name: FoldedDocument.of(as_of, data) for name, data in new_own.items()}
         tenant = await self._of_tenant(key.tenant)
-        plain = {name: documents[name] for name in documents if name in manifest.documents}
+        names = {name: transform.stored_name(name) for name in manifest.documents}
+        plain = {name: documents[name] for name in documents if name in names}
         proof = await self._prove(manifest)
 
         def encode_all() -> dict[str, bytes]:
             return {
-                name: transform_document(
+                names[name]: transform_document(
                     transform, name, data, proof, manifest.documents[name].as_of_seq
                 )
                 for name, data in plain.items()
             }
 
-        encoded = await in_thread_if_large(sum(map(len, plain.values())), encode_all)
-        # A document that is not the one the engine listed is stored with a hash that no bytes
-        # have, so that reading reports it as damaged.
-        wrong = mismatched(manifest, plain)
-        names = {name: transform.stored_name(name) for name in manifest.documents}
-        written = {names[name]: data for name, data in encoded.items()}
+        written = await in_thread_if_large(sum(map(len, plain.values())), encode_all)
         # Names were not hidden before: those documents are stored anew.
         shown = [n for n in names if n != names[n] and n in listed and n not in plain]
         old = (await self.inner.read_documents(key, shown)).found if shown else {}
         written |= {names[name]: document.data for name, document in old.items()}
-        listed = {**listed, **{names[name]: listed[name] for name in old}}
-        stored = inner_documents(manifest, names, encoded, wrong, listed) | own
+        stored = inner_documents(manifest, names, written, listed) | own
         hidden = HiddenManifest(manifest.about, manifest.documents, proof)
         inner = with_hidden(msgspec.structs.replace(manifest, documents=stored), hidden, tenant)
         await self.inner.write_documents(key, written | new_own, inner)
@@ -573,9 +522,15 @@ class CodedStore(DelegatingStore, ABC):
             return
         transform = await self._blob_transform(tenant, create=True)
         assert transform is not None  # it was created
-        encoded = await transform_blobs(transform, blobs)
-        inner = {transform.inner_name(name): data for name, data in encoded.items()}
-        await self.inner.put_blobs(str(tenant), inner)
+
+        def encode_all() -> dict[str, bytes]:
+            return {
+                transform.inner_name(name): transform.transform(("blob", name), data)
+                for name, data in blobs.items()
+            }
+
+        size = sum(map(len, blobs.values()))
+        await self.inner.put_blobs(str(tenant), await in_thread_if_large(size, encode_all))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         """Return a blob, restored and verified against its name; None if there is none."""
@@ -654,23 +609,21 @@ class CodedStore(DelegatingStore, ABC):
             )
         known = await self._require_readable(key) if terms.after != 0 else None
         names = await self._stored_names(key, terms.names)
-        names = None if names is None else frozenset(names)
         new = terms.beginning
         if new.about is not None:
-            about = inner_about(key, new.about, await self._of_tenant(key.tenant))
+            about = sealed_labels(key, new.about, await self._of_tenant(key.tenant))
             new = msgspec.structs.replace(new, about=about)
-        inner = msgspec.structs.replace(terms, names=names, beginning=new)
+        inner = msgspec.structs.replace(
+            terms, names=None if names is None else frozenset(names), beginning=new
+        )
         taken = await self.inner.acquire(key, inner)
         if isinstance(taken, Held):
             return taken
         try:
             is_changed = await self._begin(taken, known, terms.beginning)
             found = taken.found
-            if taken.created and found is not None:
-                # All that is there is the epoch record, and what was just written.
-                have = Documents(cut=found.documents.cut)
-                found = msgspec.structs.replace(found, documents=have)
-            elif found is not None:
+            # A new session has its epoch record, and nothing that has to be decoded.
+            if found is not None and not taken.created:
                 if terms.names == frozenset():
                     found = msgspec.structs.replace(found, records=None)
                 found = None if is_changed else await self._decoded_all(key, found)
@@ -737,9 +690,3 @@ class CodedStore(DelegatingStore, ABC):
         """Delete everything that the session owns, its data key included."""
         await self.inner.delete(key, epoch, keep_posts=keep_posts)
         self._forget(key)
-
-
-def _tail(key: SessionKey, hidden: HiddenManifest | None, reason: str) -> str:
-    """Return why a log may be incomplete; empty if there is no sign of it."""
-    end = 0 if hidden is None or hidden.proof is None else hidden.proof.unproven_end
-    return unproven_tail(key, end, reason) if end or reason else ""

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import base64
 import logging
-import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import partial
 from typing import NamedTuple, cast, final
 
@@ -23,7 +22,15 @@ from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, SessionTenant, keyring_of
 from perdure.records.manifest import About, Manifest, lease_lost
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Beginning, SessionQuery, Store, Taken, take_after
+from perdure.store import (
+    Batch,
+    Beginning,
+    SessionQuery,
+    Store,
+    Taken,
+    open_read_only,
+    take_after,
+)
 from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
@@ -41,7 +48,6 @@ from perdure.stores.wrapped.coded import CodedStore, Encoder, max_restored_bytes
 from perdure.stores.wrapped.compressed import compression_for
 from perdure.stores.wrapped.keys import (
     GROWTH,
-    KEY_BYTES,
     DataKey,
     MasterKeys,
     SessionKeyEntry,
@@ -61,7 +67,6 @@ _log = logging.getLogger(__name__)
 
 _MAX_CACHED_SESSIONS = 4096
 """Sessions whose data keys are cached in memory."""
-_PAGE = 100
 
 
 class RewrapResult(msgspec.Struct, frozen=True):
@@ -123,6 +128,29 @@ class EncryptedStore(CodedStore):
         self._proofs: dict[SessionKey, ManifestProof] = {}
         self._writers: dict[SessionKey, ChainWriter] = {}
 
+    async def open(self) -> None:
+        """Open the inner store, and check that it holds nothing in plain text.
+
+        Raises:
+            ConfigError: It was written without encryption.
+
+        """
+        await self.inner.open()
+        await self._checked()
+
+    async def open_read_only(self) -> None:
+        """Open the inner store read-only, and check that it holds nothing in plain text."""
+        await open_read_only(self.inner)
+        await self._checked()
+
+    async def _checked(self) -> None:
+        try:
+            await keyring.require_encrypted(self.inner)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.inner.aclose()
+            raise
+
     async def tenants(self) -> list[str]:
         tenants = await self.inner.tenants()
         if "" not in tenants:
@@ -138,17 +166,12 @@ class EncryptedStore(CodedStore):
         """
         rewrapped = 0
         skipped: list[SessionKey] = []
-        for tenant in sorted({"", *await self.inner.tenants()}):
-            after: SessionKey | None = None
-            while page := await self.inner.sessions(
-                SessionQuery(tenant=tenant, after=after, limit=_PAGE)
-            ):
-                for info in page:
-                    try:
-                        rewrapped += await self._rewrap(info.key)
-                    except (LeaseHeldError, LeaseLostError):
-                        skipped.append(info.key)
-                after = page[-1].key
+        async with aclosing(keyring.all_sessions(self.inner)) as keys:
+            async for key in keys:
+                try:
+                    rewrapped += await self._rewrap(key)
+                except (LeaseHeldError, LeaseLostError):
+                    skipped.append(key)
         return RewrapResult(rewrapped, tuple(skipped))
 
     async def _rewrap(self, key: SessionKey) -> bool:
@@ -160,12 +183,11 @@ class EncryptedStore(CodedStore):
         ) as lease:
             entry = await self._find(key)
             if entry is not None and key.agent != KEYRING:
-                await self._wrap_again(lease, entry, await self._tenant_key(key.tenant))
+                await self._wrap_again(lease, entry)
             elif entry is not None:
                 before = entry.manifest or keyring.empty_manifest(lease)
-                document = keyring.wrap_key(key, entry.key, self._masters)
                 manifest = msgspec.structs.replace(before, epoch=lease.epoch)
-                await keyring.write(self.inner, document, manifest)
+                await keyring.write(self.inner, entry, manifest, self._masters)
         return True
 
     async def accept_log(self, key: SessionKey) -> bool:
@@ -184,31 +206,32 @@ class EncryptedStore(CodedStore):
         if not (await self._proof(key, fresh=True)).doubtful_from:
             return False
         async with self._brief_lease(key, "close it first") as lease:
-            entry, tenant = await self._find(key), await self._tenant_key(key.tenant)
-            hidden = None if entry is None else entry.proven_part(tenant)[0]
-            proof = None if hidden is None else hidden.proof
-            if entry is None or proof is None or proof.lost or not proof.unproven_end:
+            entry = await self._find(key)
+            if entry is None or entry.manifest is None:
+                return False
+            hidden, proof = entry.proven_part(await self._tenant_key(key.tenant))
+            if hidden is None or proof.lost or not proof.unproven_end:
                 return False
             accepted = msgspec.structs.replace(proof, unproven_end=0)
-            manifest = self._under(lease.epoch, entry, hidden, accepted, tenant)
-            await self.inner.write_documents(key, {}, manifest)
+            await self._write(entry, entry.manifest, lease.epoch, hidden, accepted)
             return True
 
-    def _under(
+    async def _write(
         self,
-        epoch: int,
         entry: SessionKeyEntry,
-        hidden: HiddenManifest | None,
+        manifest: Manifest,
+        epoch: int,
+        hidden: HiddenManifest,
         proof: ManifestProof,
-        tenant: DataKey,
-    ) -> Manifest:
-        """Return a session's manifest as one that an epoch writes, and cache what it proves."""
-        assert entry.manifest is not None  # its hidden part was read
-        assert hidden is not None
+    ) -> SessionKeyEntry:
+        """Write a manifest and its session's key under an epoch; remember what it proves."""
+        key = manifest.key
         proof = msgspec.structs.replace(proof, epoch=epoch)
-        self._cache_proof(entry.manifest.key, proof)
-        manifest = msgspec.structs.replace(entry.manifest, epoch=epoch)
-        return with_hidden(manifest, msgspec.structs.replace(hidden, proof=proof), tenant)
+        manifest = msgspec.structs.replace(manifest, epoch=epoch)
+        hidden = msgspec.structs.replace(hidden, proof=proof)
+        self._cache_proof(key, proof)
+        inner = with_hidden(manifest, hidden, await self._tenant_key(key.tenant))
+        return await keyring.write(self.inner, entry, inner, self._masters)
 
     @asynccontextmanager
     async def _brief_lease(self, key: SessionKey, cure: str) -> AsyncGenerator[Taken, None]:
@@ -227,9 +250,6 @@ class EncryptedStore(CodedStore):
 
     async def _find(self, key: SessionKey) -> SessionKeyEntry | None:
         return await keyring.find(self.inner, key, self._masters)
-
-    async def _require_compatible(self) -> None:
-        await keyring.require_encrypted(self.inner)
 
     async def _require_readable(self, key: SessionKey) -> SessionKeyEntry | None:
         return await self._find(key)
@@ -292,16 +312,15 @@ class EncryptedStore(CodedStore):
         if create and tenant and "" not in self._tenants:
             # The unnamed tenant's key marks the store as encrypted.
             await self._shared_transform("", create=True)
-        data_key = self._tenants.get(tenant)
-        if data_key is None:
+        if tenant not in self._tenants:
             if create:
                 key = await keyring.tenant_key(self.inner, tenant, self._masters)
             elif entry := await self._find(keyring_of(tenant)):
                 key = entry.key
             else:
                 return None
-            data_key = self._tenants[tenant] = DataKey(key, ("tenant", tenant), self._compression)
-        return data_key
+            self._tenants[tenant] = DataKey(key, ("tenant", tenant), self._compression)
+        return self._tenants[tenant]
 
     async def _tenant_key(self, tenant: str) -> DataKey:
         return cast("DataKey", await self._of_tenant(tenant))
@@ -332,7 +351,7 @@ class EncryptedStore(CodedStore):
             raise chain_error(taken.head - 1, reason)
         is_changed = entry is None or not entry.is_current or not entry.chained
         if entry is None or is_changed:
-            entry = await self._wrap_again(taken, entry, tenant, new.about)
+            entry = await self._wrap_again(taken, entry, new.about)
             proof = entry.proven_part(tenant)[1]
         if proof.lost:
             end = proof.doubtful_from or taken.head - 1
@@ -375,41 +394,30 @@ class EncryptedStore(CodedStore):
             writer.remembers_all = False
 
     async def _wrap_again(
-        self,
-        lease: Taken,
-        entry: SessionKeyEntry | None,
-        tenant: DataKey,
-        about: About | None = None,
+        self, lease: Taken, entry: SessionKeyEntry | None, about: About | None = None
     ) -> SessionKeyEntry:
         """Write a session's key wrapped by the newest master key, and where its chain begins.
 
         Creates the key if ``entry`` is None, and the manifest then has the labels of *about*.
         """
-        lost, before = "", None if entry is None else entry.manifest
+        hidden, before, lost = None, None, ""
         if entry is None:
-            data_key, chained, below = secrets.token_bytes(KEY_BYTES), lease.head, 0
+            entry = SessionKeyEntry.new(chained=lease.head)
+        elif entry.manifest is None:
+            lost = MISSING if await self._lacks_manifest(lease.key) else ""
         else:
-            data_key, chained, below = entry.key, entry.chained or lease.head, entry.below
-            if before is None and await self._lacks_manifest(lease.key):
-                lost = MISSING
-        labels = about if about is not None and lease.created else About()
-        hidden = HiddenManifest(labels, {}, is_begun=True)
-        if entry is not None and before is not None:
-            known, found = entry.proven_part(tenant)
-            if known is None and found.lost:
-                lost, before = found.lost, None
-            hidden = known or hidden
-        base = before or keyring.empty_manifest(lease)
-        manifest = msgspec.structs.replace(base, epoch=lease.epoch)
-        proof = proof_of(manifest, lost=lost, unproven_end=lease.head - 1 if lost else 0)
-        if hidden.proof is not None:
-            proof = msgspec.structs.replace(hidden.proof, epoch=lease.epoch)
-        hidden = msgspec.structs.replace(hidden, proof=proof)
-        document = keyring.wrap_key(lease.key, data_key, self._masters, chained, below)
-        inner = with_hidden(manifest, hidden, tenant)
-        await keyring.write(self.inner, document, inner)
-        # is_current, since it was written just now
-        return SessionKeyEntry(data_key, True, chained, below, inner, document[0])
+            hidden, proof = entry.proven_part(await self._tenant_key(lease.key.tenant))
+            lost = proof.lost if hidden is None else ""
+            before = None if lost else entry.manifest
+        if not entry.chained:
+            entry = msgspec.structs.replace(entry, chained=lease.head)
+        if hidden is None:
+            labels = about if about is not None and lease.created else About()
+            hidden = HiddenManifest(labels, {}, is_begun=True)
+        manifest = before or keyring.empty_manifest(lease)
+        end = lease.head - 1 if lost else 0
+        proof = hidden.proof or proof_of(manifest, lost=lost, unproven_end=end)
+        return await self._write(entry, manifest, lease.epoch, hidden, proof)
 
     # What manifests prove.
 
@@ -480,22 +488,14 @@ class EncryptedStore(CodedStore):
         if entry is not None and entry.manifest is not None and entry.chained:
             end = min(below, await self.inner.head(key) + 1)
             if end > entry.below:
-                await self._note_trim(entry, entry.manifest, epoch, end)
+                hidden, proof = entry.proven_part(await self._tenant_key(key.tenant))
+                if hidden is None:
+                    raise CorruptRecordError(proof.lost, key=str(key))
+                trimmed = msgspec.structs.replace(entry, below=end)
+                trimmed = await self._write(trimmed, entry.manifest, epoch, hidden, proof)
+                if (cipher := self._sessions.get(key)) is not None:
+                    self._sessions[key] = cipher._replace(name=trimmed.name, below=end)
         return await self.inner.trim(key, epoch, below)
-
-    async def _note_trim(
-        self, entry: SessionKeyEntry, manifest: Manifest, epoch: int, below: int
-    ) -> None:
-        key = manifest.key
-        tenant = await self._tenant_key(key.tenant)
-        hidden, proof = entry.proven_part(tenant)
-        if hidden is None:
-            raise CorruptRecordError(proof.lost, key=str(key))
-        document = keyring.wrap_key(key, entry.key, self._masters, entry.chained, below)
-        under = self._under(epoch, entry, hidden, proof, tenant)
-        await keyring.write(self.inner, document, under)
-        if (cipher := self._sessions.get(key)) is not None:
-            self._sessions[key] = cipher._replace(name=document[0], below=below)
 
     # The hash chain.
 
@@ -527,23 +527,20 @@ class EncryptedStore(CodedStore):
             return None
         return writer.encrypt if writer.link(batch.first - 1) is not None else None
 
-    async def _prepared_encoder(self, batch: Batch) -> Encoder | None:
+    async def _prepare(self, batch: Batch) -> None:
         key, before = batch.key, batch.first - 1
         cipher = await self._cipher(key)
         if cipher is None:
-            return None
+            return
         writer = self._writer(key, batch.epoch, cipher)
-        if writer.link(before) is None and writer.pending_end != before:
-            try:
-                writer.note_link(await self._link_after(key, writer, before))
-            except CorruptRecordError:
-                holder = await self.inner.holder(key)
-                if holder is None or holder.epoch != batch.epoch:  # another life of the session
-                    newest = None if holder is None else holder.epoch
-                    raise lease_lost(key, batch.epoch, newest) from None
-                raise
-        writer.pending_end = before + len(batch.records)
-        return writer.encrypt
+        try:
+            writer.note_link(await self._link_after(key, writer, before))
+        except CorruptRecordError:
+            holder = await self.inner.holder(key)
+            if holder is None or holder.epoch != batch.epoch:  # another life of the session
+                newest = None if holder is None else holder.epoch
+                raise lease_lost(key, batch.epoch, newest) from None
+            raise
 
     def _writer(self, key: SessionKey, epoch: int, cipher: _SessionCipher) -> ChainWriter:
         """Return the writer of a session that was taken through this store.

@@ -109,16 +109,12 @@ LARGE = 512 * 1024
 
 def transform_batch(transform: Transform, batch: Batch) -> Batch:
     """Return a batch with transformed payloads, each bound to its place in the log."""
-    transform_payload = transform.transform_payload
+    transform_payload, epoch = transform.transform_payload, batch.epoch
     entries = tuple(
-        Entry(
-            kind,
-            transform_payload(("record", seq, batch.epoch, kind, end), payload),
-            end,
-        )
+        Entry(kind, transform_payload(("record", seq, epoch, kind, end), payload), end)
         for seq, (kind, payload, end) in enumerate(batch.records, batch.first)
     )
-    return Batch(batch.key, batch.epoch, batch.first, entries)
+    return msgspec.structs.replace(batch, records=entries)
 
 
 def restore_records(transform: Transform, records: Sequence[Record]) -> tuple[Record, ...]:
@@ -204,15 +200,6 @@ def restore_letter(
         retried = restore_item(transform, key, msgspec.structs.replace(item, damage=""))
         item = item if retried.damage else retried
     return msgspec.structs.replace(letter, item=item, reason=reason)
-
-
-async def transform_blobs(transform: Transform, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return blobs transformed, each bound to its name."""
-
-    def transform_all() -> dict[str, bytes]:
-        return {name: transform.transform(("blob", name), data) for name, data in blobs.items()}
-
-    return await in_thread_if_large(sum(map(len, blobs.values())), transform_all)
 
 
 def restore_blob(transform: Transform, name: str, data: bytes) -> bytes:
