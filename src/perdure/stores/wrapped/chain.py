@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import msgspec
 
@@ -272,14 +272,6 @@ async def link_at(
     return None, len(epochs)
 
 
-class ProofReader(Protocol):
-    """Give what a session's manifest proves."""
-
-    async def __call__(self, *, fresh: bool = False) -> ManifestProof:
-        """Return it, read anew if it is to be fresh."""
-        ...
-
-
 class _Part(NamedTuple):
     """Records in the order of the log, decrypted and linked to one another."""
 
@@ -307,9 +299,10 @@ class ChainReader:
         store: The inner store.
         key: The session of the log.
         chain: The session's chain.
-        proof: Returns what the manifest proves; reads it from the store if it is to be fresh.
-        trimmed: Returns the record before which all were removed by a trim.
         request: The requested records.
+        proof: The proof in the manifest.
+        fresh: Reads it from the store again.
+        trimmed: Returns the record before which all were removed by a trim.
 
     """
 
@@ -318,14 +311,17 @@ class ChainReader:
         store: Store,
         key: SessionKey,
         chain: RecordChain,
-        proof: ProofReader,
-        trimmed: Callable[[], Awaitable[int]],
         request: ReadRequest,
+        *,
+        proof: ManifestProof,
+        fresh: Callable[[], Awaitable[ManifestProof]],
+        trimmed: Callable[[], Awaitable[int]],
     ) -> None:
         self._store = store
         self._key = key
         self._chain = chain
         self._proof = proof
+        self._fresh = fresh
         self._trimmed = trimmed
         self._request = request
         self._count = 0
@@ -365,7 +361,7 @@ class ChainReader:
         if first.seq > after + 1:
             await self._require_trimmed(first.seq)
         self.link, self._unlinked = await self._start(first)
-        proof = await self._proof()
+        proof = self._proof
         if self.link is None or self.link != proof.link or first.epoch <= proof.epoch + 1:
             return
         # A new holder was killed, or records were removed: that which the fold was as of has no
@@ -414,7 +410,7 @@ class ChainReader:
 
     async def _start(self, first: Record) -> tuple[ChainLink | None, int]:
         """Return the link before a record, where it is not in it."""
-        proven = (await self._proof()).link
+        proven = self._proof.link
         is_fixed = first.seq - 1 in {self._chain.begins - 1, -1 if proven is None else proven.seq}
         if first.seq < self._chain.begins or not (is_fixed or first.kind == EPOCH):
             return None, 0
@@ -423,7 +419,7 @@ class ChainReader:
     async def _look_ahead(self, seq: int, part: _Part) -> None:
         """Check the epoch records up to one against the next encrypted record."""
         more: list[Record] = []
-        proven = (await self._proof()).link
+        proven = self._proof.link
         async with aclosing(self._store.read_log(self._key, after=seq)) as log:
             async for chunk in log:
                 for record in chunk.records:
@@ -454,13 +450,13 @@ class ChainReader:
 
     async def _require_tail(self) -> None:
         """Check that a log is at least as long as the manifest says."""
-        proof = await self._proof()
+        proof = self._proof
         if self._edge is not None and self._edge.seq >= proof.as_of_seq:
             return
         if await self._store.head(self._key) >= proof.as_of_seq:
             return
         # Read the manifest before the head, which only grows.
-        proof = await self._proof(fresh=True)
+        proof = await self._fresh()
         head = await self._store.head(self._key)
         if not proof.lost and head < proof.as_of_seq:
             raise chain_error(head, f"the manifest was made of records up to {proof.as_of_seq}")
@@ -480,10 +476,10 @@ class ChainReader:
         unlinked: int,
     ) -> _Part:
         size = sum(len(record.payload) for record in records)
-        proven = (await self._proof()).link
+        proven = self._proof.link
         walk = partial(self._walk, records, before, link, unlinked, proven)
         part = await in_thread_if_large(size, walk)
-        if part.folded > (await self._proof()).as_of_seq:
+        if part.folded > self._proof.as_of_seq:
             await self._require_fold(part.folded)
         return part
 
@@ -532,7 +528,7 @@ class ChainReader:
             raise chain_error(expected.seq, "an epoch record is in the place of another record")
 
     async def _require_fold(self, folded: int) -> None:
-        proof = await self._proof(fresh=True)  # another process may have folded since
+        proof = self._proof = await self._fresh()  # another process may have folded since
         if proof.lost or folded <= proof.as_of_seq:
             return
         raise CorruptRecordError(

@@ -120,8 +120,6 @@ class CodedStore(DelegatingStore, ABC):
     """An agent id that is used for the store's own sessions."""
     _accepts_plain: bool = False
     """Whether what was stored without this is read unchanged."""
-    _overhead: int = 0
-    """By how many bytes a small blob grows."""
 
     def __init__(self, store: Store, max_payload: int) -> None:
         super().__init__(store)
@@ -551,12 +549,9 @@ class CodedStore(DelegatingStore, ABC):
         *,
         among: Collection[str] | None = None,
     ) -> BlobSweep:
-        """Remove unreachable blobs; the freed bytes count their size before encryption."""
         inner = await self._inner_names(tenant, reachable)
         looked_at = None if among is None else await self._inner_names(tenant, among)
-        swept = await self.inner.sweep(str(tenant), inner, older_than, among=looked_at)
-        freed = max(swept.bytes - swept.removed * self._overhead, 0)
-        return msgspec.structs.replace(swept, bytes=freed)
+        return await self.inner.sweep(str(tenant), inner, older_than, among=looked_at)
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
         transform = await self._blob_transform(tenant, create=False)
@@ -580,10 +575,7 @@ class CodedStore(DelegatingStore, ABC):
         return sorted(names)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        inner = await self._inner_names(tenant, names)
-        existing = set(inner).intersection(await self.inner.blob_names(str(tenant)))
-        freed = await self.inner.remove_blobs(str(tenant), inner)
-        return max(freed - len(existing) * self._overhead, 0)
+        return await self.inner.remove_blobs(str(tenant), await self._inner_names(tenant, names))
 
     async def _inner_names(self, tenant: str, names: Collection[str]) -> list[str]:
         """Return what blobs of these names, as `blob_names` lists them, may be stored under."""

@@ -7,11 +7,10 @@ an empty session. A whole store that was replaced by an older copy is not notice
 
 from __future__ import annotations
 
-import base64
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import NamedTuple, cast, final
 
@@ -113,7 +112,6 @@ class EncryptedStore(CodedStore):
 
     _kind = "encrypted"
     _hidden_agent: str | None = KEYRING
-    _overhead = GROWTH
 
     def __init__(
         self, store: Store, keys: MasterKeys | bytes | str, *, compression: str | None = None
@@ -229,9 +227,10 @@ class EncryptedStore(CodedStore):
         proof = msgspec.structs.replace(proof, epoch=epoch)
         manifest = msgspec.structs.replace(manifest, epoch=epoch)
         hidden = msgspec.structs.replace(hidden, proof=proof)
-        self._cache_proof(key, proof)
         inner = with_hidden(manifest, hidden, await self._tenant_key(key.tenant))
-        return await keyring.write(self.inner, entry, inner, self._masters)
+        written = await keyring.write(self.inner, entry, inner, self._masters)
+        self._cache_proof(key, proof)
+        return written
 
     @asynccontextmanager
     async def _brief_lease(self, key: SessionKey, cure: str) -> AsyncGenerator[Taken, None]:
@@ -284,7 +283,7 @@ class EncryptedStore(CodedStore):
 
     async def _cipher(self, key: SessionKey, data: bytes = b"") -> _SessionCipher | None:
         cached = self._sessions.get(key)
-        if cached is not None and _has_encrypted(cached.key, data):
+        if cached is not None and cached.key.has_encrypted(data):
             self._sessions.move_to_end(key)
             return cached
         entry = await self._find(key)
@@ -513,8 +512,15 @@ class EncryptedStore(CodedStore):
             entry = await self._find(key)
             return 0 if entry is None else entry.below
 
-        proof = partial(self._proof, key)
-        return ChainReader(self.inner, key, cipher.chain, proof, trimmed, request)
+        return ChainReader(
+            self.inner,
+            key,
+            cipher.chain,
+            request,
+            proof=await self._proof(key),
+            fresh=partial(self._proof, key, fresh=True),
+            trimmed=trimmed,
+        )
 
     def _note_end(self, key: SessionKey, reader: ChainReader) -> None:
         writer = self._writers.get(key)
@@ -568,10 +574,3 @@ class EncryptedStore(CodedStore):
         if link is None:
             raise chain_error(seq, "no record is known that it follows")
         return link
-
-
-def _has_encrypted(data_key: DataKey, data: bytes) -> bool:
-    if data[:1] == b'"':  # a payload: its first 9 bytes name the key
-        with suppress(ValueError):
-            data = base64.b64decode(data[1:13])
-    return not data or data_key.has_encrypted(data)

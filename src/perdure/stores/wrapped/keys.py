@@ -306,9 +306,7 @@ class DataKey:
         self._owner = owner
         self._compression = compression
         self.key: bytes = key
-        self.id: bytes = derived(key, b"id", _ID)
-        """Id of the key, a prefix of everything that it encrypted."""
-        self._prefix = _VERSION + self.id
+        self._prefix = _VERSION + derived(key, b"id", _ID)
 
     def transform(self, place: Place, data: bytes) -> bytes:
         """Return the bytes encrypted, with their place as associated data."""
@@ -349,8 +347,14 @@ class DataKey:
         return self._compression.decompress(plain, what, place[0])
 
     def has_encrypted(self, data: bytes) -> bool:
-        """Return whether the bytes have this key's id; their authenticity is not checked."""
-        return data.startswith(self._prefix)
+        """Return whether bytes, or a payload, have this key's id; they may be forged all the same.
+
+        Without bytes, any key fits.
+        """
+        if data[:1] == b'"':  # a payload: its first 9 bytes name the key
+            with suppress(ValueError):
+                data = base64.b64decode(data[1:13])
+        return not data or data.startswith(self._prefix)
 
     def transform_payload(self, place: Place, payload: bytes) -> bytes:
         """Return a payload encrypted, as a JSON string."""
