@@ -34,7 +34,7 @@ from perdure.errors import (
 )
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import About, Manifest
+from perdure.records.manifest import About
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import DeadLetter, PendingItem, SessionQuery, Status, Store, take_after
 from perdure.stores.file import FileStore

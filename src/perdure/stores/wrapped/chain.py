@@ -28,7 +28,7 @@ from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Batch
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.store import Store
+from perdure.store import Store, first_record, record_at
 from perdure.stores.wrapped.transform import Transform, in_thread_if_large, restore_record
 
 _HEADER = struct.Struct(">16sIQ")
@@ -366,11 +366,9 @@ class ChainReader:
             return
         # A new holder was killed, or records were removed: that which the fold was as of has no
         # later epoch than the fold.
-        seq = proof.as_of_seq
-        async with aclosing(self._store.read_log(self._key, after=seq - 1, before=seq + 1)) as log:
-            async for chunk in log:
-                if any(record.epoch > proof.epoch for record in chunk.records):
-                    raise chain_error(seq, "the records that the manifest was made of are gone")
+        record = await record_at(self._store, self._key, proof.as_of_seq)
+        if record is not None and record.epoch > proof.epoch:
+            raise chain_error(record.seq, "the records that the manifest was made of are gone")
 
     async def _verify_backward(
         self, records: Sequence[Record], above: Record | None
@@ -417,36 +415,33 @@ class ChainReader:
         return await link_at(self._store, self._key, self._chain, first.seq - 1, proven)
 
     async def _look_ahead(self, seq: int, part: _Part) -> None:
-        """Check the epoch records up to one against the next encrypted record."""
+        """Check the epoch records up to one against the next encrypted record, if there is any."""
         more: list[Record] = []
-        proven = self._proof.link
-        async with aclosing(self._store.read_log(self._key, after=seq)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind == EPOCH:
-                        more.append(record)
-                        continue
-                    if record.seq < self._chain.begins:
-                        return
-                    expected = self._chain.decrypt(record).before
-                    if part.end is None:
-                        self._require_run(part.unlinked + len(more), expected)
-                    elif self._chain.link_after_epochs(part.end, more, proven) != expected:
-                        raise chain_error(record.seq, _OTHER_RECORDS)
-                    return
+
+        def is_encrypted(record: Record) -> bool:
+            if record.kind == EPOCH:
+                more.append(record)
+            return record.kind != EPOCH
+
+        record = await first_record(self._store.read_log(self._key, after=seq), is_encrypted)
+        if record is not None and record.seq < self._chain.begins:
+            return
+        expected = None if record is None else self._chain.decrypt(record).before
         if part.end is not None:
-            self._chain.link_after_epochs(part.end, more, proven)
+            link = self._chain.link_after_epochs(part.end, more, self._proof.link)
+            if expected is not None and link != expected:
+                raise chain_error(expected.seq + 1, _OTHER_RECORDS)
+        elif expected is not None:
+            self._require_run(part.unlinked + len(more), expected)
 
     async def _require_end(self, before: int) -> None:
         """Check that nothing is missing where a slice ended earlier than requested."""
         last = self._request.after if self._top is None else self._top
         if last >= before - 1:
             return
-        async with aclosing(self._store.read_log(self._key, after=last, limit=1)) as log:
-            async for chunk in log:
-                for record in chunk.records:  # it may have been appended since
-                    if record.seq > last + 1:
-                        await self._require_trimmed(record.seq)
+        record = await first_record(self._store.read_log(self._key, after=last, limit=1))
+        if record is not None and record.seq > last + 1:  # else it was appended since
+            await self._require_trimmed(record.seq)
 
     async def _require_tail(self) -> None:
         """Check that a log is at least as long as the manifest says."""

@@ -28,7 +28,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.memory.documents import SESSION
-from perdure.records.chunks import is_hash
+from perdure.records.chunks import is_hash, verified
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, SessionTenant
 from perdure.records.manifest import FoldedDocument, Manifest, lease_lost, too_large
@@ -63,9 +63,7 @@ from perdure.stores.delegate import DelegatingStore
 from perdure.stores.wrapped.chain import ChainReader, ManifestProof, ReadRequest
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
-    has_hidden,
     inner_documents,
-    outer_manifest,
     read_hidden,
     restore_documents,
     restore_info,
@@ -80,7 +78,6 @@ from perdure.stores.wrapped.transform import (
     Transform,
     in_thread_if_large,
     require_hashed,
-    restore_blob,
     restore_item,
     restore_letter,
     restore_records,
@@ -188,7 +185,7 @@ class CodedStore(DelegatingStore, ABC):
         self, key: SessionKey, manifest: Manifest | None
     ) -> tuple[HiddenManifest | None, str]:
         """Return a manifest's hidden part, and why it must not be used, empty if it may."""
-        if manifest is None or not has_hidden(manifest.about.title):
+        if manifest is None:
             return None, ""
         return read_hidden(manifest, await self._of_tenant(key.tenant)), ""
 
@@ -199,9 +196,6 @@ class CodedStore(DelegatingStore, ABC):
     def _new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
         """Return such documents for a session whose manifest lost them; its transform is cached."""
         return {}
-
-    def _forget(self, key: SessionKey) -> None:
-        """Drop everything that is cached for a session."""
 
     # The store.
 
@@ -450,7 +444,9 @@ class CodedStore(DelegatingStore, ABC):
             damaged[SESSION] = None
         outer = None
         if manifest is not None and hidden is not None and not forged:
-            outer = outer_manifest(manifest, hidden)
+            outer = msgspec.structs.replace(
+                manifest, documents=hidden.documents, about=hidden.about
+            )
         return Documents(
             outer,
             restored,
@@ -536,8 +532,9 @@ class CodedStore(DelegatingStore, ABC):
         if transform is not None:
             data = await self.inner.get_blob(str(tenant), transform.inner_name(name))
             if data is not None:
+                place = ("blob", name)
                 return await in_thread_if_large(
-                    len(data), partial(restore_blob, transform, name, data)
+                    len(data), lambda: verified(name, transform.restore(place, data))
                 )
         return await self.inner.get_blob(str(tenant), name) if self._accepts_plain else None
 
@@ -677,8 +674,3 @@ class CodedStore(DelegatingStore, ABC):
             tag = None if query.tag is None else transform.token(query.tag)
             inner = msgspec.structs.replace(inner, owner=owner, tag=tag)
         return [restore_info(info, transform) for info in await self.inner.sessions(inner)]
-
-    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
-        """Delete everything that the session owns, its data key included."""
-        await self.inner.delete(key, epoch, keep_posts=keep_posts)
-        self._forget(key)

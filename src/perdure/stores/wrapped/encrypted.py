@@ -207,7 +207,7 @@ class EncryptedStore(CodedStore):
             entry = await self._find(key)
             if entry is None or entry.manifest is None:
                 return False
-            hidden, proof = entry.proven_part(await self._tenant_key(key.tenant))
+            hidden, proof = entry.proven_part(await self._of_tenant(key.tenant))
             if hidden is None or proof.lost or not proof.unproven_end:
                 return False
             accepted = msgspec.structs.replace(proof, unproven_end=0)
@@ -227,7 +227,7 @@ class EncryptedStore(CodedStore):
         proof = msgspec.structs.replace(proof, epoch=epoch)
         manifest = msgspec.structs.replace(manifest, epoch=epoch)
         hidden = msgspec.structs.replace(hidden, proof=proof)
-        inner = with_hidden(manifest, hidden, await self._tenant_key(key.tenant))
+        inner = with_hidden(manifest, hidden, await self._of_tenant(key.tenant))
         written = await keyring.write(self.inner, entry, inner, self._masters)
         self._cache_proof(key, proof)
         return written
@@ -321,9 +321,6 @@ class EncryptedStore(CodedStore):
             self._tenants[tenant] = DataKey(key, ("tenant", tenant), self._compression)
         return self._tenants[tenant]
 
-    async def _tenant_key(self, tenant: str) -> DataKey:
-        return cast("DataKey", await self._of_tenant(tenant))
-
     def _is_own(self, name: str) -> bool:
         return keyring.is_key(name)
 
@@ -343,7 +340,7 @@ class EncryptedStore(CodedStore):
         key = taken.key
         self._forget(key)
         entry = await self._entry_of(taken, cast("SessionKeyEntry | None", known))
-        tenant = await self._tenant_key(key.tenant)
+        tenant = await self._of_tenant(key.tenant)
         proof = NOTHING_PROVEN if entry is None else entry.proven_part(tenant)[1]
         if proof.epoch and not proof.lost and taken.head <= proof.as_of_seq:
             reason = f"its manifest is as of record {proof.as_of_seq}"
@@ -387,6 +384,11 @@ class EncryptedStore(CodedStore):
         if writer is not None and writer.epoch == epoch:
             del self._writers[key]
 
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        """Delete everything that the session owns, its data key included."""
+        await self.inner.delete(key, epoch, keep_posts=keep_posts)
+        self._forget(key)
+
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self.inner.publish(key, epoch)
         if (writer := self._writers.get(key)) is not None:
@@ -405,7 +407,7 @@ class EncryptedStore(CodedStore):
         elif entry.manifest is None:
             lost = MISSING if await self._lacks_manifest(lease.key) else ""
         else:
-            hidden, proof = entry.proven_part(await self._tenant_key(lease.key.tenant))
+            hidden, proof = entry.proven_part(await self._of_tenant(lease.key.tenant))
             lost = proof.lost if hidden is None else ""
             before = None if lost else entry.manifest
         if not entry.chained:
@@ -487,7 +489,7 @@ class EncryptedStore(CodedStore):
         if entry is not None and entry.manifest is not None and entry.chained:
             end = min(below, await self.inner.head(key) + 1)
             if end > entry.below:
-                hidden, proof = entry.proven_part(await self._tenant_key(key.tenant))
+                hidden, proof = entry.proven_part(await self._of_tenant(key.tenant))
                 if hidden is None:
                     raise CorruptRecordError(proof.lost, key=str(key))
                 trimmed = msgspec.structs.replace(entry, below=end)

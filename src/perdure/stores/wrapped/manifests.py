@@ -89,11 +89,6 @@ def unproven_tail(key: SessionKey, end: int, reason: str = "") -> str:
     )
 
 
-def has_hidden(title: str | None) -> bool:
-    """Return whether a manifest's title contains a hidden part."""
-    return title is not None and title.startswith(_MARK)
-
-
 def inner_documents(
     manifest: Manifest,
     names: Mapping[str, str],
@@ -159,11 +154,6 @@ def _unsealed(
         raise CorruptRecordError(message, key=str(key)) from error
 
 
-def outer_manifest(inner: Manifest, hidden: HiddenManifest) -> Manifest:
-    """Return the engine's manifest from an inner one and its hidden part."""
-    return msgspec.structs.replace(inner, documents=hidden.documents, about=hidden.about)
-
-
 def restore_info(info: SessionInfo, transform: Transform | None) -> SessionInfo:
     """Return a listing's original entry; title, owner and tags are left out if damaged."""
     key, title, about = info.key, info.title, About()
@@ -185,7 +175,7 @@ def read_hidden(inner: Manifest, transform: Transform | None) -> HiddenManifest 
 
     """
     title = inner.about.title
-    if title is None or not has_hidden(title):
+    if title is None or not title.startswith(_MARK):
         return None
     hidden = _unsealed(_MARK, "manifest", inner.key, title, transform, HiddenManifest)
     actual = (inner.epoch, inner.as_of_seq, _counters_hash(inner))
