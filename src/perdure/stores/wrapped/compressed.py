@@ -166,7 +166,6 @@ class CompressedStore(CodedStore):
 
     _kind = "compressed"
     _accepts_plain = True
-    _overhead = 1
 
     def __init__(self, store: Store) -> None:
         self._compression = Compression(record_limit=max_restored_bytes(store))
