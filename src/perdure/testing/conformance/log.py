@@ -31,9 +31,9 @@ from perdure.store import (
 )
 from perdure.testing.conformance._kit import (
     KEY,
+    HeldSession,
     OpenStore,
     Suite,
-    Writer,
     append,
     appended,
     entries,
@@ -429,7 +429,7 @@ class CancellationConformance(Suite):
     ) -> None:
         await hold(store, "before")
         await cancelled_after(steps, lambda: take(store))
-        writer = Writer(store, await take_in_the_end(store))
+        writer = HeldSession(store, await take_in_the_end(store))
         assert writer.epoch in (2, 3)
         await writer.add("after")
         assert await appended(store) == group("before") + group("after")
