@@ -171,7 +171,7 @@ def manifest_of(
     return msgspec.structs.replace(manifest, **fields) if fields else manifest
 
 
-class HeldSession:
+class SessionWriter:
     """A holder of a session, who knows where its log ends."""
 
     def __init__(self, store: Store, grant: Taken) -> None:
@@ -211,9 +211,9 @@ class HeldSession:
         await self.store.delete(self.key, self.epoch)
 
 
-async def hold(store: Store, *texts: str, key: SessionKey = KEY) -> HeldSession:
+async def hold(store: Store, *texts: str, key: SessionKey = KEY) -> SessionWriter:
     """Acquire a session, as `take` does, and append a group of messages, if there are any."""
-    writer = HeldSession(store, await take(store, key))
+    writer = SessionWriter(store, await take(store, key))
     if texts:
         await writer.add(*texts)
     return writer

@@ -36,8 +36,8 @@ from perdure.store import (
 from perdure.testing.conformance._kit import (
     KEY,
     SESSION,
-    HeldSession,
     OpenStore,
+    SessionWriter,
     Suite,
     appended,
     folded,
@@ -650,7 +650,7 @@ class DirectoryConformance(Suite):
         assert await store.head(KEY) == 2
 
 
-async def save(writer: HeldSession, **listed: Any) -> None:
+async def save(writer: SessionWriter, **listed: Any) -> None:
     """Append a record, with what it says for the directory."""
     batch = Batch(writer.key, writer.epoch, writer.head + 1, group("a"), **listed)
     (outcome,) = await writer.store.append_many([batch])

@@ -28,8 +28,8 @@ from perdure.store import (
 from perdure.testing.conformance._kit import (
     KEY,
     SESSION,
-    HeldSession,
     OpenStore,
+    SessionWriter,
     Suite,
     append_ok,
     appended,
@@ -58,13 +58,13 @@ async def begin(
     first: int = FIRST,
     base: Origin | None = None,
     draft: Draft | None = DRAFT,
-) -> HeldSession:
+) -> SessionWriter:
     """Acquire a session whose log begins here, and append a group, if there is any."""
     holder = await store.holder(key)
     after = 0 if holder is None else holder.epoch
     grant = await take_after(store, key, after=after, first=first, base=base, draft=draft)
     assert (grant.head, grant.created) == (first, True)
-    writer = HeldSession(store, grant)
+    writer = SessionWriter(store, grant)
     if texts:
         await writer.add(*texts)
     return writer
@@ -395,7 +395,7 @@ class _Begun(msgspec.Struct):
     base: Origin | None = None
 
 
-async def _drafted(store: Store) -> HeldSession:
+async def _drafted(store: Store) -> SessionWriter:
     """Write a draft with two records and a document."""
     writer = await begin(store, "a", "b")
     await writer.fold(SESSION)

@@ -24,8 +24,8 @@ from perdure.store import (
 )
 from perdure.testing.conformance._kit import (
     KEY,
-    HeldSession,
     OpenStore,
+    SessionWriter,
     Suite,
     held,
     hold,
@@ -58,7 +58,7 @@ async def waiting(store: Store, epoch: int, key: SessionKey = KEY) -> list[str]:
     return [item.op_id for item in await store.receive(key, epoch)]
 
 
-async def received(writer: HeldSession) -> list[str]:
+async def received(writer: SessionWriter) -> list[str]:
     """Take what waits for a session that is held, and return its op ids."""
     return await waiting(writer.store, writer.epoch, writer.key)
 
@@ -392,7 +392,7 @@ def letter(item: PendingItem, at: float = 7.5) -> DeadLetter:
     return DeadLetter(item, "über das Limit", 5, at)
 
 
-async def reject(writer: HeldSession, *op_ids: str) -> None:
+async def reject(writer: SessionWriter, *op_ids: str) -> None:
     """Set items aside, as the session's holder."""
     letters = [letter(item) for item in posted(*op_ids)]
     await writer.store.ack(writer.key, writer.epoch, dead=letters)

@@ -29,8 +29,8 @@ from perdure.store import (
 )
 from perdure.testing.conformance._kit import (
     KEY,
-    HeldSession,
     OpenStore,
+    SessionWriter,
     Suite,
     append,
     group,
@@ -122,7 +122,7 @@ class LeaseConformance(Suite):
                 answer = await store.acquire(KEY, Terms(me=store.owner, names=names))
                 assert isinstance(answer, Taken)
                 await self._same(store, answer, names)
-                writer = HeldSession(store, answer)
+                writer = SessionWriter(store, answer)
 
     async def _same(self, store: Store, taken: Taken, names: frozenset[str] | None) -> None:
         assert taken.head == await store.head(KEY)
@@ -142,11 +142,11 @@ class LeaseConformance(Suite):
 
     async def test_a_race_has_exactly_one_winner(self, open_store: OpenStore) -> None:
         racers = [await open_store(f"racer-{n}") for n in range(4)]
-        won: list[HeldSession] = []
+        won: list[SessionWriter] = []
 
         async def race(racer: Store, after: int) -> None:
             with suppress(LeaseHeldError):
-                won.append(HeldSession(racer, await take_after(racer, KEY, after=after)))
+                won.append(SessionWriter(racer, await take_after(racer, KEY, after=after)))
 
         for round_ in range(6):
             await together(*[partial(race, racer, round_) for racer in racers])
@@ -292,7 +292,7 @@ class LeaseConformance(Suite):
         self, store: Store, other: Store
     ) -> None:
         writer = await hold(store, "a")
-        stolen = HeldSession(
+        stolen = SessionWriter(
             other, await _acquire_lease(other, "steal", ttl=0.3)
         )  # without heartbeats
         assert stolen.epoch == writer.epoch + 1
@@ -310,7 +310,7 @@ class LeaseConformance(Suite):
             nonlocal done
             given = 0
             for place in range(rounds):
-                writer = HeldSession(store, await _acquire_lease(store, "handover", given=given))
+                writer = SessionWriter(store, await _acquire_lease(store, "handover", given=given))
                 await writer.add(f"{name}{place}")
                 done += 1
                 while KEY not in (await store.heartbeat()).handovers and done < 2 * rounds - 1:

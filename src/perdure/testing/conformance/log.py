@@ -31,8 +31,8 @@ from perdure.store import (
 )
 from perdure.testing.conformance._kit import (
     KEY,
-    HeldSession,
     OpenStore,
+    SessionWriter,
     Suite,
     append,
     appended,
@@ -429,7 +429,7 @@ class CancellationConformance(Suite):
     ) -> None:
         await hold(store, "before")
         await cancelled_after(steps, lambda: take(store))
-        writer = HeldSession(store, await take_in_the_end(store))
+        writer = SessionWriter(store, await take_in_the_end(store))
         assert writer.epoch in (2, 3)
         await writer.add("after")
         assert await appended(store) == group("before") + group("after")
