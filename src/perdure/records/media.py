@@ -56,7 +56,7 @@ _TYPED = re.compile(rb'"(?:media_type|mimeType|mime_type)": ?"([a-z]+/[A-Za-z0-9
 _BRACE = re.compile(rb"[{}]")
 _FORMATTED = re.compile(rb'"format": ?"([a-z0-9]{2,5})"')
 _TABLE: Final = b'_types"'
-"""How the name of a table of types ends, which is next to values that are not all JSON."""
+"""The end of the name of a table of types, which is next to values that are not all JSON."""
 _AROUND: Final = 400
 """Bytes next to base64 among which its type is looked for."""
 _HEAD: Final = 128 * 1024
@@ -97,7 +97,7 @@ class Medium(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> MediaKind:
-        """What it is, by its type."""
+        """Its kind, by its type."""
         family = self.type.partition("/")[0]
         return family if family in {"image", "audio", "video"} else "document"  # type: ignore[return-value]  # one of three
 
@@ -477,7 +477,7 @@ def without_references(payload: bytes) -> bytes:
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What stands in the place of media that are left out."""
+    """A note in the place of media that are left out."""
 
     text: str
 
@@ -545,7 +545,7 @@ class _Rest:
     ) -> None:
         self._decide = decide
         self._why = why
-        # What was decided on before, by the reference: nothing is asked for twice.
+        # Earlier decisions, by the reference: nothing is asked for twice.
         self._decided = decided
 
     def value(self, value: Any) -> Any:
@@ -686,7 +686,7 @@ def string_of(text: str, raw: bytes) -> str:
     return head + base64.b64encode(raw).decode()
 
 
-# How large an image is
+# The size of an image
 
 
 def dimensions(head: bytes) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class DelegatingStore:
         self.inner: Store = store
 
     def __getattr__(self, name: str) -> Any:
-        # What a backend has beyond the port, such as a folder for each session.
+        # Members of a backend beyond the port, such as a folder for each session.
         if name.startswith("_") or name in _PASSING:
             raise AttributeError(name)
         return getattr(self.inner, name)

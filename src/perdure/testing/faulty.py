@@ -41,7 +41,7 @@ How = Literal[
     "crash_applied",
     "hang",
 ]
-"""What happens at the call that fails. ``…_applied``: after it had its effect; else it has none."""
+"""The way a call fails. ``…_applied``: after it had its effect; else it has none."""
 
 _APPLIED = frozenset({"in_doubt_applied", "crash_applied"})
 
@@ -166,9 +166,9 @@ class FaultyStore(_FailingStore):
         if fail_on is not None and fail_on not in _METHODS:
             raise ValueError(f"fail_on={fail_on!r} is no method of a store")
         self.calls: Counter[str] = Counter()
-        """How often each method was called."""
+        """Number of calls of each method."""
         self.injected: int = 0
-        """How many calls failed so far."""
+        """Number of calls that failed so far."""
         super().__init__(store)
         self._fail_on = fail_on
         self._how: How = how

@@ -45,7 +45,7 @@ class ChainLink(NamedTuple):
     digest: bytes
     """The link hash: 16 bytes."""
     run: int = 0
-    """How many epoch records the log ends with."""
+    """Number of epoch records at the end of the log."""
 
 
 class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,7 +59,7 @@ class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
     """The link hash after ``as_of_seq``, in hex; empty if nothing was folded."""
     run: int = 0
     lost: str = ""
-    """What was wrong with the previous manifest, or with this one, so that there is no fold; empty
+    """The fault of the previous manifest, or of this one, so that there is no fold; empty
     if nothing."""
     unproven_end: int = 0
     """The last record when a manifest was found to be lost or forged: records after it may have
@@ -281,7 +281,7 @@ class _Part(NamedTuple):
     end: ChainLink | None
     """The link after the last record; None if there are only epoch records below."""
     unlinked: int
-    """How many those are."""
+    """Number of those."""
     folded: int
     """The newest fold that a record names."""
 

@@ -91,7 +91,7 @@ Encoder = Callable[[Batch], Batch]
 _WITHOUT_CONTENT = frozenset(
     {"connection_pool", "local_path", "open_read_only", "watch_connections"}
 )
-"""What a backend may have besides the port and no content passes through."""
+"""Members that a backend may have besides the port, and no content passes through."""
 
 
 def max_restored_bytes(store: Store) -> int:
@@ -112,7 +112,7 @@ class CodedStore(DelegatingStore, ABC):
     """
 
     _kind: str
-    """What this does to a store, as text for its location."""
+    """A word for the encoding, as part of the location."""
     _hidden_agent: str | None = None
     """An agent id that is used for the store's own sessions."""
     _accepts_plain: bool = False
@@ -130,7 +130,7 @@ class CodedStore(DelegatingStore, ABC):
             return getattr(self.inner, name)
         raise AttributeError(name)
 
-    # What a subclass says.
+    # Hooks for subclasses.
 
     @abstractmethod
     async def _transform(self, key: SessionKey, data: bytes = b"") -> Transform | None:

@@ -420,7 +420,7 @@ class EncryptedStore(CodedStore):
         proof = hidden.proof or proof_of(manifest, lost=lost, unproven_end=end)
         return await self._write(entry, manifest, lease.epoch, hidden, proof)
 
-    # What manifests prove.
+    # Proofs of manifests.
 
     def _cache_proof(self, key: SessionKey, proof: ManifestProof) -> None:
         cached = self._proofs.pop(key, None)

@@ -257,7 +257,7 @@ class BlobConformance(Suite):
                 await store.get_blob("", _NAME)
 
     async def test_names_of_a_wrapper_s_own_are_kept(self, store: Store) -> None:
-        """What is sealed or packed has a name that begins with x, and proves nothing here."""
+        """Encoded blobs have names that begin with x, and prove nothing here."""
         data, names = b"sealed", ("x" + _NAME, "x" + "0" * 96)
         await store.put_blobs("", dict.fromkeys(names, data))
         assert [await store.get_blob("", name) for name in names] == [data, data]

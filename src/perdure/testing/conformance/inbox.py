@@ -40,7 +40,7 @@ from perdure.testing.conformance._kit import (
 OTHER = SessionKey("CON", "a/b", "Tenant ..")
 MANY = 25
 MEETINGS = 8
-"""How often two calls are begun at once, in the hope of different orders."""
+"""Number of times that two calls are begun at once, in the hope of different orders."""
 AT_MOST = 30.0
 """Seconds that a call is given which is to come back early."""
 
@@ -70,7 +70,7 @@ async def full(store: Store, items: list[PendingItem], limit: InboxLimit, why: s
 
 
 class InboxConformance(Suite):
-    """What is posted is kept in order until its holder has settled it."""
+    """Posts are kept in order until the holder has settled them."""
 
     async def test_what_is_posted_comes_to_the_holder_as_it_was(
         self, store: Store, other: Store
@@ -404,7 +404,7 @@ async def dead(store: Store, key: SessionKey = KEY) -> list[str]:
 
 
 class DeadLetterConformance(Suite):
-    """What is set aside leaves the inbox, and stays until it is dropped."""
+    """Dead letters leave the inbox, and stay until they are dropped."""
 
     async def test_a_rejected_item_leaves_the_inbox_and_is_kept_whole(
         self, store: Store, other: Store

@@ -52,7 +52,7 @@ from perdure.testing.conformance._kit import (
 
 
 class LogConformance(Suite):
-    """What is appended is there, once, in order, whole, or refused with a reason."""
+    """Appended records are there, once, in order, whole, or refused with a reason."""
 
     async def test_a_new_log_begins_with_its_epoch_record(self, store: Store) -> None:
         grant = await take_after(store, KEY, after=0)
