@@ -102,7 +102,6 @@ class RecordChain:
 
     def __init__(self, transform: Transform, secret: bytes, begins: int) -> None:
         self.transform: Transform = transform
-        self.secret: bytes = secret
         self.begins: int = begins
         self._hash = hashlib.blake2b(key=secret, digest_size=16)
         self.start: ChainLink = ChainLink(begins - 1, self._hash.digest())
@@ -175,10 +174,6 @@ class ChainWriter:
         self._encrypted_to = encrypted_to
         self._links: OrderedDict[int, ChainLink] = OrderedDict()
         self._folds: list[tuple[int, int]] = [(0, folded)]
-
-    def is_of(self, epoch: int, chain: RecordChain | None) -> bool:
-        """Return whether it writes a session's records under an epoch."""
-        return self.epoch == epoch and chain is not None and chain.secret == self.chain.secret
 
     def link(self, seq: int) -> ChainLink | None:
         """Return the link after a record, if it is remembered."""

@@ -465,14 +465,11 @@ class EncryptedStore(CodedStore):
         """Return whether a session must have a manifest: it is written before the first record."""
         return await self.inner.head(key) > 0 and await keyring.holds_records(self.inner, key)
 
-    async def _prove(self, manifest: Manifest) -> ManifestProof | None:
-        key = manifest.key
-        cipher = await self._cipher(key)
-        if cipher is None or cipher.chain is None:
-            return None
-        writer, link = self._writer(key, manifest.epoch, cipher), None
-        if manifest.as_of_seq >= cipher.chain.begins - 1:
-            link = await self._link_after(key, writer, manifest.as_of_seq)
+    async def _prove(self, manifest: Manifest) -> ManifestProof:
+        key, link = manifest.key, None
+        writer = self._writer(key, manifest.epoch)
+        if manifest.as_of_seq >= writer.chain.begins - 1:
+            link = await self._link_after(writer, key, manifest.as_of_seq)
         before = await self._proof(key)
         end = before.doubtful_from or (manifest.as_of_seq if before.lost else 0)
         return proof_of(manifest, link, unproven_end=end)
@@ -530,19 +527,16 @@ class EncryptedStore(CodedStore):
             writer.note_link(reader.link)
 
     def _encoder(self, batch: Batch) -> Encoder | None:
-        cipher, writer = self._sessions.get(batch.key), self._writers.get(batch.key)
-        if cipher is None or writer is None or not writer.is_of(batch.epoch, cipher.chain):
+        writer = self._writers.get(batch.key)
+        if writer is None or writer.epoch != batch.epoch or writer.link(batch.first - 1) is None:
             return None
-        return writer.encrypt if writer.link(batch.first - 1) is not None else None
+        return writer.encrypt
 
     async def _prepare(self, batch: Batch) -> None:
-        key, before = batch.key, batch.first - 1
-        cipher = await self._cipher(key)
-        if cipher is None:
-            return
-        writer = self._writer(key, batch.epoch, cipher)
+        key = batch.key
+        writer = self._writer(key, batch.epoch)
         try:
-            writer.note_link(await self._link_after(key, writer, before))
+            writer.note_link(await self._link_after(writer, key, batch.first - 1))
         except CorruptRecordError:
             holder = await self.inner.holder(key)
             if holder is None or holder.epoch != batch.epoch:  # another life of the session
@@ -550,7 +544,7 @@ class EncryptedStore(CodedStore):
                 raise lease_lost(key, batch.epoch, newest) from None
             raise
 
-    def _writer(self, key: SessionKey, epoch: int, cipher: _SessionCipher) -> ChainWriter:
+    def _writer(self, key: SessionKey, epoch: int) -> ChainWriter:
         """Return the writer of a session that was taken through this store.
 
         Raises:
@@ -558,7 +552,7 @@ class EncryptedStore(CodedStore):
 
         """
         writer = self._writers.get(key)
-        if writer is None or not writer.is_of(epoch, cipher.chain):
+        if writer is None or writer.epoch != epoch:
             raise lease_lost(key, epoch)
         return writer
 
@@ -567,7 +561,7 @@ class EncryptedStore(CodedStore):
         if writer is not None and writer.epoch == batch.epoch:
             writer.forget_links(batch.first)
 
-    async def _link_after(self, key: SessionKey, writer: ChainWriter, seq: int) -> ChainLink:
+    async def _link_after(self, writer: ChainWriter, key: SessionKey, seq: int) -> ChainLink:
         """Return the link after a record, from the nearest one that is known."""
         link = writer.link(seq)
         if link is None:
