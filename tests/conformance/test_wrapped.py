@@ -71,7 +71,9 @@ class TestEncryptedMemoryStore(
     added_bytes = GROWTH
 
 
-class TestCompressedMemoryStore(CompressedMemory, ReaderConformance, WrappedBlobs):
+class TestCompressedMemoryStore(
+    CompressedMemory, ReaderConformance, DocumentConformance, WrappedBlobs
+):
     """What it packs."""
 
     added_bytes = 1

@@ -487,7 +487,7 @@ class CodedStore(DelegatingStore, ABC):
         def encode_all() -> dict[str, bytes]:
             return {
                 names[name]: transform_document(
-                    transform, name, data, proof, manifest.documents[name].as_of_seq
+                    transform, name, data, manifest.documents[name], proof
                 )
                 for name, data in plain.items()
             }

@@ -216,12 +216,21 @@ def _lost(reason: str) -> ManifestProof:
 
 
 def transform_document(
-    transform: Transform, name: str, data: bytes, proof: ManifestProof | None, as_of: int
+    transform: Transform,
+    name: str,
+    data: bytes,
+    listed: FoldedDocument,
+    proof: ManifestProof | None,
 ) -> bytes:
-    """Return a document transformed; with a proof, it is also bound to its ``as_of`` record."""
-    if proof is None:
-        return transform.transform(("document", name), data)
-    return transform.transform(("folded", name), as_of.to_bytes(8, "big") + data)
+    """Return a document transformed; with a proof, it is also bound to its ``as_of`` record.
+
+    Without one, nothing is stored of a document that is not as it is listed: it reads as damaged.
+    """
+    if proof is not None:
+        return transform.transform(("folded", name), listed.as_of_seq.to_bytes(8, "big") + data)
+    if listed != FoldedDocument.of(listed.as_of_seq, data):
+        return b""
+    return transform.transform(("document", name), data)
 
 
 def restore_documents(
@@ -236,8 +245,11 @@ def restore_documents(
         with suppress(CorruptRecordError):
             data, as_of = _restore_document(transform, name, document, hidden)
             entry = hidden.documents.get(name)
-            if entry is not None and (entry.sha256 == _sha256(data) or as_of > entry.as_of_seq):
-                documents[name] = Document(data, document.as_of_seq)
+            if hidden.proof is not None and (
+                entry is None or (entry.sha256 != _sha256(data) and not as_of > entry.as_of_seq)
+            ):
+                continue
+            documents[name] = Document(data, document.as_of_seq)
     return documents
 
 
@@ -245,12 +257,11 @@ def _restore_document(
     transform: Transform, name: str, document: Document, hidden: HiddenManifest
 ) -> tuple[bytes, int]:
     """Return a document, and the record that it is proven to be as of, 0 for none."""
-    if hidden.proof is None:
-        return transform.restore(("document", name), document.data), document.as_of_seq
-    with suppress(CorruptRecordError):
-        data = transform.restore(("folded", name), document.data)
-        as_of = int.from_bytes(data[:8], "big")
-        return data[8:], as_of if as_of == document.as_of_seq else 0
+    if hidden.proof is not None:
+        with suppress(CorruptRecordError):
+            data = transform.restore(("folded", name), document.data)
+            as_of = int.from_bytes(data[:8], "big")
+            return data[8:], as_of if as_of == document.as_of_seq else 0
     return transform.restore(("document", name), document.data), 0  # written before proofs existed
 
 
