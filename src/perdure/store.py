@@ -428,7 +428,7 @@ class Store(
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store is."""
+        """The store's properties and limits."""
         ...
 
     @property
@@ -463,7 +463,7 @@ class Store(
         ...
 
 
-# What a store may offer besides the port: `capability` finds it.
+# Optional protocols besides the port: `capability` finds them.
 
 
 class SupportsBeginAppend(Protocol):
@@ -578,7 +578,7 @@ class ConnectionPool(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int = 0
     """Calls that wait for one."""
     most: int = 0
-    """How many there may be."""
+    """The largest number allowed."""
 
 
 ConnectionEvent = Literal["created", "waited", "used", "timed_out"]

@@ -14,6 +14,7 @@ from perdure.errors import NotStorableError
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore
+from perdure.stores.wrapped.keys import GROWTH
 from perdure.testing.conformance import (
     BlobConformance,
     DirectoryConformance,
@@ -67,6 +68,12 @@ class TestEncryptedMemoryStore(
 ):
     """What it seals: records in their order, documents, blobs and labels."""
 
+    added_bytes = GROWTH
 
-class TestCompressedMemoryStore(CompressedMemory, ReaderConformance, WrappedBlobs):
+
+class TestCompressedMemoryStore(
+    CompressedMemory, ReaderConformance, DocumentConformance, WrappedBlobs
+):
     """What it packs."""
+
+    added_bytes = 1

@@ -118,7 +118,8 @@ def persist_paths_in(node: YamlNode, problems: Problems) -> tuple[str, ...]:
     for item in node.value:
         path = _path(item, problems)
         if path is not None and path in paths:
-            problems.add(item, f"duplicate path {shown(path)}, first named on line {paths[path].line}")
+            line = paths[path].line
+            problems.add(item, f"duplicate path {shown(path)}, first named on line {line}")
         elif path is not None:
             paths[path] = item
     return tuple(paths)

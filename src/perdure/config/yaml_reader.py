@@ -331,8 +331,9 @@ class _Tree:
         while not isinstance(event := next(self._events), self._yaml.MappingEndEvent):
             key = self._key(event, self._node(event, depth + 1))
             if key.value in pairs:
-                line = pairs[key.value][0].line
-                self._refuse(event, f"duplicate key {key.value[:60]!r}, first defined on line {line}")
+                first = pairs[key.value][0].line
+                name = key.value[:60]
+                self._refuse(event, f"duplicate key {name!r}, first defined on line {first}")
             pairs[key.value] = (key, self._node(next(self._events), depth + 1))
         node = self._placed(begin, tuple(pairs.values()))
         return YamlNode(node.value, node.line, node.column, is_mapping=True)

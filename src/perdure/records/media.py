@@ -25,7 +25,6 @@ import msgspec
 
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.messages import (
-    Extra,
     Message,
     ToolCall,
     ToolResult,
@@ -57,7 +56,7 @@ _TYPED = re.compile(rb'"(?:media_type|mimeType|mime_type)": ?"([a-z]+/[A-Za-z0-9
 _BRACE = re.compile(rb"[{}]")
 _FORMATTED = re.compile(rb'"format": ?"([a-z0-9]{2,5})"')
 _TABLE: Final = b'_types"'
-"""How the name of a table of types ends, which is next to values that are not all JSON."""
+"""The end of the name of a table of types, which is next to values that are not all JSON."""
 _AROUND: Final = 400
 """Bytes next to base64 among which its type is looked for."""
 _HEAD: Final = 128 * 1024
@@ -98,7 +97,7 @@ class Medium(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> MediaKind:
-        """What it is, by its type."""
+        """Its kind, by its type."""
         family = self.type.partition("/")[0]
         return family if family in {"image", "audio", "video"} else "document"  # type: ignore[return-value]  # one of three
 
@@ -334,11 +333,6 @@ def text_bytes(payload: bytes) -> int:
     return len(payload) - sum(len(place.data) for place in _places(payload))
 
 
-def media_in(payload: bytes) -> list[Medium]:
-    """Return all media of a record, in blobs or not."""
-    return [_medium(place.data, place.type) for place in _places(payload)] + referred(payload)
-
-
 def without_media(payload: bytes, why: str) -> bytes:
     """Return JSON with notes where media were."""
     parts: list[bytes] = []
@@ -365,8 +359,9 @@ Decide = Callable[[Medium, str], str | None]
 def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -> Message:
     """Return a message with its media as they are decided on; the same one if nothing changes.
 
-    What is left out leaves a note. It is asked for in the order of `Message`'s fields, and then for
-    what a record refers to anywhere else: no reference to a blob is ever shown.
+    What is left out leaves a note, and in fields that only a provider reads, an image of one pixel.
+    It is asked for in content, results and URLs, and then for what a record refers to anywhere
+    else: no reference to a blob is ever shown.
     """
     if not may_hold_media(_values(message)):
         return message
@@ -378,73 +373,41 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
             decided[text] = answer
         return answer
 
-    walked = _walked(message, once, why)
+    walked = _walked(message, _Walk(once, why))
     if not may_hold_media(walked, (HELD.encode(),)):
         return walked
     changed: Message = _Rest(decide, why, decided).value(walked)
     return changed
 
 
-def _walked(message: Message, decide: Decide, why: Callable[[Medium], str]) -> Message:
+def _walked(message: Message, walk: _Walk) -> Message:
     """Return a message with its media as they are decided on, where media are looked for."""
     changes: dict[str, Any] = {}
     notes: list[str] = []
-    walk = _Walk(decide, why)
-    if isinstance(message.content, list):
-        content = walk.value(message.content)
-        if content is not message.content:
-            changes["content"] = content
+    content: Any = message.content
+    if isinstance(content, list):
+        content = walk.value(content)
     result = message.tool_result
     if result is not None:
-        value: Any = result.result
-        if isinstance(value, str):
-            value = walk.string(value, None, None)
-        elif isinstance(value, (list, dict)):
-            value = walk.value(value)
+        value = result.result
+        value = walk.string(value, None, None) if isinstance(value, str) else walk.value(value)
         value = value.text if isinstance(value, _Note) else value
-        extra = _with_extra(result.extra, decide)
-        if value is not result.result or extra is not result.extra:
-            changes["tool_result"] = msgspec.structs.replace(result, result=value, extra=extra)
+        if value is not result.result:
+            changes["tool_result"] = msgspec.structs.replace(result, result=value)
     for name in ("image_urls", "audio_urls", "video_urls"):
         urls: tuple[str, ...] = getattr(message, name)
-        if urls:
-            shown = [walk.string(url, None, None) for url in urls]
-            kept = tuple(url for url in shown if isinstance(url, str))
-            notes += [note.text for note in shown if isinstance(note, _Note)]
-            if kept != urls:
-                changes[name] = kept
-    changes |= _beside(message, decide, why)
-    if notes:
-        content = changes.get("content", message.content)
-        changes["content"] = _noted(content, notes)
+        shown = [walk.string(url, None, None) for url in urls]
+        kept = tuple(url for url in shown if isinstance(url, str))
+        notes += [note.text for note in shown if isinstance(note, _Note)]
+        if kept != urls:
+            changes[name] = kept
+    if notes and isinstance(content, list):
+        content = [*content, *({"type": "text", "text": note} for note in notes)]
+    elif notes:
+        content = "\n".join([*([content] if content else []), *notes])
+    if content is not message.content:
+        changes["content"] = content
     return msgspec.structs.replace(message, **changes) if changes else message
-
-
-def _beside(message: Message, decide: Decide, why: Callable[[Medium], str]) -> dict[str, Any]:
-    """Return what changes of a message's calls and of its providers' fields."""
-    changes: dict[str, Any] = {}
-    for name in ("extra", "payload_extra"):
-        extra = _with_extra(getattr(message, name), decide)
-        if extra is not getattr(message, name):
-            changes[name] = extra
-    calls = tuple(_with_arguments(call, decide, why) for call in message.tool_calls)
-    if any(new is not old for new, old in zip(calls, message.tool_calls, strict=True)):
-        changes["tool_calls"] = calls
-    return changes
-
-
-def _with_arguments(call: ToolCall, decide: Decide, why: Callable[[Medium], str]) -> ToolCall:
-    """Return a call with what its arguments refer to; base64 in them is what the model wrote."""
-
-    def refer(medium: Medium, text: str) -> str | None:
-        return decide(medium, text) if medium.name else text
-
-    arguments, extra = call.arguments, _with_extra(call.extra, decide)
-    if isinstance(arguments, (list, dict)) and may_hold_media(arguments, (HELD.encode(),)):
-        arguments = _Walk(refer, why).value(arguments)
-    if arguments is call.arguments and extra is call.extra:
-        return call
-    return msgspec.structs.replace(call, arguments=arguments, extra=extra)
 
 
 def _values(message: Message) -> tuple[Any, ...]:
@@ -514,7 +477,7 @@ def without_references(payload: bytes) -> bytes:
 
 
 class _Note(msgspec.Struct, frozen=True):
-    """What stands in the place of media that are left out."""
+    """A note in the place of media that are left out."""
 
     text: str
 
@@ -582,7 +545,7 @@ class _Rest:
     ) -> None:
         self._decide = decide
         self._why = why
-        # What was decided on before, by the reference: nothing is asked for twice.
+        # Earlier decisions, by the reference: nothing is asked for twice.
         self._decided = decided
 
     def value(self, value: Any) -> Any:
@@ -605,13 +568,24 @@ class _Rest:
         if fields is None:
             return text
         medium = _referred(fields)
-        if text not in self._decided:
-            self._decided[text] = self._decide(medium, text)
-        answer = self._decided[text]
+        answer = self._answer(medium, text)
         return note_of(medium, self._why(medium)) if answer is None else answer
 
     def _raw(self, found: re.Match[bytes]) -> bytes:
-        return msgspec.json.encode(self._string(found[0][1:-1].decode()))
+        """Return what stands in a provider's field, which only the provider reads: no note."""
+        text = found[0][1:-1].decode()
+        fields = held_fields(text)
+        if fields is None:
+            return found[0]
+        answer = self._answer(_referred(fields), text)
+        if answer is None:
+            answer = f"data:image/png;base64,{PIXEL}" if found[1] == b"url" else PIXEL
+        return msgspec.json.encode(answer)
+
+    def _answer(self, medium: Medium, text: str) -> str | None:
+        if text not in self._decided:
+            self._decided[text] = self._decide(medium, text)
+        return self._decided[text]
 
     def _named(self, value: dict[Any, Any]) -> Any:
         changed: dict[Any, Any] = {}
@@ -669,35 +643,6 @@ def _of_text(data: str, media_type: str) -> Medium:
     return msgspec.structs.replace(head, bytes=len(data) * 3 // 4)
 
 
-def _noted(content: str | list[Any] | None, notes: list[str]) -> str | list[Any]:
-    if isinstance(content, list):
-        return [*content, *({"type": "text", "text": note} for note in notes)]
-    return "\n".join([*([content] if content else []), *notes])
-
-
-def _with_extra(extra: Extra, decide: Decide) -> Extra:
-    """Return a provider's own fields: what it made and what only it reads, always complete."""
-    changed: Extra = {}
-    for name, raw in extra.items():
-        payload = bytes(raw)
-        if HELD.encode() not in payload:
-            continue
-
-        def data(found: re.Match[bytes]) -> bytes:
-            reference = found[0][1:-1].decode()
-            fields = held_fields(reference)
-            if fields is None:
-                return found[0]
-            text = decide(_referred(fields), reference)
-            if text is None:
-                head = "data:image/png;base64," if found[1] == b"url" else ""
-                text = head + PIXEL
-            return msgspec.json.encode(text)
-
-        changed[name] = msgspec.Raw(_HELD_RAW.sub(data, payload))
-    return {**extra, **changed} if changed else extra
-
-
 def media_of(message: Message) -> list[tuple[Medium, str]]:
     """Return the media of a message with the strings that they are, in order."""
     found: list[tuple[Medium, str]] = []
@@ -741,7 +686,7 @@ def string_of(text: str, raw: bytes) -> str:
     return head + base64.b64encode(raw).decode()
 
 
-# How large an image is
+# The size of an image
 
 
 def dimensions(head: bytes) -> tuple[int, int]:

@@ -48,7 +48,7 @@ class DelegatingStore:
         self.inner: Store = store
 
     def __getattr__(self, name: str) -> Any:
-        # What a backend has beyond the port, such as a folder for each session.
+        # Members of a backend beyond the port, such as a folder for each session.
         if name.startswith("_") or name in _PASSING:
             raise AttributeError(name)
         return getattr(self.inner, name)
@@ -197,6 +197,23 @@ class DelegatingStore:
 # Read-only wrapper of a store: ``connect(…, read_only=True)``
 
 
+def _refusal(store: Store, doing: str) -> SessionError:
+    return SessionError(
+        f"cannot {doing}: {store.location} was connected to with read_only=True; connect "
+        "without it to write",
+        path=store.location,
+    )
+
+
+def _refusing(doing: str) -> Any:
+    """Return a method that refuses whatever it is called with."""
+
+    async def refuse(self: ReadOnlyStore, *_args: Any, **_options: Any) -> None:
+        raise _refusal(self, doing)
+
+    return refuse
+
+
 @final
 class ReadOnlyStore(DelegatingStore):
     """Forward reads, and refuse writes with a SessionError. It registers no owner."""
@@ -222,59 +239,11 @@ class ReadOnlyStore(DelegatingStore):
 
     # writing
 
-    def _refused(self, doing: str) -> SessionError:
-        return SessionError(
-            f"cannot {doing}: {self.location} was connected to with read_only=True; connect "
-            "without it to write",
-            path=self.location,
-        )
-
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        return [Outcome(Status.PERMANENT, self._refused("append"))] * len(batches)
-
-    async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        raise self._refused("prune")
-
-    async def write_documents(
-        self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
-    ) -> None:
-        raise self._refused("write")
-
-    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        raise self._refused("write")
-
-    async def sweep(
-        self,
-        tenant: str,
-        reachable: Collection[str],
-        older_than: float,
-        *,
-        among: Collection[str] | None = None,
-    ) -> BlobSweep:
-        raise self._refused("remove anything")
-
-    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
-        raise self._refused("write")
-
-    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        raise self._refused("remove anything")
+        return [Outcome(Status.PERMANENT, _refusal(self, "append"))] * len(batches)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        raise self._refused(f"open {key}, which load() reads without a lease")
-
-    async def publish(self, key: SessionKey, epoch: int) -> None:
-        raise self._refused("publish")
-
-    async def release(self, key: SessionKey, epoch: int) -> None:
-        raise self._refused("release a session")
-
-    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        raise self._refused("ask for a session")
-
-    async def enqueue(
-        self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
-    ) -> int:
-        raise self._refused("post")
+        raise _refusal(self, f"open {key}, which load() reads without a lease")
 
     async def ack(
         self,
@@ -284,10 +253,14 @@ class ReadOnlyStore(DelegatingStore):
         *,
         dead: Sequence[DeadLetter] = (),
     ) -> None:
-        raise self._refused("take from an inbox" if epoch is not None else "drop dead letters")
+        raise _refusal(self, "drop dead letters" if epoch is None else "take from an inbox")
 
-    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
-        raise self._refused("delete")
-
-    async def scrub(self) -> None:
-        raise self._refused("clean up")
+    write_documents = put_blobs = renew = _refusing("write")
+    sweep = remove_blobs = _refusing("remove anything")
+    trim = _refusing("prune")
+    publish = _refusing("publish")
+    release = _refusing("release a session")
+    request_handover = _refusing("ask for a session")
+    enqueue = _refusing("post")
+    delete = _refusing("delete")
+    scrub = _refusing("clean up")

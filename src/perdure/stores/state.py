@@ -21,8 +21,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import datetime
-import itertools
-import secrets
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -36,7 +34,6 @@ from collections.abc import (
 from typing import TypeVar, final
 
 import anyio
-import anyio.lowlevel
 import anyio.to_thread
 import msgspec
 
@@ -57,11 +54,9 @@ from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     ALL,
     Batch,
-    BlobSweep,
     Capabilities,
     DeadLetter,
     Documents,
-    DraftInfo,
     HeartbeatRequests,
     Held,
     InboxLimit,
@@ -75,6 +70,8 @@ from perdure.store import (
     Taken,
     Terms,
 )
+from perdure.stores.delegate import DelegatingStore
+from perdure.stores.memory import MemoryBacking, MemoryStore
 
 T = TypeVar("T")
 
@@ -86,77 +83,75 @@ _OFFLOAD = 256
 class StorageSlot:
     """One session's storage, and the session as last read from it."""
 
-    def __init__(self, key: SessionKey, storage: StateStorage, lock: anyio.Lock) -> None:
+    def __init__(
+        self,
+        key: SessionKey,
+        storage: StateStorage,
+        lock: anyio.Lock,
+        sessions: dict[SessionKey, StoredSession],
+    ) -> None:
         self.key: SessionKey = key
+        self.lock: anyio.Lock = lock
         self._storage = storage
-        self._lock = lock
+        self._sessions = sessions
         self._modified: datetime.datetime | None = None
         self._is_current = False
         self._other_key = ""
-        self.session: StoredSession | None = None
+
+    @property
+    def session(self) -> StoredSession | None:
         """The session as last read or saved; None if there is none."""
+        return self._sessions.get(self.key)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no task uses the storage or waits for it."""
-        statistics = self._lock.statistics()
-        return not statistics.locked and not statistics.tasks_waiting
-
-    @property
-    def current(self) -> StoredSession:
-        """The session, or what it is before anybody has begun it."""
-        return self.session or StoredSession(self.key)
+    @session.setter
+    def session(self, session: StoredSession | None) -> None:
+        self._sessions.pop(self.key, None)
+        if session is not None:
+            self._sessions[self.key] = session
 
     def copy(self) -> StoredSession:
         """Return a copy of the session whose changes leave it as it is."""
-        session = copy.copy(self.current)
+        session = copy.copy(self.session or StoredSession(self.key))
         session.entries, session.epochs = list(session.entries), list(session.epochs)
         session.epoch_starts = list(session.epoch_starts)
         return session
 
-    @contextlib.asynccontextmanager
-    async def exclusive(self) -> AsyncIterator[StorageSlot]:
-        """Lock the slot, and read the storage again if it has changed."""
-        async with self._lock:
-            with self._map_errors("read"):
-                modified = await self._storage.get_last_modified()
-                if not self._is_current or (modified is not None and modified != self._modified):
-                    await self._load(modified)
-            yield self
+    async def refresh(self) -> None:
+        """Read the storage again if it has changed, under the lock."""
+        with self._map_errors("read"):
+            modified = await self._storage.get_last_modified()
+            if not self._is_current or (modified is not None and modified != self._modified):
+                await self._load(modified)
 
     async def _load(self, modified: datetime.datetime | None) -> None:
-        state = await self._storage.load()
-        is_kept = self.session is not None and not self.session.is_public
-        kept_here = self.session if is_kept else None
-        previous = self.session
+        state, previous = await self._storage.load(), self.session
         self._other_key = "" if state is None else _other_key(state, self.key)
-        if state is None or self._other_key:
-            self.session = kept_here
-        else:
-            self.session = await _run_maybe_in_thread(
+        if state is not None and not self._other_key:
+            session = await _run_maybe_in_thread(
                 len(state.context.core.history), lambda: _read(self.key, state)
             )
-            self.session.updated_at = None if modified is None else modified.timestamp()
-            _keep_documents(self.session, previous)
+            session.updated_at = None if modified is None else modified.timestamp()
+            _keep_documents(session, previous)
+            self.session = session
+        elif previous is not None and previous.is_public:
+            self.session = None
         self._modified, self._is_current = modified, True
 
     async def keep(self, session: StoredSession) -> None:
-        """Take a changed session; saves its state unless it is a draft."""
-        if session.published:
-            await self.save(session)
-        else:
-            self.session = session
+        """Take a changed session, and replace the stored state, unless it is a draft.
 
-    async def save(self, session: StoredSession) -> None:
-        """Replace the stored state; *session* changes only after that has succeeded."""
-        self._is_current = False  # until the storage's content is certain
-        with self._map_errors("save"):
-            state = await _run_maybe_in_thread(
-                len(session.entries), lambda: _write(self.key, session)
-            )
-            await self._storage.save(state)
-            self._modified = await self._storage.get_last_modified()
-        self.session, self._is_current = session, True
+        The session in memory changes only after that has succeeded.
+        """
+        if session.published:
+            self._is_current = False  # until the storage's content is certain
+            with self._map_errors("save"):
+                state = await _run_maybe_in_thread(
+                    len(session.entries), lambda: _write(self.key, session)
+                )
+                await self._storage.save(state)
+                self._modified = await self._storage.get_last_modified()
+            self._is_current = True
+        self.session = session
 
     async def remove(self) -> None:
         """Remove the stored state."""
@@ -258,9 +253,6 @@ async def _run_maybe_in_thread(size: int, act: Callable[[], T]) -> T:
     return await anyio.to_thread.run_sync(act) if size > _OFFLOAD else act()
 
 
-_CHUNK = 256
-"""Records in one `LogChunk`."""
-
 _CAPABILITIES = Capabilities(
     durability="storage",
     batch_max=16,
@@ -272,8 +264,8 @@ _CAPABILITIES = Capabilities(
 
 
 @final
-class StateStore:
-    """Keep sessions in storages of whole states.
+class StateStore(DelegatingStore):
+    """Keep sessions in storages of whole states, and in memory as they were last read or saved.
 
     Args:
         storage: A storage, for one session; or a function that returns a session's storage,
@@ -288,8 +280,10 @@ class StateStore:
         *,
         owner: str | None = None,
     ) -> None:
+        backing = MemoryBacking()
+        super().__init__(MemoryStore(owner=owner, backing=backing))
         self._storage = storage
-        self._owner = owner or secrets.token_hex(8)
+        self._sessions = backing.sessions
         self._slots: dict[SessionKey, StorageSlot] = {}
         self._lock = anyio.Lock()  # for the one storage, whichever session is requested
 
@@ -298,34 +292,38 @@ class StateStore:
         return _CAPABILITIES
 
     @property
-    def owner(self) -> str:
-        return self._owner
-
-    @property
     def location(self) -> str:
         """The storage's path."""
         if callable(self._storage):
             return f"storages of {getattr(self._storage, '__qualname__', 'a function')}"
         return self._storage.get_path()
 
-    async def open(self) -> None:
-        """Do nothing: a storage is read when its session is requested."""
-        await anyio.lowlevel.checkpoint()
-
     async def aclose(self) -> None:
         """Forget the sessions that were read."""
         self._slots.clear()
-        await anyio.lowlevel.checkpoint()
+        self._sessions.clear()
+        await super().aclose()
 
-    def _slot(self, key: SessionKey) -> StorageSlot:
+    @contextlib.asynccontextmanager
+    async def _exclusive(self, key: SessionKey) -> AsyncIterator[StorageSlot]:
+        """Lock a session's storage, and read it again if it has changed."""
         slot = self._slots.get(key)
         if slot is None:
             if callable(self._storage):
-                slot = StorageSlot(key, self._storage(key), anyio.Lock())
+                slot = StorageSlot(key, self._storage(key), anyio.Lock(), self._sessions)
             else:
-                slot = StorageSlot(key, self._storage, self._lock)
+                slot = StorageSlot(key, self._storage, self._lock, self._sessions)
             self._slots[key] = slot
-        return slot
+        async with slot.lock:
+            await slot.refresh()
+            yield slot
+
+    async def _refresh(self, key: SessionKey) -> None:
+        """Read a session's storage again if it has changed."""
+        async with self._exclusive(key) as slot:
+            pass
+        if key not in self._sessions and not slot.lock.locked():
+            self._slots.pop(key, None)  # so that requests for missing sessions use no memory
 
     # the log
 
@@ -335,7 +333,7 @@ class StateStore:
 
     async def _append(self, batch: Batch) -> Outcome:
         try:
-            async with self._slot(batch.key).exclusive() as slot:
+            async with self._exclusive(batch.key) as slot:
                 session = slot.copy()
                 head = session.head
                 outcome = session.append(batch, time.time())
@@ -357,49 +355,40 @@ class StateStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records as of now, without those that are appended meanwhile."""
-        session = await self._session(key)
-        records = session.read_log(after=after, before=before, limit=limit, reverse=reverse)
-        while chunk := tuple(itertools.islice(records, _CHUNK)):
-            yield LogChunk(chunk)
-            await anyio.lowlevel.checkpoint()
+        await self._refresh(key)
+        chunks = super().read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+        async with contextlib.aclosing(chunks):
+            async for chunk in chunks:
+                yield chunk
 
     async def head(self, key: SessionKey) -> int:
-        session = await self._session(key)
-        return session.head if session.is_public else 0
+        await self._refresh(key)
+        return await super().head(key)
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove nothing: a state has the whole log."""
-        async with self._slot(key).exclusive() as slot:
-            slot.current.require_held(epoch)
+        async with self._exclusive(key) as slot:
+            slot.copy().require_held(epoch)
         return 0
 
-    async def _session(self, key: SessionKey) -> StoredSession:
-        async with self._slot(key).exclusive() as slot:
-            session = slot.session
-        if session is None and slot.is_idle:
-            self._slots.pop(key, None)  # so that requests for missing sessions use no memory
-        return session or StoredSession(key)
-
-    # documents
+    # documents, and no blobs
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Return documents that were folded on this object."""
-        return (await self._session(key)).read_documents(names)
+        await self._refresh(key)
+        return await super().read_documents(key, names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
         """Keep documents for the lifetime of this object."""
-        async with self._slot(key).exclusive() as slot:
-            slot.current.write_documents(documents, manifest)
-
-    # blobs
+        async with self._exclusive(key):
+            await super().write_documents(key, documents, manifest)
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
         """Raise NotStorableError: a state has no field for blobs."""
-        await anyio.lowlevel.checkpoint()
         if blobs:
             raise NotStorableError(
                 "a storage of whole states keeps no blobs: store large values elsewhere, and a "
@@ -407,52 +396,18 @@ class StateStore:
                 blobs=len(blobs),
             )
 
-    async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        """Return None: there are none."""
-        await anyio.lowlevel.checkpoint()
-        return None
-
-    async def sweep(
-        self,
-        tenant: str,
-        reachable: Collection[str],
-        older_than: float,
-        *,
-        among: Collection[str] | None = None,
-    ) -> BlobSweep:
-        """Do nothing: there are none."""
-        await anyio.lowlevel.checkpoint()
-        return BlobSweep()
-
-    async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
-        """Return all: there are none."""
-        await anyio.lowlevel.checkpoint()
-        return set(names)
-
-    async def blob_names(self, tenant: str) -> list[str]:
-        """Return nothing: there are none."""
-        await anyio.lowlevel.checkpoint()
-        return []
-
-    async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        """Do nothing: there are none."""
-        await anyio.lowlevel.checkpoint()
-        return 0
-
-    # leases
+    # leases: that of another owner may always be taken over
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
         """Return who held the session last; another owner's lease may always be taken over."""
-        return self._holder(await self._session(key))
-
-    def _holder(self, session: StoredSession) -> LeaseState | None:
-        return session.lease(alive=session.owner == self._owner)
+        await self._refresh(key)
+        return await super().holder(key)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
         """Take a session; a draft is in memory only until it is published."""
-        async with self._slot(key).exclusive() as slot:
+        async with self._exclusive(key) as slot:
             slot.require_same_session()
-            holder = self._holder(slot.current)
+            holder = await super().holder(key)
             if not terms.allows(holder):
                 return Held(holder)
             session = slot.copy()
@@ -462,48 +417,30 @@ class StateStore:
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Save the whole state of a draft."""
-        async with self._slot(key).exclusive() as slot:
+        async with self._exclusive(key) as slot:
             session = slot.copy()
+            is_draft = not session.published
             session.publish(epoch)
-            if session.owner != self._owner:  # another program's, saved meanwhile
+            if session.owner != self.owner:  # another program's, saved meanwhile
                 raise lease_lost(key, epoch, session.epoch)
-            if not slot.current.published:
+            if is_draft:
                 await slot.keep(session)
-
-    async def drafts(self, tenant: str) -> list[DraftInfo]:
-        """List the drafts of this object: nobody else can see one."""
-        await anyio.lowlevel.checkpoint()
-        return [
-            DraftInfo(key, session.epoch, session.draft, session.owner)
-            for key, slot in sorted(self._slots.items())
-            if key.tenant == tenant and (session := slot.current).draft is not None
-            if not session.published
-        ]
 
     async def release(self, key: SessionKey, epoch: int) -> None:
         """Mark the session in memory only: no process waits for a release here."""
-        (await self._session(key)).release(epoch)
+        await self._refresh(key)
+        await super().release(key, epoch)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Return nothing: there are no handover requests."""
-        await anyio.lowlevel.checkpoint()
+        """Return nothing: nobody else sees this object's heartbeats, or asks it."""
         return HeartbeatRequests()
 
-    async def wait_for_notification(self, timeout: float) -> None:
-        """Sleep: there are no notifications."""
-        await anyio.sleep(timeout)
-
-    async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
-        """Do nothing: there are no handover requests."""
-        await anyio.lowlevel.checkpoint()
-
-    # inbox
+    # no inbox
 
     async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
         """Raise NotStorableError: a state has no inbox."""
-        await anyio.lowlevel.checkpoint()
         if items:
             raise NotStorableError(
                 f"a storage of whole states has no inbox to post to for {key}: open the session "
@@ -515,9 +452,8 @@ class StateStore:
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return nothing: there is no inbox."""
-        async with self._slot(key).exclusive() as slot:
-            slot.current.require_held(epoch)
-            return []
+        await self._refresh(key)
+        return await super().receive(key, epoch, limit=limit)
 
     async def ack(
         self,
@@ -537,47 +473,27 @@ class StateStore:
             raise NotStorableError(
                 f"{self.location} keeps no dead letters: use another store for posts", key=str(key)
             )
-        async with self._slot(key).exclusive() as slot:
-            if epoch is not None:
-                slot.current.require_held(epoch)
+        await self._refresh(key)
+        await super().ack(key, epoch, op_ids)
 
-    async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
-        """Return nothing: there is no inbox."""
-        await anyio.lowlevel.checkpoint()
-        return []
-
-    async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        """Return nothing: there is no inbox."""
-        await anyio.lowlevel.checkpoint()
-        return []
-
-    # directory
+    # the directory: sessions that this object has seen
 
     async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
         """List the sessions that this object has seen, and that exist."""
-        infos: list[SessionInfo] = []
         for key in [key for key in self._slots if key.tenant == query.tenant]:
-            session = await self._session(key)
-            if session.is_public:
-                infos.append(session.info)
-        return query.page(infos)
+            await self._refresh(key)
+        return await super().sessions(query)
 
     async def tenants(self) -> list[str]:
         """List the tenants of the sessions that this object has seen, and that exist."""
-        names: set[str] = set()
         for key in list(self._slots):
-            if (await self._session(key)).is_public:
-                names.add(key.tenant)
-        return sorted(names)
+            await self._refresh(key)
+        return await super().tenants()
 
     async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Remove the state; this object remembers the epoch. There are no posts to keep."""
-        async with self._slot(key).exclusive() as slot:
+        async with self._exclusive(key) as slot:
             session = slot.copy()
             session.delete(epoch)
             await slot.remove()
             slot.session = session
-
-    async def scrub(self) -> None:
-        """Do nothing: cleaning up is up to the storage."""
-        await anyio.lowlevel.checkpoint()

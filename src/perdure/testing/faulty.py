@@ -12,8 +12,9 @@ ends with ``injected`` at 0.
 from __future__ import annotations
 
 import inspect
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Literal, cast, final
@@ -27,7 +28,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.records.keys import SessionKey
-from perdure.store import Batch, LogChunk, Outcome, Status, Store
+from perdure.store import LogChunk, Outcome, Status, Store
 from perdure.stores.delegate import DelegatingStore
 
 How = Literal[
@@ -40,7 +41,7 @@ How = Literal[
     "crash_applied",
     "hang",
 ]
-"""What happens at the call that fails. ``…_applied``: after it had its effect; else it has none."""
+"""The way a call fails. ``…_applied``: after it had its effect; else it has none."""
 
 _APPLIED = frozenset({"in_doubt_applied", "crash_applied"})
 
@@ -75,8 +76,69 @@ class _Intercepted:
         raise AttributeError(name)
 
 
+def _fault(method: str, how: How) -> BaseException:
+    message = f"{method} was made to fail ({how}): nothing to mend, a test did it"
+    match how:
+        case "crash" | "crash_applied":
+            return Crash(message)
+        case "permanent":
+            return NotStorableError(message)
+        case "conflict":
+            return LeaseLostError(message)
+        case _:
+            return StoreUnavailableError(message)
+
+
+class _FailingStore(DelegatingStore, ABC):
+    """A store wrapper that forwards every call, and asks how it is to fail."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(cast("Store", _Intercepted(store, self._call)))
+        self._store = store
+
+    @abstractmethod
+    def _due(self, method: str) -> How | None:
+        """Return how this call fails, None if it does not."""
+
+    async def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        call = partial(getattr(self._store, method), *args, **options)
+        how = self._due(method)
+        if how is None:
+            return await call()
+        if how == "hang":
+            await anyio.sleep_forever()
+        if how in _APPLIED:
+            await call()
+        error = _fault(method, how)
+        if method == "append_many" and isinstance(error, Exception):
+            return [Outcome(_STATUS[how], error) for _ in args[0]]
+        raise error
+
+    async def read_log(
+        self,
+        key: SessionKey,
+        *,
+        after: int = 0,
+        before: int | None = None,
+        limit: int | None = None,
+        reverse: bool = False,
+    ) -> AsyncGenerator[LogChunk, None]:
+        """Read; a fault comes before the first chunk, or with ``…_applied`` after the last."""
+        how = self._due("read_log")
+        if how == "hang":
+            await anyio.sleep_forever()
+        if how is not None and how not in _APPLIED:
+            raise _fault("read_log", how)
+        chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+        async with aclosing(chunks):  # also when the reader leaves early
+            async for chunk in chunks:
+                yield chunk
+        if how is not None:
+            raise _fault("read_log", how)
+
+
 @final
-class FaultyStore(DelegatingStore):
+class FaultyStore(_FailingStore):
     """A store wrapper that forwards every call, but fails some.
 
     Args:
@@ -104,11 +166,10 @@ class FaultyStore(DelegatingStore):
         if fail_on is not None and fail_on not in _METHODS:
             raise ValueError(f"fail_on={fail_on!r} is no method of a store")
         self.calls: Counter[str] = Counter()
-        """How often each method was called."""
+        """Number of calls of each method."""
         self.injected: int = 0
-        """How many calls failed so far."""
-        super().__init__(cast("Store", _Intercepted(store, self._call)))
-        self._store = store
+        """Number of calls that failed so far."""
+        super().__init__(store)
         self._fail_on = fail_on
         self._how: How = how
         self._fails = range(nth, nth + times) if times is not None else None
@@ -118,75 +179,18 @@ class FaultyStore(DelegatingStore):
         """Fail no more."""
         self._fails = range(0)
 
-    # how a call fails
-
-    def _is_due(self, method: str) -> bool:
+    def _due(self, method: str) -> How | None:
         self.calls[method] += 1
         if self._fail_on not in (None, method):
-            return False
+            return None
         count = self.calls.total() if self._fail_on is None else self.calls[method]
         due = count >= self._nth if self._fails is None else count in self._fails
         self.injected += due
-        return due
-
-    async def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        call = partial(getattr(self._store, method), *args, **options)
-        if not self._is_due(method):
-            return await call()
-        if self._how == "hang":
-            await anyio.sleep_forever()
-        if self._how in _APPLIED:
-            await call()
-        raise self._fault(method)
-
-    def _fault(self, method: str) -> BaseException:
-        message = f"{method} was made to fail ({self._how}): nothing to mend, a test did it"
-        match self._how:
-            case "crash" | "crash_applied":
-                return Crash(message)
-            case "permanent":
-                return NotStorableError(message)
-            case "conflict":
-                return LeaseLostError(message)
-            case _:
-                return StoreUnavailableError(message)
-
-    # the port
-
-    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Append, or answer for every batch with the fault's status."""
-        try:
-            return await super().append_many(batches)
-        except (StoreUnavailableError, NotStorableError, LeaseLostError) as error:
-            if self._how not in _STATUS:
-                raise  # not ours: the inner store broke the port's rule to raise nothing
-            return [Outcome(_STATUS[self._how], error) for _ in batches]
-
-    async def read_log(
-        self,
-        key: SessionKey,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> AsyncGenerator[LogChunk, None]:
-        """Read; a fault comes before the first chunk, or with ``…_applied`` after the last."""
-        due = self._is_due("read_log")
-        if due and self._how == "hang":
-            await anyio.sleep_forever()
-        if due and self._how not in _APPLIED:
-            raise self._fault("read_log")
-        chunks = self._store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
-        async with aclosing(chunks):  # also when the reader leaves early
-            async for chunk in chunks:
-                yield chunk
-        if due:
-            raise self._fault("read_log")
+        return self._how if due else None
 
 
 # A switched store: `FaultyStore` decides before a run which calls fail, by counting; this one is
-# switched during the run. `FaultyStore` implements the failing call in both cases.
+# switched during the run.
 
 
 @final
@@ -217,7 +221,7 @@ class Faults:
 
 
 @final
-class SwitchedStore(DelegatingStore):
+class SwitchedStore(_FailingStore):
     """A store wrapper that forwards every call, unless the test has switched it off.
 
     Args:
@@ -234,8 +238,7 @@ class SwitchedStore(DelegatingStore):
     """
 
     def __init__(self, store: Store, *, faults: Faults | None = None) -> None:
-        super().__init__(cast("Store", _Intercepted(store, self._call)))
-        self._store = store
+        super().__init__(store)
         self._faults = faults or Faults()
 
     # the switches
@@ -284,23 +287,5 @@ class SwitchedStore(DelegatingStore):
             )
         self._faults.plan(method, how, times)
 
-    async def _call(self, method: str, *args: Any, **options: Any) -> Any:
-        return await getattr(self._to(method), method)(*args, **options)
-
-    def _to(self, method: str) -> Store:
-        how = self._faults.take(method)
-        return self._store if how is None else FaultyStore(self._store, how=how)
-
-    # the port
-
-    def read_log(
-        self,
-        key: SessionKey,
-        *,
-        after: int = 0,
-        before: int | None = None,
-        limit: int | None = None,
-        reverse: bool = False,
-    ) -> AsyncGenerator[LogChunk, None]:
-        store = self._to("read_log")
-        return store.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
+    def _due(self, method: str) -> How | None:
+        return self._faults.take(method)

@@ -141,15 +141,6 @@ class SandboxOptions(TypedDict, total=False):
     engine: EngineOptions
 
 
-class _Complete(TypedDict):
-    autosave: Autosave | None
-    lease: LeaseOptions
-    shutdown: Shutdown
-    limits: Limits
-    types: Sequence[Any]
-    engine: EngineOptions
-
-
 @final
 class Sandbox:
     """Sessions to test with: ``async with Sandbox() as sandbox``.
@@ -250,8 +241,8 @@ class Sandbox:
         return self.sessions
 
 
-def _with_defaults(options: SandboxOptions, clock: ManualClock | None) -> _Complete:
-    complete: _Complete = {
+def _with_defaults(options: SandboxOptions, clock: ManualClock | None) -> SandboxOptions:
+    complete: SandboxOptions = {
         "autosave": Autosave.write_through() if clock is None else Autosave(),
         "lease": LeaseOptions(),
         "shutdown": Shutdown(deadline=5.0, turn_grace=1.0, signals=False),

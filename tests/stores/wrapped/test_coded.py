@@ -53,7 +53,7 @@ QUIET = Shutdown(signals=False)
 NEVER = 1_000_000
 
 WITHOUT_CONTENT = {
-    *("aclose", "drafts", "head", "heartbeat", "owner", "publish"),
+    *("aclose", "delete", "drafts", "head", "heartbeat", "open", "owner", "publish"),
     *("release", "request_handover", "scrub", "sessions_with_pending_items", "tenants", "trim"),
     "wait_for_notification",
 }

@@ -34,7 +34,7 @@ from perdure.errors import (
 )
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import About, Manifest
+from perdure.records.manifest import About
 from perdure.records.records import MESSAGE, Entry, Record
 from perdure.store import DeadLetter, PendingItem, SessionQuery, Status, Store, take_after
 from perdure.stores.file import FileStore
@@ -43,7 +43,6 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import EncryptedStore, MasterKeys, keys as keyring
 from perdure.stores.wrapped.keys import DataKey
-from perdure.stores.wrapped.manifests import mismatched
 from perdure.stores.wrapped.transform import describe_place
 from perdure.testing.conformance._kit import (
     KEY,
@@ -656,11 +655,6 @@ def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_place_is_named_without_what_is_empty() -> None:
     assert describe_place(("", "a", "", "default", 3)) == "a default 3"
-
-
-def test_a_document_that_a_manifest_does_not_list_is_no_mismatch() -> None:
-    manifest = Manifest(key=SessionKey("a"), epoch=1, as_of_seq=1)
-    assert list(mismatched(manifest, {"other.json": b"{}"})) == []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

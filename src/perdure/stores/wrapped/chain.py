@@ -20,7 +20,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import msgspec
 
@@ -28,7 +28,7 @@ from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Batch
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.store import Store
+from perdure.store import Store, first_record, record_at
 from perdure.stores.wrapped.transform import Transform, in_thread_if_large, restore_record
 
 _HEADER = struct.Struct(">16sIQ")
@@ -45,7 +45,7 @@ class ChainLink(NamedTuple):
     digest: bytes
     """The link hash: 16 bytes."""
     run: int = 0
-    """How many epoch records the log ends with."""
+    """Number of epoch records at the end of the log."""
 
 
 class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -59,7 +59,7 @@ class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
     """The link hash after ``as_of_seq``, in hex; empty if nothing was folded."""
     run: int = 0
     lost: str = ""
-    """What was wrong with the previous manifest, or with this one, so that there is no fold; empty
+    """The fault of the previous manifest, or of this one, so that there is no fold; empty
     if nothing."""
     unproven_end: int = 0
     """The last record when a manifest was found to be lost or forged: records after it may have
@@ -102,7 +102,6 @@ class RecordChain:
 
     def __init__(self, transform: Transform, secret: bytes, begins: int) -> None:
         self.transform: Transform = transform
-        self.secret: bytes = secret
         self.begins: int = begins
         self._hash = hashlib.blake2b(key=secret, digest_size=16)
         self.start: ChainLink = ChainLink(begins - 1, self._hash.digest())
@@ -172,15 +171,9 @@ class ChainWriter:
         self.epoch = epoch
         self.remembers_all: bool = False
         """Whether it remembers the ends of all batches."""
-        self.pending_end: int = -1
-        """The last record of a batch that is about to be encrypted."""
         self._encrypted_to = encrypted_to
         self._links: OrderedDict[int, ChainLink] = OrderedDict()
         self._folds: list[tuple[int, int]] = [(0, folded)]
-
-    def is_of(self, epoch: int, chain: RecordChain | None) -> bool:
-        """Return whether it writes a session's records under an epoch."""
-        return self.epoch == epoch and chain is not None and chain.secret == self.chain.secret
 
     def link(self, seq: int) -> ChainLink | None:
         """Return the link after a record, if it is remembered."""
@@ -197,12 +190,10 @@ class ChainWriter:
         """Forget the links of records from one on: others may stand there, or none."""
         for seq in [seq for seq in self._links if seq >= since]:
             del self._links[seq]
-        self.pending_end = -1
 
-    def note_fold(self, folded: int, since: int | None = None) -> None:
+    def note_fold(self, folded: int) -> None:
         """Remember a fold: records that are encrypted for the first time from now on name it."""
-        first = self._encrypted_to + 1 if since is None else since
-        self._folds = [*self._folds[-7:], (first, folded)]
+        self._folds = [*self._folds[-7:], (self._encrypted_to + 1, folded)]
 
     def encrypt(self, batch: Batch) -> Batch:
         """Return an encrypted batch; the link before it has to be remembered."""
@@ -215,7 +206,7 @@ class ChainWriter:
             entries.append(Entry(kind, record.payload, end))
         self.note_link(link)
         self._encrypted_to = max(self._encrypted_to, link.seq)
-        return Batch(batch.key, batch.epoch, batch.first, tuple(entries))
+        return msgspec.structs.replace(batch, records=tuple(entries))
 
     def _fold_known_at(self, seq: int) -> int:
         return next(folded for since, folded in reversed(self._folds) if since <= seq or not since)
@@ -276,14 +267,6 @@ async def link_at(
     return None, len(epochs)
 
 
-class ProofReader(Protocol):
-    """Give what a session's manifest proves."""
-
-    async def __call__(self, *, fresh: bool = False) -> ManifestProof:
-        """Return it, read anew if it is to be fresh."""
-        ...
-
-
 class _Part(NamedTuple):
     """Records in the order of the log, decrypted and linked to one another."""
 
@@ -293,7 +276,7 @@ class _Part(NamedTuple):
     end: ChainLink | None
     """The link after the last record; None if there are only epoch records below."""
     unlinked: int
-    """How many those are."""
+    """Number of those."""
     folded: int
     """The newest fold that a record names."""
 
@@ -311,9 +294,10 @@ class ChainReader:
         store: The inner store.
         key: The session of the log.
         chain: The session's chain.
-        proof: Returns what the manifest proves; reads it from the store if it is to be fresh.
-        trimmed: Returns the record before which all were removed by a trim.
         request: The requested records.
+        proof: The proof in the manifest.
+        fresh: Reads it from the store again.
+        trimmed: Returns the record before which all were removed by a trim.
 
     """
 
@@ -322,14 +306,17 @@ class ChainReader:
         store: Store,
         key: SessionKey,
         chain: RecordChain,
-        proof: ProofReader,
-        trimmed: Callable[[], Awaitable[int]],
         request: ReadRequest,
+        *,
+        proof: ManifestProof,
+        fresh: Callable[[], Awaitable[ManifestProof]],
+        trimmed: Callable[[], Awaitable[int]],
     ) -> None:
         self._store = store
         self._key = key
         self._chain = chain
         self._proof = proof
+        self._fresh = fresh
         self._trimmed = trimmed
         self._request = request
         self._count = 0
@@ -369,16 +356,14 @@ class ChainReader:
         if first.seq > after + 1:
             await self._require_trimmed(first.seq)
         self.link, self._unlinked = await self._start(first)
-        proof = await self._proof()
+        proof = self._proof
         if self.link is None or self.link != proof.link or first.epoch <= proof.epoch + 1:
             return
         # A new holder was killed, or records were removed: that which the fold was as of has no
         # later epoch than the fold.
-        seq = proof.as_of_seq
-        async with aclosing(self._store.read_log(self._key, after=seq - 1, before=seq + 1)) as log:
-            async for chunk in log:
-                if any(record.epoch > proof.epoch for record in chunk.records):
-                    raise chain_error(seq, "the records that the manifest was made of are gone")
+        record = await record_at(self._store, self._key, proof.as_of_seq)
+        if record is not None and record.epoch > proof.epoch:
+            raise chain_error(record.seq, "the records that the manifest was made of are gone")
 
     async def _verify_backward(
         self, records: Sequence[Record], above: Record | None
@@ -418,53 +403,50 @@ class ChainReader:
 
     async def _start(self, first: Record) -> tuple[ChainLink | None, int]:
         """Return the link before a record, where it is not in it."""
-        proven = (await self._proof()).link
+        proven = self._proof.link
         is_fixed = first.seq - 1 in {self._chain.begins - 1, -1 if proven is None else proven.seq}
         if first.seq < self._chain.begins or not (is_fixed or first.kind == EPOCH):
             return None, 0
         return await link_at(self._store, self._key, self._chain, first.seq - 1, proven)
 
     async def _look_ahead(self, seq: int, part: _Part) -> None:
-        """Check the epoch records up to one against the next encrypted record."""
+        """Check the epoch records up to one against the next encrypted record, if there is any."""
         more: list[Record] = []
-        proven = (await self._proof()).link
-        async with aclosing(self._store.read_log(self._key, after=seq)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    if record.kind == EPOCH:
-                        more.append(record)
-                        continue
-                    if record.seq < self._chain.begins:
-                        return
-                    expected = self._chain.decrypt(record).before
-                    if part.end is None:
-                        self._require_run(part.unlinked + len(more), expected)
-                    elif self._chain.link_after_epochs(part.end, more, proven) != expected:
-                        raise chain_error(record.seq, _OTHER_RECORDS)
-                    return
+
+        def is_encrypted(record: Record) -> bool:
+            if record.kind == EPOCH:
+                more.append(record)
+            return record.kind != EPOCH
+
+        record = await first_record(self._store.read_log(self._key, after=seq), is_encrypted)
+        if record is not None and record.seq < self._chain.begins:
+            return
+        expected = None if record is None else self._chain.decrypt(record).before
         if part.end is not None:
-            self._chain.link_after_epochs(part.end, more, proven)
+            link = self._chain.link_after_epochs(part.end, more, self._proof.link)
+            if expected is not None and link != expected:
+                raise chain_error(expected.seq + 1, _OTHER_RECORDS)
+        elif expected is not None:
+            self._require_run(part.unlinked + len(more), expected)
 
     async def _require_end(self, before: int) -> None:
         """Check that nothing is missing where a slice ended earlier than requested."""
         last = self._request.after if self._top is None else self._top
         if last >= before - 1:
             return
-        async with aclosing(self._store.read_log(self._key, after=last, limit=1)) as log:
-            async for chunk in log:
-                for record in chunk.records:  # it may have been appended since
-                    if record.seq > last + 1:
-                        await self._require_trimmed(record.seq)
+        record = await first_record(self._store.read_log(self._key, after=last, limit=1))
+        if record is not None and record.seq > last + 1:  # else it was appended since
+            await self._require_trimmed(record.seq)
 
     async def _require_tail(self) -> None:
         """Check that a log is at least as long as the manifest says."""
-        proof = await self._proof()
+        proof = self._proof
         if self._edge is not None and self._edge.seq >= proof.as_of_seq:
             return
         if await self._store.head(self._key) >= proof.as_of_seq:
             return
         # Read the manifest before the head, which only grows.
-        proof = await self._proof(fresh=True)
+        proof = await self._fresh()
         head = await self._store.head(self._key)
         if not proof.lost and head < proof.as_of_seq:
             raise chain_error(head, f"the manifest was made of records up to {proof.as_of_seq}")
@@ -484,10 +466,10 @@ class ChainReader:
         unlinked: int,
     ) -> _Part:
         size = sum(len(record.payload) for record in records)
-        proven = (await self._proof()).link
+        proven = self._proof.link
         walk = partial(self._walk, records, before, link, unlinked, proven)
         part = await in_thread_if_large(size, walk)
-        if part.folded > (await self._proof()).as_of_seq:
+        if part.folded > self._proof.as_of_seq:
             await self._require_fold(part.folded)
         return part
 
@@ -536,7 +518,7 @@ class ChainReader:
             raise chain_error(expected.seq, "an epoch record is in the place of another record")
 
     async def _require_fold(self, folded: int) -> None:
-        proof = await self._proof(fresh=True)  # another process may have folded since
+        proof = self._proof = await self._fresh()  # another process may have folded since
         if proof.lost or folded <= proof.as_of_seq:
             return
         raise CorruptRecordError(

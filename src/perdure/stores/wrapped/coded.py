@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import anyio
 import msgspec
@@ -28,14 +28,13 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.memory.documents import SESSION
-from perdure.records.chunks import is_hash
+from perdure.records.chunks import is_hash, verified
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, SessionTenant
 from perdure.records.manifest import FoldedDocument, Manifest, lease_lost, too_large
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import (
     ALL,
-    About,
     Batch,
     Beginning,
     BlobSweep,
@@ -58,22 +57,19 @@ from perdure.store import (
     SupportsRestore,
     Taken,
     Terms,
-    open_read_only,
     shortcut,
 )
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.wrapped.chain import ChainReader, ManifestProof, ReadRequest
 from perdure.stores.wrapped.manifests import (
     HiddenManifest,
-    has_hidden,
-    inner_about,
     inner_documents,
-    mismatched,
-    outer_manifest,
     read_hidden,
     restore_documents,
     restore_info,
+    sealed_labels,
     transform_document,
+    unproven_end,
     unproven_tail,
     with_hidden,
 )
@@ -82,36 +78,25 @@ from perdure.stores.wrapped.transform import (
     Transform,
     in_thread_if_large,
     require_hashed,
-    restore_blob,
     restore_item,
     restore_letter,
     restore_records,
     transform_batch,
-    transform_blobs,
     transform_item,
     transform_letter,
 )
 
 Encoder = Callable[[Batch], Batch]
 
-_WITHOUT_CONTENT = frozenset({"connection_pool", "local_path", "watch_connections"})
-"""What a backend may have besides the port and no content passes through."""
+_WITHOUT_CONTENT = frozenset(
+    {"connection_pool", "local_path", "open_read_only", "watch_connections"}
+)
+"""Members that a backend may have besides the port, and no content passes through."""
 
 
 def max_restored_bytes(store: Store) -> int:
     """Return the largest size of a restored record or inbox item, in bytes."""
     return max(store.capabilities.max_record_bytes, MAX_RECORD_BYTES)
-
-
-class _Encoding(NamedTuple):
-    encode: Encoder
-    size: int
-    about: About | None = None
-    """The labels that the batch brings, sealed."""
-
-    def encoded(self, batch: Batch) -> Batch:
-        """Return a batch as the inner store gets it, with what it says for the directory."""
-        return msgspec.structs.replace(self.encode(batch), turns=batch.turns, about=self.about)
 
 
 class CodedStore(DelegatingStore, ABC):
@@ -127,13 +112,11 @@ class CodedStore(DelegatingStore, ABC):
     """
 
     _kind: str
-    """What this does to a store, as text for its location."""
+    """A word for the encoding, as part of the location."""
     _hidden_agent: str | None = None
     """An agent id that is used for the store's own sessions."""
     _accepts_plain: bool = False
     """Whether what was stored without this is read unchanged."""
-    _overhead: int = 0
-    """By how many bytes a small blob grows."""
 
     def __init__(self, store: Store, max_payload: int) -> None:
         super().__init__(store)
@@ -147,7 +130,7 @@ class CodedStore(DelegatingStore, ABC):
             return getattr(self.inner, name)
         raise AttributeError(name)
 
-    # What a subclass says.
+    # Hooks for subclasses.
 
     @abstractmethod
     async def _transform(self, key: SessionKey, data: bytes = b"") -> Transform | None:
@@ -166,15 +149,11 @@ class CodedStore(DelegatingStore, ABC):
         transform = self._cached_transform(batch.key)
         return None if transform is None else lambda batch: transform_batch(transform, batch)
 
-    async def _prepared_encoder(self, batch: Batch) -> Encoder | None:
-        """Return what encodes a batch; None if its session has no transform."""
-        return self._encoder(batch)
+    async def _prepare(self, batch: Batch) -> None:
+        """Read what the encoder of a batch needs."""
 
     def _note_refused(self, batch: Batch) -> None:
         """Note that the log will never accept a batch."""
-
-    async def _require_compatible(self) -> None:
-        """Raise if the store's content was written without this."""
 
     async def _require_readable(self, key: SessionKey) -> object:
         """Raise if a session could not be read; return what `_begin` needs not read again."""
@@ -206,7 +185,7 @@ class CodedStore(DelegatingStore, ABC):
         self, key: SessionKey, manifest: Manifest | None
     ) -> tuple[HiddenManifest | None, str]:
         """Return a manifest's hidden part, and why it must not be used, empty if it may."""
-        if manifest is None or not has_hidden(manifest.about.title):
+        if manifest is None:
             return None, ""
         return read_hidden(manifest, await self._of_tenant(key.tenant)), ""
 
@@ -217,9 +196,6 @@ class CodedStore(DelegatingStore, ABC):
     def _new_own_documents(self, key: SessionKey) -> dict[str, bytes]:
         """Return such documents for a session whose manifest lost them; its transform is cached."""
         return {}
-
-    def _forget(self, key: SessionKey) -> None:
-        """Drop everything that is cached for a session."""
 
     # The store.
 
@@ -232,29 +208,6 @@ class CodedStore(DelegatingStore, ABC):
     def location(self) -> str:
         """The inner store's location, and what this does."""
         return f"{self.inner.location} ({self._kind})"
-
-    async def open(self) -> None:
-        """Open the inner store, and check that it is compatible.
-
-        Raises:
-            ConfigError: Its content was written without this.
-
-        """
-        await self.inner.open()
-        await self._checked()
-
-    async def open_read_only(self) -> None:
-        """Open the inner store read-only, and check that it is compatible."""
-        await open_read_only(self.inner)
-        await self._checked()
-
-    async def _checked(self) -> None:
-        try:
-            await self._require_compatible()
-        except BaseException:
-            with anyio.CancelScope(shield=True):
-                await self.inner.aclose()
-            raise
 
     async def _of_session(self, key: SessionKey, data: bytes = b"") -> Transform:
         transform = await self._transform(key, data)
@@ -274,14 +227,11 @@ class CodedStore(DelegatingStore, ABC):
     # The log.
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        jobs = [await self._encoding(batch) for batch in batches]
-        size = sum(job.size for job in jobs if isinstance(job, _Encoding))
+        prepared = [await self._prepared(batch) for batch in batches]
+        size = sum(len(entry.payload) for batch in batches for entry in batch.records)
 
         def encode_all() -> list[Batch | Outcome]:
-            return [
-                job if isinstance(job, Outcome) else job.encoded(batch)
-                for job, batch in zip(jobs, batches, strict=True)
-            ]
+            return [one if isinstance(one, Outcome) else one() for one in prepared]
 
         results = await in_thread_if_large(size, encode_all)
         encoded = [result for result in results if isinstance(result, Batch)]
@@ -304,7 +254,7 @@ class CodedStore(DelegatingStore, ABC):
                 size += self._require_fit(batch)
                 # Labels are sealed by the tenant's key, which may have to be read.
                 if encode is not None and size < LARGE and batch.about is None:
-                    encoded.append(_Encoding(encode, size).encoded(batch))
+                    encoded.append(encode(batch))
                     continue
             return False
 
@@ -319,16 +269,18 @@ class CodedStore(DelegatingStore, ABC):
             if outcome.status is Status.PERMANENT:
                 self._note_refused(batch)
 
-    async def _encoding(self, batch: Batch) -> _Encoding | Outcome:
+    async def _prepared(self, batch: Batch) -> Callable[[], Batch] | Outcome:
+        """Return what encodes a batch, with its labels sealed; or why it cannot be."""
+        key = batch.key
         try:
-            size = self._require_fit(batch)
-            encode = await self._prepared_encoder(batch)
-            if encode is None:
-                return Outcome(Status.CONFLICT, lease_lost(batch.key, batch.epoch, 0))
-            about = batch.about
-            if about is not None:
-                about = inner_about(batch.key, about, await self._of_tenant(batch.key.tenant))
-            return _Encoding(encode, size, about)
+            self._require_fit(batch)
+            await self._prepare(batch)
+            if (encode := self._encoder(batch)) is None:
+                raise lease_lost(key, batch.epoch)
+            if batch.about is not None:
+                about = sealed_labels(key, batch.about, await self._of_tenant(key.tenant))
+                batch = msgspec.structs.replace(batch, about=about)
+            return partial(encode, batch)
         except LeaseLostError as error:
             return Outcome(Status.CONFLICT, error)
         except StoreUnavailableError as error:
@@ -396,11 +348,11 @@ class CodedStore(DelegatingStore, ABC):
             CorruptRecordError: A record is damaged or belongs to another place.
 
         """
-        first = next((record for record in records if record.kind != EPOCH), None)
-        if first is None:
+        payloads = [record.payload for record in records if record.kind != EPOCH]
+        if not payloads:
             return tuple(records)
-        transform = await self._of_session(key, first.payload)
-        size = sum(len(record.payload) for record in records)
+        transform = await self._of_session(key, payloads[0])
+        size = sum(map(len, payloads))
         return await in_thread_if_large(size, lambda: restore_records(transform, records))
 
     def transform_spill(
@@ -467,45 +419,41 @@ class CodedStore(DelegatingStore, ABC):
         return {name: transform.plain_name(name) for name in names}
 
     async def _decoded(self, key: SessionKey, inner: Documents) -> Documents:
-        """Return documents as the engine wrote them."""
+        """Return documents as the engine wrote them; all are damaged under a forged manifest."""
         manifest, cut = inner.manifest, inner.cut
-        hidden, reason = await self._hidden_part(key, manifest)
+        hidden, forged = await self._hidden_part(key, manifest)
         listed = {} if manifest is None else manifest.documents
-        if not reason and manifest is not None and (hidden is None or hidden.is_begun):
+        if not forged and manifest is not None and (hidden is None or hidden.is_begun):
             # It was never folded through this store.
             is_plain = self._accepts_plain and not any(map(self._is_own, listed))
             return inner if is_plain else Documents(cut=cut)
-        stored = (*(listed if reason else ()), *inner.damaged, *inner.found, *inner.remains)
-        plain = await self._plain_names(key, dict.fromkeys(stored))
+        wrong = (*(listed if forged else ()), *inner.damaged)
+        plain = await self._plain_names(key, dict.fromkeys((*wrong, *inner.found, *inner.remains)))
         readable = {plain[n]: document for n, document in inner.found.items() if n in plain}
-        damaged = dict.fromkeys(plain[name] for name in inner.damaged if name in plain)
-        remains = {plain[name]: data for name, data in inner.remains.items() if name in plain}
-        tail = _tail(key, hidden, reason)
-        if reason:  # the manifest was lost or forged: all documents are damaged
-            remains |= {name: document.data for name, document in readable.items()}
-            names = dict.fromkeys([plain[name] for name in listed if name in plain]) | damaged
-            why = dict.fromkeys(names or (SESSION,), reason)
-            remains = {name: data for name, data in remains.items() if name in why}
-            return Documents(
-                damaged=tuple(why), why=why, remains=remains, unproven_tail=tail, cut=cut
-            )
-        if manifest is None or hidden is None:
-            remains = {name: data for name, data in remains.items() if name in damaged}
-            return Documents(damaged=tuple(damaged), remains=remains, cut=cut)
         restored: dict[str, Document] = {}
-        if readable:
+        if readable and hidden is not None and not forged:
             transform = await self._of_session(key, next(iter(readable.values())).data)
-            size = sum(len(document.data) for document in readable.values())
             restored = await in_thread_if_large(
-                size, lambda: restore_documents(transform, readable, hidden)
+                sum(len(document.data) for document in readable.values()),
+                lambda: restore_documents(transform, readable, hidden),
             )
         lost = {name: item.data for name, item in readable.items() if name not in restored}
+        remains = {plain[n]: data for n, data in inner.remains.items() if n in plain} | lost
+        damaged = dict.fromkeys([*(plain[name] for name in wrong if name in plain), *lost])
+        if forged and not damaged:
+            damaged[SESSION] = None
+        outer = None
+        if manifest is not None and hidden is not None and not forged:
+            outer = msgspec.structs.replace(
+                manifest, documents=hidden.documents, about=hidden.about
+            )
         return Documents(
-            outer_manifest(manifest, hidden),
+            outer,
             restored,
-            (*damaged, *lost),
-            remains={name: data for name, data in remains.items() if name in damaged} | lost,
-            unproven_tail=tail or inner.unproven_tail,
+            tuple(damaged),
+            why=dict.fromkeys(damaged, forged) if forged else {},
+            remains={name: data for name, data in remains.items() if name in damaged},
+            unproven_tail=unproven_tail(key, unproven_end(hidden), forged) or inner.unproven_tail,
             cut=cut,
         )
 
@@ -532,29 +480,24 @@ class CodedStore(DelegatingStore, ABC):
         new_own = {} if own else self._new_own_documents(key)
         own |= {name: FoldedDocument.of(as_of, data) for name, data in new_own.items()}
         tenant = await self._of_tenant(key.tenant)
-        plain = {name: documents[name] for name in documents if name in manifest.documents}
+        names = {name: transform.stored_name(name) for name in manifest.documents}
+        plain = {name: documents[name] for name in documents if name in names}
         proof = await self._prove(manifest)
 
         def encode_all() -> dict[str, bytes]:
             return {
-                name: transform_document(
-                    transform, name, data, proof, manifest.documents[name].as_of_seq
+                names[name]: transform_document(
+                    transform, name, data, manifest.documents[name], proof
                 )
                 for name, data in plain.items()
             }
 
-        encoded = await in_thread_if_large(sum(map(len, plain.values())), encode_all)
-        # A document that is not the one the engine listed is stored with a hash that no bytes
-        # have, so that reading reports it as damaged.
-        wrong = mismatched(manifest, plain)
-        names = {name: transform.stored_name(name) for name in manifest.documents}
-        written = {names[name]: data for name, data in encoded.items()}
+        written = await in_thread_if_large(sum(map(len, plain.values())), encode_all)
         # Names were not hidden before: those documents are stored anew.
         shown = [n for n in names if n != names[n] and n in listed and n not in plain]
         old = (await self.inner.read_documents(key, shown)).found if shown else {}
         written |= {names[name]: document.data for name, document in old.items()}
-        listed = {**listed, **{names[name]: listed[name] for name in old}}
-        stored = inner_documents(manifest, names, encoded, wrong, listed) | own
+        stored = inner_documents(manifest, names, written, listed) | own
         hidden = HiddenManifest(manifest.about, manifest.documents, proof)
         inner = with_hidden(msgspec.structs.replace(manifest, documents=stored), hidden, tenant)
         await self.inner.write_documents(key, written | new_own, inner)
@@ -573,9 +516,15 @@ class CodedStore(DelegatingStore, ABC):
             return
         transform = await self._blob_transform(tenant, create=True)
         assert transform is not None  # it was created
-        encoded = await transform_blobs(transform, blobs)
-        inner = {transform.inner_name(name): data for name, data in encoded.items()}
-        await self.inner.put_blobs(str(tenant), inner)
+
+        def encode_all() -> dict[str, bytes]:
+            return {
+                transform.inner_name(name): transform.transform(("blob", name), data)
+                for name, data in blobs.items()
+            }
+
+        size = sum(map(len, blobs.values()))
+        await self.inner.put_blobs(str(tenant), await in_thread_if_large(size, encode_all))
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
         """Return a blob, restored and verified against its name; None if there is none."""
@@ -583,8 +532,9 @@ class CodedStore(DelegatingStore, ABC):
         if transform is not None:
             data = await self.inner.get_blob(str(tenant), transform.inner_name(name))
             if data is not None:
+                place = ("blob", name)
                 return await in_thread_if_large(
-                    len(data), partial(restore_blob, transform, name, data)
+                    len(data), lambda: verified(name, transform.restore(place, data))
                 )
         return await self.inner.get_blob(str(tenant), name) if self._accepts_plain else None
 
@@ -596,12 +546,9 @@ class CodedStore(DelegatingStore, ABC):
         *,
         among: Collection[str] | None = None,
     ) -> BlobSweep:
-        """Remove unreachable blobs; the freed bytes count their size before encryption."""
         inner = await self._inner_names(tenant, reachable)
         looked_at = None if among is None else await self._inner_names(tenant, among)
-        swept = await self.inner.sweep(str(tenant), inner, older_than, among=looked_at)
-        freed = max(swept.bytes - swept.removed * self._overhead, 0)
-        return msgspec.structs.replace(swept, bytes=freed)
+        return await self.inner.sweep(str(tenant), inner, older_than, among=looked_at)
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
         transform = await self._blob_transform(tenant, create=False)
@@ -625,10 +572,7 @@ class CodedStore(DelegatingStore, ABC):
         return sorted(names)
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        inner = await self._inner_names(tenant, names)
-        existing = set(inner).intersection(await self.inner.blob_names(str(tenant)))
-        freed = await self.inner.remove_blobs(str(tenant), inner)
-        return max(freed - len(existing) * self._overhead, 0)
+        return await self.inner.remove_blobs(str(tenant), await self._inner_names(tenant, names))
 
     async def _inner_names(self, tenant: str, names: Collection[str]) -> list[str]:
         """Return what blobs of these names, as `blob_names` lists them, may be stored under."""
@@ -654,23 +598,21 @@ class CodedStore(DelegatingStore, ABC):
             )
         known = await self._require_readable(key) if terms.after != 0 else None
         names = await self._stored_names(key, terms.names)
-        names = None if names is None else frozenset(names)
         new = terms.beginning
         if new.about is not None:
-            about = inner_about(key, new.about, await self._of_tenant(key.tenant))
+            about = sealed_labels(key, new.about, await self._of_tenant(key.tenant))
             new = msgspec.structs.replace(new, about=about)
-        inner = msgspec.structs.replace(terms, names=names, beginning=new)
+        inner = msgspec.structs.replace(
+            terms, names=None if names is None else frozenset(names), beginning=new
+        )
         taken = await self.inner.acquire(key, inner)
         if isinstance(taken, Held):
             return taken
         try:
             is_changed = await self._begin(taken, known, terms.beginning)
             found = taken.found
-            if taken.created and found is not None:
-                # All that is there is the epoch record, and what was just written.
-                have = Documents(cut=found.documents.cut)
-                found = msgspec.structs.replace(found, documents=have)
-            elif found is not None:
+            # A new session has its epoch record, and nothing that has to be decoded.
+            if found is not None and not taken.created:
                 if terms.names == frozenset():
                     found = msgspec.structs.replace(found, records=None)
                 found = None if is_changed else await self._decoded_all(key, found)
@@ -732,14 +674,3 @@ class CodedStore(DelegatingStore, ABC):
             tag = None if query.tag is None else transform.token(query.tag)
             inner = msgspec.structs.replace(inner, owner=owner, tag=tag)
         return [restore_info(info, transform) for info in await self.inner.sessions(inner)]
-
-    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
-        """Delete everything that the session owns, its data key included."""
-        await self.inner.delete(key, epoch, keep_posts=keep_posts)
-        self._forget(key)
-
-
-def _tail(key: SessionKey, hidden: HiddenManifest | None, reason: str) -> str:
-    """Return why a log may be incomplete; empty if there is no sign of it."""
-    end = 0 if hidden is None or hidden.proof is None else hidden.proof.unproven_end
-    return unproven_tail(key, end, reason) if end or reason else ""

@@ -7,12 +7,10 @@ an empty session. A whole store that was replaced by an older copy is not notice
 
 from __future__ import annotations
 
-import base64
 import logging
-import secrets
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Collection, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from typing import NamedTuple, cast, final
 
@@ -23,7 +21,15 @@ from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, SessionTenant, keyring_of
 from perdure.records.manifest import About, Manifest, lease_lost
 from perdure.records.records import EPOCH, Record
-from perdure.store import Batch, Beginning, SessionQuery, Store, Taken, take_after
+from perdure.store import (
+    Batch,
+    Beginning,
+    SessionQuery,
+    Store,
+    Taken,
+    open_read_only,
+    take_after,
+)
 from perdure.stores.wrapped import keys as keyring
 from perdure.stores.wrapped.chain import (
     HEADER,
@@ -41,7 +47,6 @@ from perdure.stores.wrapped.coded import CodedStore, Encoder, max_restored_bytes
 from perdure.stores.wrapped.compressed import compression_for
 from perdure.stores.wrapped.keys import (
     GROWTH,
-    KEY_BYTES,
     DataKey,
     MasterKeys,
     SessionKeyEntry,
@@ -61,7 +66,6 @@ _log = logging.getLogger(__name__)
 
 _MAX_CACHED_SESSIONS = 4096
 """Sessions whose data keys are cached in memory."""
-_PAGE = 100
 
 
 class RewrapResult(msgspec.Struct, frozen=True):
@@ -108,7 +112,6 @@ class EncryptedStore(CodedStore):
 
     _kind = "encrypted"
     _hidden_agent: str | None = KEYRING
-    _overhead = GROWTH
 
     def __init__(
         self, store: Store, keys: MasterKeys | bytes | str, *, compression: str | None = None
@@ -122,6 +125,29 @@ class EncryptedStore(CodedStore):
         self._tenants: dict[str, DataKey] = {}
         self._proofs: dict[SessionKey, ManifestProof] = {}
         self._writers: dict[SessionKey, ChainWriter] = {}
+
+    async def open(self) -> None:
+        """Open the inner store, and check that it holds nothing in plain text.
+
+        Raises:
+            ConfigError: It was written without encryption.
+
+        """
+        await self.inner.open()
+        await self._checked()
+
+    async def open_read_only(self) -> None:
+        """Open the inner store read-only, and check that it holds nothing in plain text."""
+        await open_read_only(self.inner)
+        await self._checked()
+
+    async def _checked(self) -> None:
+        try:
+            await keyring.require_encrypted(self.inner)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await self.inner.aclose()
+            raise
 
     async def tenants(self) -> list[str]:
         tenants = await self.inner.tenants()
@@ -138,17 +164,12 @@ class EncryptedStore(CodedStore):
         """
         rewrapped = 0
         skipped: list[SessionKey] = []
-        for tenant in sorted({"", *await self.inner.tenants()}):
-            after: SessionKey | None = None
-            while page := await self.inner.sessions(
-                SessionQuery(tenant=tenant, after=after, limit=_PAGE)
-            ):
-                for info in page:
-                    try:
-                        rewrapped += await self._rewrap(info.key)
-                    except (LeaseHeldError, LeaseLostError):
-                        skipped.append(info.key)
-                after = page[-1].key
+        async with aclosing(keyring.all_sessions(self.inner)) as keys:
+            async for key in keys:
+                try:
+                    rewrapped += await self._rewrap(key)
+                except (LeaseHeldError, LeaseLostError):
+                    skipped.append(key)
         return RewrapResult(rewrapped, tuple(skipped))
 
     async def _rewrap(self, key: SessionKey) -> bool:
@@ -160,12 +181,11 @@ class EncryptedStore(CodedStore):
         ) as lease:
             entry = await self._find(key)
             if entry is not None and key.agent != KEYRING:
-                await self._wrap_again(lease, entry, await self._tenant_key(key.tenant))
+                await self._wrap_again(lease, entry)
             elif entry is not None:
                 before = entry.manifest or keyring.empty_manifest(lease)
-                document = keyring.wrap_key(key, entry.key, self._masters)
                 manifest = msgspec.structs.replace(before, epoch=lease.epoch)
-                await keyring.write(self.inner, document, manifest)
+                await keyring.write(self.inner, entry, manifest, self._masters)
         return True
 
     async def accept_log(self, key: SessionKey) -> bool:
@@ -184,31 +204,33 @@ class EncryptedStore(CodedStore):
         if not (await self._proof(key, fresh=True)).doubtful_from:
             return False
         async with self._brief_lease(key, "close it first") as lease:
-            entry, tenant = await self._find(key), await self._tenant_key(key.tenant)
-            hidden = None if entry is None else entry.proven_part(tenant)[0]
-            proof = None if hidden is None else hidden.proof
-            if entry is None or proof is None or proof.lost or not proof.unproven_end:
+            entry = await self._find(key)
+            if entry is None or entry.manifest is None:
+                return False
+            hidden, proof = entry.proven_part(await self._of_tenant(key.tenant))
+            if hidden is None or proof.lost or not proof.unproven_end:
                 return False
             accepted = msgspec.structs.replace(proof, unproven_end=0)
-            manifest = self._under(lease.epoch, entry, hidden, accepted, tenant)
-            await self.inner.write_documents(key, {}, manifest)
+            await self._write(entry, entry.manifest, lease.epoch, hidden, accepted)
             return True
 
-    def _under(
+    async def _write(
         self,
-        epoch: int,
         entry: SessionKeyEntry,
-        hidden: HiddenManifest | None,
+        manifest: Manifest,
+        epoch: int,
+        hidden: HiddenManifest,
         proof: ManifestProof,
-        tenant: DataKey,
-    ) -> Manifest:
-        """Return a session's manifest as one that an epoch writes, and cache what it proves."""
-        assert entry.manifest is not None  # its hidden part was read
-        assert hidden is not None
+    ) -> SessionKeyEntry:
+        """Write a manifest and its session's key under an epoch; remember what it proves."""
+        key = manifest.key
         proof = msgspec.structs.replace(proof, epoch=epoch)
-        self._cache_proof(entry.manifest.key, proof)
-        manifest = msgspec.structs.replace(entry.manifest, epoch=epoch)
-        return with_hidden(manifest, msgspec.structs.replace(hidden, proof=proof), tenant)
+        manifest = msgspec.structs.replace(manifest, epoch=epoch)
+        hidden = msgspec.structs.replace(hidden, proof=proof)
+        inner = with_hidden(manifest, hidden, await self._of_tenant(key.tenant))
+        written = await keyring.write(self.inner, entry, inner, self._masters)
+        self._cache_proof(key, proof)
+        return written
 
     @asynccontextmanager
     async def _brief_lease(self, key: SessionKey, cure: str) -> AsyncGenerator[Taken, None]:
@@ -227,9 +249,6 @@ class EncryptedStore(CodedStore):
 
     async def _find(self, key: SessionKey) -> SessionKeyEntry | None:
         return await keyring.find(self.inner, key, self._masters)
-
-    async def _require_compatible(self) -> None:
-        await keyring.require_encrypted(self.inner)
 
     async def _require_readable(self, key: SessionKey) -> SessionKeyEntry | None:
         return await self._find(key)
@@ -264,7 +283,7 @@ class EncryptedStore(CodedStore):
 
     async def _cipher(self, key: SessionKey, data: bytes = b"") -> _SessionCipher | None:
         cached = self._sessions.get(key)
-        if cached is not None and _has_encrypted(cached.key, data):
+        if cached is not None and cached.key.has_encrypted(data):
             self._sessions.move_to_end(key)
             return cached
         entry = await self._find(key)
@@ -292,19 +311,15 @@ class EncryptedStore(CodedStore):
         if create and tenant and "" not in self._tenants:
             # The unnamed tenant's key marks the store as encrypted.
             await self._shared_transform("", create=True)
-        data_key = self._tenants.get(tenant)
-        if data_key is None:
+        if tenant not in self._tenants:
             if create:
                 key = await keyring.tenant_key(self.inner, tenant, self._masters)
             elif entry := await self._find(keyring_of(tenant)):
                 key = entry.key
             else:
                 return None
-            data_key = self._tenants[tenant] = DataKey(key, ("tenant", tenant), self._compression)
-        return data_key
-
-    async def _tenant_key(self, tenant: str) -> DataKey:
-        return cast("DataKey", await self._of_tenant(tenant))
+            self._tenants[tenant] = DataKey(key, ("tenant", tenant), self._compression)
+        return self._tenants[tenant]
 
     def _is_own(self, name: str) -> bool:
         return keyring.is_key(name)
@@ -325,14 +340,14 @@ class EncryptedStore(CodedStore):
         key = taken.key
         self._forget(key)
         entry = await self._entry_of(taken, cast("SessionKeyEntry | None", known))
-        tenant = await self._tenant_key(key.tenant)
+        tenant = await self._of_tenant(key.tenant)
         proof = NOTHING_PROVEN if entry is None else entry.proven_part(tenant)[1]
         if proof.epoch and not proof.lost and taken.head <= proof.as_of_seq:
             reason = f"its manifest is as of record {proof.as_of_seq}"
             raise chain_error(taken.head - 1, reason)
         is_changed = entry is None or not entry.is_current or not entry.chained
         if entry is None or is_changed:
-            entry = await self._wrap_again(taken, entry, tenant, new.about)
+            entry = await self._wrap_again(taken, entry, new.about)
             proof = entry.proven_part(tenant)[1]
         if proof.lost:
             end = proof.doubtful_from or taken.head - 1
@@ -369,49 +384,43 @@ class EncryptedStore(CodedStore):
         if writer is not None and writer.epoch == epoch:
             del self._writers[key]
 
+    async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
+        """Delete everything that the session owns, its data key included."""
+        await self.inner.delete(key, epoch, keep_posts=keep_posts)
+        self._forget(key)
+
     async def publish(self, key: SessionKey, epoch: int) -> None:
         await self.inner.publish(key, epoch)
         if (writer := self._writers.get(key)) is not None:
             writer.remembers_all = False
 
     async def _wrap_again(
-        self,
-        lease: Taken,
-        entry: SessionKeyEntry | None,
-        tenant: DataKey,
-        about: About | None = None,
+        self, lease: Taken, entry: SessionKeyEntry | None, about: About | None = None
     ) -> SessionKeyEntry:
         """Write a session's key wrapped by the newest master key, and where its chain begins.
 
         Creates the key if ``entry`` is None, and the manifest then has the labels of *about*.
         """
-        lost, before = "", None if entry is None else entry.manifest
+        hidden, before, lost = None, None, ""
         if entry is None:
-            data_key, chained, below = secrets.token_bytes(KEY_BYTES), lease.head, 0
+            entry = SessionKeyEntry.new(chained=lease.head)
+        elif entry.manifest is None:
+            lost = MISSING if await self._lacks_manifest(lease.key) else ""
         else:
-            data_key, chained, below = entry.key, entry.chained or lease.head, entry.below
-            if before is None and await self._lacks_manifest(lease.key):
-                lost = MISSING
-        labels = about if about is not None and lease.created else About()
-        hidden = HiddenManifest(labels, {}, is_begun=True)
-        if entry is not None and before is not None:
-            known, found = entry.proven_part(tenant)
-            if known is None and found.lost:
-                lost, before = found.lost, None
-            hidden = known or hidden
-        base = before or keyring.empty_manifest(lease)
-        manifest = msgspec.structs.replace(base, epoch=lease.epoch)
-        proof = proof_of(manifest, lost=lost, unproven_end=lease.head - 1 if lost else 0)
-        if hidden.proof is not None:
-            proof = msgspec.structs.replace(hidden.proof, epoch=lease.epoch)
-        hidden = msgspec.structs.replace(hidden, proof=proof)
-        document = keyring.wrap_key(lease.key, data_key, self._masters, chained, below)
-        inner = with_hidden(manifest, hidden, tenant)
-        await keyring.write(self.inner, document, inner)
-        # is_current, since it was written just now
-        return SessionKeyEntry(data_key, True, chained, below, inner, document[0])
+            hidden, proof = entry.proven_part(await self._of_tenant(lease.key.tenant))
+            lost = proof.lost if hidden is None else ""
+            before = None if lost else entry.manifest
+        if not entry.chained:
+            entry = msgspec.structs.replace(entry, chained=lease.head)
+        if hidden is None:
+            labels = about if about is not None and lease.created else About()
+            hidden = HiddenManifest(labels, {}, is_begun=True)
+        manifest = before or keyring.empty_manifest(lease)
+        end = lease.head - 1 if lost else 0
+        proof = hidden.proof or proof_of(manifest, lost=lost, unproven_end=end)
+        return await self._write(entry, manifest, lease.epoch, hidden, proof)
 
-    # What manifests prove.
+    # Proofs of manifests.
 
     def _cache_proof(self, key: SessionKey, proof: ManifestProof) -> None:
         cached = self._proofs.pop(key, None)
@@ -456,14 +465,11 @@ class EncryptedStore(CodedStore):
         """Return whether a session must have a manifest: it is written before the first record."""
         return await self.inner.head(key) > 0 and await keyring.holds_records(self.inner, key)
 
-    async def _prove(self, manifest: Manifest) -> ManifestProof | None:
-        key = manifest.key
-        cipher = await self._cipher(key)
-        if cipher is None or cipher.chain is None:
-            return None
-        writer, link = self._writer(key, manifest.epoch, cipher), None
-        if manifest.as_of_seq >= cipher.chain.begins - 1:
-            link = await self._link_after(key, writer, manifest.as_of_seq)
+    async def _prove(self, manifest: Manifest) -> ManifestProof:
+        key, link = manifest.key, None
+        writer = self._writer(key, manifest.epoch)
+        if manifest.as_of_seq >= writer.chain.begins - 1:
+            link = await self._link_after(writer, key, manifest.as_of_seq)
         before = await self._proof(key)
         end = before.doubtful_from or (manifest.as_of_seq if before.lost else 0)
         return proof_of(manifest, link, unproven_end=end)
@@ -480,22 +486,14 @@ class EncryptedStore(CodedStore):
         if entry is not None and entry.manifest is not None and entry.chained:
             end = min(below, await self.inner.head(key) + 1)
             if end > entry.below:
-                await self._note_trim(entry, entry.manifest, epoch, end)
+                hidden, proof = entry.proven_part(await self._of_tenant(key.tenant))
+                if hidden is None:
+                    raise CorruptRecordError(proof.lost, key=str(key))
+                trimmed = msgspec.structs.replace(entry, below=end)
+                trimmed = await self._write(trimmed, entry.manifest, epoch, hidden, proof)
+                if (cipher := self._sessions.get(key)) is not None:
+                    self._sessions[key] = cipher._replace(name=trimmed.name, below=end)
         return await self.inner.trim(key, epoch, below)
-
-    async def _note_trim(
-        self, entry: SessionKeyEntry, manifest: Manifest, epoch: int, below: int
-    ) -> None:
-        key = manifest.key
-        tenant = await self._tenant_key(key.tenant)
-        hidden, proof = entry.proven_part(tenant)
-        if hidden is None:
-            raise CorruptRecordError(proof.lost, key=str(key))
-        document = keyring.wrap_key(key, entry.key, self._masters, entry.chained, below)
-        under = self._under(epoch, entry, hidden, proof, tenant)
-        await keyring.write(self.inner, document, under)
-        if (cipher := self._sessions.get(key)) is not None:
-            self._sessions[key] = cipher._replace(name=document[0], below=below)
 
     # The hash chain.
 
@@ -513,8 +511,15 @@ class EncryptedStore(CodedStore):
             entry = await self._find(key)
             return 0 if entry is None else entry.below
 
-        proof = partial(self._proof, key)
-        return ChainReader(self.inner, key, cipher.chain, proof, trimmed, request)
+        return ChainReader(
+            self.inner,
+            key,
+            cipher.chain,
+            request,
+            proof=await self._proof(key),
+            fresh=partial(self._proof, key, fresh=True),
+            trimmed=trimmed,
+        )
 
     def _note_end(self, key: SessionKey, reader: ChainReader) -> None:
         writer = self._writers.get(key)
@@ -522,30 +527,24 @@ class EncryptedStore(CodedStore):
             writer.note_link(reader.link)
 
     def _encoder(self, batch: Batch) -> Encoder | None:
-        cipher, writer = self._sessions.get(batch.key), self._writers.get(batch.key)
-        if cipher is None or writer is None or not writer.is_of(batch.epoch, cipher.chain):
+        writer = self._writers.get(batch.key)
+        if writer is None or writer.epoch != batch.epoch or writer.link(batch.first - 1) is None:
             return None
-        return writer.encrypt if writer.link(batch.first - 1) is not None else None
-
-    async def _prepared_encoder(self, batch: Batch) -> Encoder | None:
-        key, before = batch.key, batch.first - 1
-        cipher = await self._cipher(key)
-        if cipher is None:
-            return None
-        writer = self._writer(key, batch.epoch, cipher)
-        if writer.link(before) is None and writer.pending_end != before:
-            try:
-                writer.note_link(await self._link_after(key, writer, before))
-            except CorruptRecordError:
-                holder = await self.inner.holder(key)
-                if holder is None or holder.epoch != batch.epoch:  # another life of the session
-                    newest = None if holder is None else holder.epoch
-                    raise lease_lost(key, batch.epoch, newest) from None
-                raise
-        writer.pending_end = before + len(batch.records)
         return writer.encrypt
 
-    def _writer(self, key: SessionKey, epoch: int, cipher: _SessionCipher) -> ChainWriter:
+    async def _prepare(self, batch: Batch) -> None:
+        key = batch.key
+        writer = self._writer(key, batch.epoch)
+        try:
+            writer.note_link(await self._link_after(writer, key, batch.first - 1))
+        except CorruptRecordError:
+            holder = await self.inner.holder(key)
+            if holder is None or holder.epoch != batch.epoch:  # another life of the session
+                newest = None if holder is None else holder.epoch
+                raise lease_lost(key, batch.epoch, newest) from None
+            raise
+
+    def _writer(self, key: SessionKey, epoch: int) -> ChainWriter:
         """Return the writer of a session that was taken through this store.
 
         Raises:
@@ -553,7 +552,7 @@ class EncryptedStore(CodedStore):
 
         """
         writer = self._writers.get(key)
-        if writer is None or not writer.is_of(epoch, cipher.chain):
+        if writer is None or writer.epoch != epoch:
             raise lease_lost(key, epoch)
         return writer
 
@@ -562,7 +561,7 @@ class EncryptedStore(CodedStore):
         if writer is not None and writer.epoch == batch.epoch:
             writer.forget_links(batch.first)
 
-    async def _link_after(self, key: SessionKey, writer: ChainWriter, seq: int) -> ChainLink:
+    async def _link_after(self, writer: ChainWriter, key: SessionKey, seq: int) -> ChainLink:
         """Return the link after a record, from the nearest one that is known."""
         link = writer.link(seq)
         if link is None:
@@ -571,10 +570,3 @@ class EncryptedStore(CodedStore):
         if link is None:
             raise chain_error(seq, "no record is known that it follows")
         return link
-
-
-def _has_encrypted(data_key: DataKey, data: bytes) -> bool:
-    if data[:1] == b'"':  # a payload: its first 9 bytes name the key
-        with suppress(ValueError):
-            data = base64.b64decode(data[1:13])
-    return not data or data_key.has_encrypted(data)

@@ -16,7 +16,8 @@ import secrets
 import shlex
 import stat
 import sys
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any, Self, final
 
@@ -305,9 +306,7 @@ class DataKey:
         self._owner = owner
         self._compression = compression
         self.key: bytes = key
-        self.id: bytes = derived(key, b"id", _ID)
-        """Id of the key, a prefix of everything that it encrypted."""
-        self._prefix = _VERSION + self.id
+        self._prefix = _VERSION + derived(key, b"id", _ID)
 
     def transform(self, place: Place, data: bytes) -> bytes:
         """Return the bytes encrypted, with their place as associated data."""
@@ -348,8 +347,14 @@ class DataKey:
         return self._compression.decompress(plain, what, place[0])
 
     def has_encrypted(self, data: bytes) -> bool:
-        """Return whether the bytes have this key's id; their authenticity is not checked."""
-        return data.startswith(self._prefix)
+        """Return whether bytes, or a payload, have this key's id; they may be forged all the same.
+
+        Without bytes, any key fits.
+        """
+        if data[:1] == b'"':  # a payload: its first 9 bytes name the key
+            with suppress(ValueError):
+                data = base64.b64decode(data[1:13])
+        return not data or data.startswith(self._prefix)
 
     def transform_payload(self, place: Place, payload: bytes) -> bytes:
         """Return a payload encrypted, as a JSON string."""
@@ -366,10 +371,9 @@ class DataKey:
 
     def inner_name(self, name: str) -> str:
         """Return a blob's inner name: encrypted, since the plain one is a hash of the content."""
-        try:
+        raw = name.encode()
+        with suppress(ValueError):
             raw = bytes.fromhex(name)
-        except ValueError:
-            raw = name.encode()
         encrypted: bytes = self._names.encrypt((raw or b"\0")[:48], None)
         return "x" + encrypted.hex()
 
@@ -434,6 +438,11 @@ class SessionKeyEntry(UnwrappedKey, frozen=True):
     name: str
     """The document that holds it."""
 
+    @classmethod
+    def new(cls, chained: int = 0) -> SessionKeyEntry:
+        """Return a new key, which no document holds yet."""
+        return cls(secrets.token_bytes(KEY_BYTES), False, chained, 0, None, "")
+
     def proven_part(self, tenant: Transform | None) -> tuple[HiddenManifest | None, ManifestProof]:
         """Return the manifest's hidden part, and what it proves."""
         return proven_part(self.manifest, tenant, is_chained=bool(self.chained))
@@ -465,15 +474,21 @@ async def find(store: Store, key: SessionKey, masters: MasterKeys) -> SessionKey
         return None
     read = await store.read_documents(key, names)
     for name, document in read.found.items():
-        data_key = masters.unwrap(document.data, associated_data(key), f"session {key}")
-        return SessionKeyEntry(
-            data_key.key, data_key.is_current, data_key.chained, data_key.below, manifest, name
-        )
+        return _entry(key, masters, name, document.data, manifest)
     if read.manifest is None or not set(names).intersection(read.manifest.documents):
         return await find(store, key, masters)  # wrapped again or deleted in between
     raise CorruptRecordError(
         f"the wrapped key of session {key} is lost: restore its documents from a copy", key=str(key)
     )
+
+
+def _entry(
+    key: SessionKey, masters: MasterKeys, name: str, data: bytes, manifest: Manifest | None
+) -> SessionKeyEntry:
+    unwrapped = masters.unwrap(data, associated_data(key), f"session {key}")
+    is_current = unwrapped.is_current and manifest is not None
+    chained, below = unwrapped.chained, unwrapped.below
+    return SessionKeyEntry(unwrapped.key, is_current, chained, below, manifest, name)
 
 
 async def _find_without_manifest(
@@ -483,22 +498,15 @@ async def _find_without_manifest(
     documents = await store.read_documents(key)
     if documents.manifest is not None:
         return await find(store, key, masters)  # it was written in between
-    failure: PerdureError | None = None
+    failures: list[PerdureError] = []
     entries: list[SessionKeyEntry] = []
     for name in filter(is_key, documents.remains):
         try:
-            data_key = masters.unwrap(
-                documents.remains[name], associated_data(key), f"session {key}"
-            )
+            entries.append(_entry(key, masters, name, documents.remains[name], None))
         except (ConfigError, CorruptRecordError) as error:
-            failure = error  # another document may hold the same key, wrapped earlier
-        else:
-            # Not current: no manifest names it.
-            entries.append(
-                SessionKeyEntry(data_key.key, False, data_key.chained, data_key.below, None, name)
-            )
-    if failure is not None and not entries:
-        raise failure
+            failures.append(error)  # another document may hold the same key, wrapped earlier
+    if failures and not entries:
+        raise failures[-1]
     return max(entries, key=lambda entry: entry.chained, default=None)
 
 
@@ -510,18 +518,23 @@ def wrap_key(
     return f"{KEYS}{random_id()}.json", wrapped
 
 
-async def write(store: Store, key: tuple[str, bytes], manifest: Manifest) -> None:
-    """Make the document of a session's wrapped key durable, in place of the earlier one.
+async def write(
+    store: Store, entry: SessionKeyEntry, manifest: Manifest, masters: MasterKeys
+) -> SessionKeyEntry:
+    """Write a manifest, and its session's key wrapped by the newest master key, durably.
+
+    The key's document takes the place of the earlier one.
 
     Raises:
         LeaseLostError: The epoch is not the newest.
 
     """
-    name, data = key
-    entry = FoldedDocument.of(manifest.as_of_seq, data)
+    name, data = wrap_key(manifest.key, entry.key, masters, entry.chained, entry.below)
     others = {name: other for name, other in manifest.documents.items() if not is_key(name)}
-    manifest = msgspec.structs.replace(manifest, documents={**others, name: entry})
+    documents = {**others, name: FoldedDocument.of(manifest.as_of_seq, data)}
+    manifest = msgspec.structs.replace(manifest, documents=documents)
     await store.write_documents(manifest.key, {name: data}, manifest)
+    return msgspec.structs.replace(entry, is_current=True, manifest=manifest, name=name)
 
 
 async def require_new(store: Store, key: SessionKey) -> None:
@@ -546,6 +559,16 @@ async def holds_records(store: Store, key: SessionKey) -> bool:
     return record is not None
 
 
+async def all_sessions(store: Store) -> AsyncGenerator[SessionKey, None]:
+    """Yield the sessions of all tenants, and those that hold the tenants' keys."""
+    for tenant in sorted({"", *await store.tenants()}):
+        query = SessionQuery(tenant=tenant, limit=_PAGE)
+        while page := await store.sessions(query):
+            for info in page:
+                yield info.key
+            query = query.after_page(page[-1])
+
+
 async def require_encrypted(store: Store) -> None:
     """Check that a store without the mark of encryption holds nothing in plain text.
 
@@ -558,19 +581,15 @@ async def require_encrypted(store: Store) -> None:
     """
     if await is_begun(store, keyring_of("")):
         return
-    tenants = sorted({"", *await store.tenants()})
-    for tenant in tenants:
-        after: SessionKey | None = None
-        while page := await store.sessions(SessionQuery(tenant=tenant, after=after, limit=_PAGE)):
-            for info in page:
-                if info.key.agent == KEYRING or await _has_key(store, info.key):
-                    return
-            after = page[-1].key
-    blobs = [tenant for tenant in tenants if await store.blob_names(tenant)]
-    waiting = await store.sessions_with_pending_items()
-    if blobs or waiting:
-        what = f"what was posted to {waiting[0]}" if waiting else f"blobs of tenant {blobs[0]!r}"
-        raise _not_encrypted(store, what)
+    async with aclosing(all_sessions(store)) as keys:
+        async for key in keys:
+            if key.agent == KEYRING or await _has_key(store, key):
+                return
+    for tenant in await store.tenants():
+        if await store.blob_names(tenant):
+            raise _not_encrypted(store, f"blobs of tenant {tenant!r}")
+    if waiting := await store.sessions_with_pending_items():
+        raise _not_encrypted(store, f"what was posted to {waiting[0]}")
 
 
 async def _has_key(store: Store, key: SessionKey) -> bool:
@@ -585,11 +604,7 @@ async def _has_key(store: Store, key: SessionKey) -> bool:
     names = documents.remains if manifest is None else manifest.documents
     if any(map(is_key, names)):
         return True
-    if manifest is None:
-        try:
-            await require_new(store, key)
-        except ConfigError as error:
-            raise _not_encrypted(store, f"session {key}") from error
+    if manifest is None and not await holds_records(store, key):
         return False
     raise _not_encrypted(store, f"session {key}")
 
@@ -616,17 +631,15 @@ async def tenant_key(store: Store, tenant: str, masters: MasterKeys) -> bytes:
         if entry is not None:
             return entry.key
         holder = await store.holder(key)
+        is_held = holder is not None and not holder.released and holder.alive is not False
         # Every tenth attempt acquires the lease although it is held.
-        is_held = holder is not None and not holder.released and attempt % 10 != 9
-        if is_held and holder is not None and holder.alive is not False:
+        if is_held and attempt % 10 != 9:
             # The holder is about to write the key.
             await anyio.sleep(_PAUSE * random.uniform(0.5, 1.5))
             continue
-        try:
+        with suppress(LeaseHeldError, LeaseLostError):
             lease = await take_after(store, key, after=holder.epoch if holder else 0)
             await _create_key(store, lease, masters)
-        except (LeaseHeldError, LeaseLostError):
-            continue
     raise LeaseHeldError(
         f"the key of tenant {tenant!r} was not created in {_ATTEMPTS} attempts, since other "
         "processes held its lease: try again",
@@ -642,8 +655,7 @@ def empty_manifest(lease: Taken) -> Manifest:
 async def _create_key(store: Store, lease: Taken, masters: MasterKeys) -> None:
     try:
         if await find(store, lease.key, masters) is None:
-            document = wrap_key(lease.key, secrets.token_bytes(KEY_BYTES), masters)
-            await write(store, document, empty_manifest(lease))
+            await write(store, SessionKeyEntry.new(), empty_manifest(lease), masters)
     finally:
         with anyio.CancelScope(shield=True):
             await store.release(lease.key, lease.epoch)

@@ -8,8 +8,9 @@ Owner and tags are tokens in addition, so that listings can filter by them.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from typing import TypeVar
 
 import msgspec
 
@@ -19,7 +20,9 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, FoldedDocument, Manifest
 from perdure.store import Document, SessionInfo
 from perdure.stores.wrapped.chain import NOTHING_PROVEN, ChainLink, ManifestProof
-from perdure.stores.wrapped.transform import Place, Transform
+from perdure.stores.wrapped.transform import Transform
+
+T = TypeVar("T")
 
 _MARK = "perdure-sealed:"
 _LABELS = "perdure-labels:"
@@ -58,29 +61,22 @@ def _counters_hash(manifest: Manifest) -> str:
     return _sha256(msgspec.json.encode((manifest.format, counters, manifest.base)))
 
 
-def require_proven(manifest: Manifest, proof: ManifestProof) -> None:
-    """Check that an inner manifest is the one that its proof was written for.
-
-    Raises:
-        CorruptRecordError: It was changed.
-
-    """
-    actual = (manifest.epoch, manifest.as_of_seq, _counters_hash(manifest))
-    if actual != (proof.epoch, proof.as_of_seq, proof.rest):
-        raise CorruptRecordError(
-            f"the manifest of {manifest.key} was changed without the key", key=str(manifest.key)
-        )
+def unproven_end(hidden: HiddenManifest | None) -> int:
+    """Return the last record when a manifest was found to be lost or forged, 0 if none was."""
+    return 0 if hidden is None or hidden.proof is None else hidden.proof.unproven_end
 
 
-def unproven_tail(key: SessionKey, end: int = 0, reason: str = "") -> str:
-    """Return the warning that a log may have been longer.
+def unproven_tail(key: SessionKey, end: int, reason: str = "") -> str:
+    """Return the warning that a log may have been longer; empty without a sign of it.
 
     Args:
         key: The session.
         end: The last record when its manifest was found to be lost or forged, 0 if unknown.
-        reason: What is wrong with the manifest.
+        reason: The fault of the manifest.
 
     """
+    if not end and not reason:
+        return ""
     problem = (
         f"was lost or forged when the log ended at record {end}"
         if end
@@ -93,21 +89,10 @@ def unproven_tail(key: SessionKey, end: int = 0, reason: str = "") -> str:
     )
 
 
-def manifest_place(key: SessionKey) -> Place:
-    """Return the place of a manifest's hidden part."""
-    return ("manifest", key.agent, key.session)
-
-
-def has_hidden(title: str | None) -> bool:
-    """Return whether a manifest's title contains a hidden part."""
-    return title is not None and title.startswith(_MARK)
-
-
 def inner_documents(
     manifest: Manifest,
     names: Mapping[str, str],
-    encoded: Mapping[str, bytes],
-    wrong: Collection[str],
+    written: Mapping[str, bytes],
     known: Mapping[str, FoldedDocument],
 ) -> dict[str, FoldedDocument]:
     """Return the documents that an inner manifest lists.
@@ -115,87 +100,90 @@ def inner_documents(
     Args:
         manifest: The outer manifest.
         names: Under which names its documents are stored.
-        encoded: Those that are written now.
-        wrong: Those of them that are listed with a hash that no bytes have.
+        written: Those that are written now, as they are stored.
         known: What the inner manifest lists of the others.
 
     """
     documents: dict[str, FoldedDocument] = {}
-    for name, folded in manifest.documents.items():
-        stored, data = names[name], encoded.get(name)
-        if data is None:
-            old = known.get(stored)
-            sha256 = old.sha256 if old else _LOST
-            documents[stored] = FoldedDocument(folded.as_of_seq, sha256, folded.size)
+    for name, entry in manifest.documents.items():
+        stored = names[name]
+        if stored in written:
+            documents[stored] = FoldedDocument.of(entry.as_of_seq, written[stored])
         else:
-            entry = FoldedDocument.of(folded.as_of_seq, data)
-            lost = msgspec.structs.replace(entry, sha256=_LOST)
-            documents[stored] = lost if name in wrong else entry
+            sha256 = known[stored].sha256 if stored in known else _LOST
+            documents[stored] = FoldedDocument(entry.as_of_seq, sha256, entry.size)
     return documents
 
 
 def with_hidden(manifest: Manifest, hidden: HiddenManifest, transform: Transform) -> Manifest:
     """Return an inner manifest with a hidden part in its title."""
-    about = hidden.about
-    payload = transform.transform_payload(manifest_place(manifest.key), msgspec.json.encode(hidden))
-    return msgspec.structs.replace(
-        manifest,
-        about=msgspec.structs.replace(
-            about,
-            title=_MARK + payload.decode(),
-            owner=None if about.owner is None else transform.token(about.owner),
-            tags=tuple(map(transform.token, about.tags)),
-        ),
-    )
+    data = msgspec.json.encode(hidden)
+    about = _sealed(_MARK, "manifest", manifest.key, hidden.about, data, transform)
+    return msgspec.structs.replace(manifest, about=about)
 
 
-def outer_manifest(inner: Manifest, hidden: HiddenManifest) -> Manifest:
-    """Return the engine's manifest from an inner one and its hidden part."""
-    return msgspec.structs.replace(inner, documents=hidden.documents, about=hidden.about)
-
-
-def inner_about(key: SessionKey, about: About, transform: Transform) -> About:
+def sealed_labels(key: SessionKey, about: About, transform: Transform) -> About:
     """Return what a save says for the directory, as the inner store sees it."""
-    payload = transform.transform_payload(_labels_place(key), msgspec.json.encode(about))
-    return About(
-        title=_LABELS + payload.decode(),
+    return _sealed(_LABELS, "labels", key, about, msgspec.json.encode(about), transform)
+
+
+def _sealed(
+    mark: str, kind: str, key: SessionKey, about: About, data: bytes, transform: Transform
+) -> About:
+    """Return labels with data hidden in their title, and tokens for the others."""
+    payload = transform.transform_payload((kind, key.agent, key.session), data)
+    return msgspec.structs.replace(
+        about,
+        title=mark + payload.decode(),
         owner=None if about.owner is None else transform.token(about.owner),
         tags=tuple(map(transform.token, about.tags)),
     )
 
 
-def _labels_place(key: SessionKey) -> Place:
-    return ("labels", key.agent, key.session)
+def _unsealed(
+    mark: str, place: str, key: SessionKey, title: str, transform: Transform | None, kind: type[T]
+) -> T:
+    message = f"the manifest of {key} is damaged: restore it from a copy"
+    if transform is None:
+        raise CorruptRecordError(message, key=str(key))
+    sealed = title.removeprefix(mark).encode()
+    payload = transform.restore_payload((place, key.agent, key.session), sealed)
+    try:
+        return decode(payload, kind)
+    except FormatError as error:
+        raise CorruptRecordError(message, key=str(key)) from error
 
 
 def restore_info(info: SessionInfo, transform: Transform | None) -> SessionInfo:
     """Return a listing's original entry; title, owner and tags are left out if damaged."""
-    title = info.title
+    key, title, about = info.key, info.title, About()
     if title is None or not title.startswith((_MARK, _LABELS)):
         return info
-    try:
+    with suppress(CorruptRecordError):
         if title.startswith(_MARK):
-            about = _decode_hidden(info.key, title, transform).about
-        elif transform is None:
-            about = About()
+            about = _unsealed(_MARK, "manifest", key, title, transform, HiddenManifest).about
         else:
-            sealed = title.removeprefix(_LABELS).encode()
-            about = decode(transform.restore_payload(_labels_place(info.key), sealed), About)
-    except (CorruptRecordError, FormatError):
-        about = About()
+            about = _unsealed(_LABELS, "labels", key, title, transform, About)
     return msgspec.structs.replace(info, title=about.title, owner=about.owner, tags=about.tags)
 
 
-def read_hidden(inner: Manifest, transform: Transform | None) -> HiddenManifest:
-    """Return an inner manifest's hidden part.
+def read_hidden(inner: Manifest, transform: Transform | None) -> HiddenManifest | None:
+    """Return an inner manifest's hidden part, None if it has none.
 
     Raises:
         CorruptRecordError: It is damaged, or the manifest around it was changed.
 
     """
-    hidden = _decode_hidden(inner.key, inner.about.title, transform)
-    if hidden.proof is not None:
-        require_proven(inner, hidden.proof)
+    title = inner.about.title
+    if title is None or not title.startswith(_MARK):
+        return None
+    hidden = _unsealed(_MARK, "manifest", inner.key, title, transform, HiddenManifest)
+    actual = (inner.epoch, inner.as_of_seq, _counters_hash(inner))
+    proof = hidden.proof
+    if proof is not None and actual != (proof.epoch, proof.as_of_seq, proof.rest):
+        raise CorruptRecordError(
+            f"the manifest of {inner.key} was changed without the key", key=str(inner.key)
+        )
     return hidden
 
 
@@ -213,7 +201,7 @@ def proven_part(
     if manifest is None:
         return None, _lost(MISSING if is_chained else "")
     try:
-        hidden = read_hidden(manifest, tenant) if has_hidden(manifest.about.title) else None
+        hidden = read_hidden(manifest, tenant)
     except CorruptRecordError as error:
         return None, _lost(str(error))
     if hidden is not None and hidden.proof is not None:
@@ -227,35 +215,22 @@ def _lost(reason: str) -> ManifestProof:
     return msgspec.structs.replace(NOTHING_PROVEN, lost=reason)
 
 
-def _decode_hidden(
-    key: SessionKey, title: str | None, transform: Transform | None
-) -> HiddenManifest:
-    message = f"the manifest of {key} is damaged: restore it from a copy"
-    if transform is None or title is None:
-        raise CorruptRecordError(message, key=str(key))
-    payload = transform.restore_payload(manifest_place(key), title.removeprefix(_MARK).encode())
-    try:
-        return decode(payload, HiddenManifest)
-    except FormatError as error:
-        raise CorruptRecordError(message, key=str(key)) from error
-
-
-def mismatched(manifest: Manifest, documents: Mapping[str, bytes]) -> Collection[str]:
-    """Return the names of documents whose bytes have another hash than the manifest lists."""
-    return [
-        name
-        for name, data in documents.items()
-        if name in manifest.documents and _sha256(data) != manifest.documents[name].sha256
-    ]
-
-
 def transform_document(
-    transform: Transform, name: str, data: bytes, proof: ManifestProof | None, as_of: int
+    transform: Transform,
+    name: str,
+    data: bytes,
+    listed: FoldedDocument,
+    proof: ManifestProof | None,
 ) -> bytes:
-    """Return a document transformed; with a proof, it is also bound to its ``as_of`` record."""
-    if proof is None:
-        return transform.transform(("document", name), data)
-    return transform.transform(("folded", name), as_of.to_bytes(8, "big") + data)
+    """Return a document transformed; with a proof, it is also bound to its ``as_of`` record.
+
+    Without one, nothing is stored of a document that is not as it is listed: it reads as damaged.
+    """
+    if proof is not None:
+        return transform.transform(("folded", name), listed.as_of_seq.to_bytes(8, "big") + data)
+    if listed != FoldedDocument.of(listed.as_of_seq, data):
+        return b""
+    return transform.transform(("document", name), data)
 
 
 def restore_documents(

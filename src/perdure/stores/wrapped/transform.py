@@ -1,7 +1,7 @@
 """Reversible transform of bytes: the protocol between `CodedStore` and its codecs.
 
 Encryption and compression implement `Transform`. `CodedStore` applies it, by the functions here:
-to batches, records, inbox items, dead letters and blobs in bulk, large amounts in a worker thread
+to batches, records, inbox items and dead letters in bulk, large amounts in a worker thread
 (`in_thread_if_large`). A *place* says where bytes belong: their kind,
 their owner and their name. Encryption binds bytes to their place as associated data, so that they
 decrypt nowhere else.
@@ -20,7 +20,7 @@ import msgspec
 from anyio.lowlevel import RunVar
 
 from perdure.errors import CorruptRecordError, NotStorableError
-from perdure.records.chunks import require_named, verified
+from perdure.records.chunks import require_named
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.store import Batch, DeadLetter, PendingItem
@@ -98,7 +98,7 @@ def describe_place(place: Sequence[str | int | bool]) -> str:
     return " ".join(str(part) for part in place if part != "")
 
 
-# Batches, records, items, dead letters and blobs, in bulk
+# Batches, records, items and dead letters, in bulk
 
 
 T = TypeVar("T")
@@ -109,16 +109,12 @@ LARGE = 512 * 1024
 
 def transform_batch(transform: Transform, batch: Batch) -> Batch:
     """Return a batch with transformed payloads, each bound to its place in the log."""
-    transform_payload = transform.transform_payload
+    transform_payload, epoch = transform.transform_payload, batch.epoch
     entries = tuple(
-        Entry(
-            kind,
-            transform_payload(("record", seq, batch.epoch, kind, end), payload),
-            end,
-        )
+        Entry(kind, transform_payload(("record", seq, epoch, kind, end), payload), end)
         for seq, (kind, payload, end) in enumerate(batch.records, batch.first)
     )
-    return Batch(batch.key, batch.epoch, batch.first, entries)
+    return msgspec.structs.replace(batch, records=entries)
 
 
 def restore_records(transform: Transform, records: Sequence[Record]) -> tuple[Record, ...]:
@@ -204,20 +200,6 @@ def restore_letter(
         retried = restore_item(transform, key, msgspec.structs.replace(item, damage=""))
         item = item if retried.damage else retried
     return msgspec.structs.replace(letter, item=item, reason=reason)
-
-
-async def transform_blobs(transform: Transform, blobs: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return blobs transformed, each bound to its name."""
-
-    def transform_all() -> dict[str, bytes]:
-        return {name: transform.transform(("blob", name), data) for name, data in blobs.items()}
-
-    return await in_thread_if_large(sum(map(len, blobs.values())), transform_all)
-
-
-def restore_blob(transform: Transform, name: str, data: bytes) -> bytes:
-    """Return an original blob, verified against its name."""
-    return verified(name, transform.restore(("blob", name), data))
 
 
 _limiter: RunVar[anyio.CapacityLimiter] = RunVar("perdure_transform")

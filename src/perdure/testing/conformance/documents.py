@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import Any
 
 import anyio
 import msgspec
 import pytest
 
-from perdure.errors import CorruptRecordError, LeaseLostError, PerdureError, UnsupportedVersionError
+from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FORMAT, About, FoldedDocument
+from perdure.records.manifest import FORMAT, About
 from perdure.store import (
     Batch,
     Beginning,
@@ -31,19 +32,23 @@ from perdure.store import (
     Terms,
     listed_blobs,
     shortcut,
-    take_after,
 )
 from perdure.testing.conformance._kit import (
     KEY,
+    SESSION,
     OpenStore,
+    SessionWriter,
     Suite,
-    append,
-    append_ok,
-    entries,
+    appended,
+    folded,
     group,
+    held,
+    hold,
+    lost,
     manifest_of,
     read,
     take,
+    together,
 )
 
 # ruff: noqa: D102
@@ -71,129 +76,95 @@ class DocumentConformance(Suite):
         assert await store.read_documents(KEY) == Documents()
 
     async def test_documents_come_back_with_their_manifest(self, store: Store) -> None:
-        grant = await take(store)
-        head = await append_ok(store, grant, 2, *group("a", "b"))
+        writer = await hold(store, "a", "b")
         documents = {name: f"content of {name}".encode() for name in _NAMES}
-        manifest = manifest_of(grant, head, documents, counters={"turns": 3, "messages": 2})
-        await store.write_documents(KEY, documents, manifest)
+        manifest = await writer.fold(documents, counters={"turns": 3, "messages": 2})
         got = await store.read_documents(KEY)
-        assert got.found == {name: Document(data, head) for name, data in documents.items()}
+        assert got.found == {name: Document(data, 3) for name, data in documents.items()}
         assert got.damaged == ()
         assert got.manifest is not None
         # The position is the store's own.
         assert msgspec.structs.replace(got.manifest, position=manifest.position) == manifest
 
     async def test_documents_outlive_their_store(self, store: Store, open_store: OpenStore) -> None:
-        grant = await take(store)
-        documents = {"session.json": b"{}"}
-        await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
+        await (await hold(store)).fold(SESSION)
         await store.aclose()
-        got = await (await open_store("two")).read_documents(KEY)
-        assert got.found == {"session.json": Document(b"{}", 1)}
+        assert await folded(await open_store("two")) == {"session.json": Document(b"{}", 1)}
 
     async def test_only_the_named_documents_are_read(self, store: Store) -> None:
-        grant = await take(store)
-        documents = {"session.json": b"1", "memory.json": b"2", "plugins/x.json": b""}
-        await store.write_documents(KEY, documents, manifest_of(grant, 1, documents))
+        writer = await hold(store)
+        await writer.fold({"session.json": b"1", "memory.json": b"2", "plugins/x.json": b""})
         got = await store.read_documents(KEY, ["plugins/x.json", "nothing.json"])
         assert got.found == {"plugins/x.json": Document(b"", 1)}
         assert got.damaged == ()
         assert got.manifest is not None
-        assert (await store.read_documents(KEY, [])).found == {}
+        assert await folded(store, names=[]) == {}
 
     async def test_each_document_keeps_its_own_as_of(self, store: Store) -> None:
-        grant = await take(store)
-        both = {"session.json": b"old", "memory.json": b"old"}
-        old = manifest_of(grant, 1, both)
-        await store.write_documents(KEY, both, old)
-        head = await append_ok(store, grant, 2, *group("a"))
+        writer = await hold(store)
+        old = await writer.fold({"session.json": b"old", "memory.json": b"old"})
+        await writer.add("a")
         document = {"session.json": b"new"}
-        new = manifest_of(grant, head, document)
-        listed = {**old.documents, **new.documents}
-        await store.write_documents(KEY, document, msgspec.structs.replace(new, documents=listed))
-        got = await store.read_documents(KEY)
-        assert got.found == {
-            "session.json": Document(b"new", head),
+        new = manifest_of(writer.grant, writer.head, document)
+        new.documents["memory.json"] = old.documents["memory.json"]
+        await store.write_documents(KEY, document, new)
+        assert await folded(store) == {
+            "session.json": Document(b"new", 2),
             "memory.json": Document(b"old", 1),
         }
 
     async def test_a_document_that_is_no_longer_listed_is_gone(self, store: Store) -> None:
-        grant = await take(store)
-        both = {"session.json": b"a", "memory.json": b"b"}
-        await store.write_documents(KEY, both, manifest_of(grant, 1, both))
-        document = {"session.json": b"a"}
-        await store.write_documents(KEY, {}, manifest_of(grant, 1, document))
-        got = await store.read_documents(KEY)
-        assert got.found == {"session.json": Document(b"a", 1)}
-        assert got.damaged == ()
+        writer = await hold(store)
+        await writer.fold({"session.json": b"a", "memory.json": b"b"})
+        await store.write_documents(KEY, {}, manifest_of(writer.grant, 1, {"session.json": b"a"}))
+        assert await folded(store) == {"session.json": Document(b"a", 1)}
 
-    async def test_what_does_not_match_its_hash_is_damaged(self, store: Store) -> None:
+    @pytest.mark.parametrize("written", [{"memory.json": b"wrong"}, {}], ids=["other", "not there"])
+    async def test_what_does_not_match_its_hash_is_damaged(
+        self, store: Store, written: dict[str, bytes]
+    ) -> None:
         grant = await take(store)
-        documents = {"session.json": b"right", "memory.json": b"right"}
-        manifest = manifest_of(grant, 1, documents)
-        await store.write_documents(KEY, {**documents, "memory.json": b"wrong"}, manifest)
+        manifest = manifest_of(grant, 1, {"session.json": b"right", "memory.json": b"right"})
+        await store.write_documents(KEY, {"session.json": b"right", **written}, manifest)
         got = await store.read_documents(KEY)
         assert got.found == {"session.json": Document(b"right", 1)}
         assert got.damaged == ("memory.json",)
 
-    async def test_what_is_listed_and_not_there_is_damaged(self, store: Store) -> None:
-        grant = await take(store)
-        documents = {"session.json": b"here"}
-        manifest = manifest_of(grant, 1, documents)
-        manifest.documents["memory.json"] = FoldedDocument(1, "0" * 64, 4)
-        await store.write_documents(KEY, documents, manifest)
-        got = await store.read_documents(KEY)
-        assert got.found == {"session.json": Document(b"here", 1)}
-        assert got.damaged == ("memory.json",)
-
     async def test_an_old_epoch_folds_nothing(self, open_store: OpenStore) -> None:
         old, new = await open_store("old"), await open_store("new")
-        before = await take(old)
-        first = {"session.json": b"first"}
-        await old.write_documents(KEY, first, manifest_of(before, 1, first))
+        writer = await hold(old)
+        await writer.fold({"session.json": b"first"})
         await take(new)
-        late = {"session.json": b"late"}
-        with pytest.raises(LeaseLostError):
-            await old.write_documents(KEY, late, manifest_of(before, 1, late))
-        got = await new.read_documents(KEY)
-        assert got.found == {"session.json": Document(b"first", 1)}
+        await lost(writer.fold({"session.json": b"late"}))
+        assert await folded(new) == {"session.json": Document(b"first", 1)}
 
     async def test_the_new_holder_folds_over_the_old_ones(self, open_store: OpenStore) -> None:
         for round_ in range(3):
             store = await open_store(f"owner-{round_}")
-            grant = await take(store)
-            documents = {"session.json": str(round_).encode()}
-            await store.write_documents(KEY, documents, manifest_of(grant, grant.head, documents))
+            writer = await hold(store)
+            await writer.fold({"session.json": b"%d" % round_})
             got = await store.read_documents(KEY)
-            assert got.found["session.json"] == Document(str(round_).encode(), grant.head)
+            assert got.found["session.json"] == Document(b"%d" % round_, writer.head)
             assert got.manifest is not None
-            assert got.manifest.epoch == grant.epoch
+            assert got.manifest.epoch == writer.epoch
 
     async def test_a_fold_takes_nothing_from_the_log(self, store: Store) -> None:
-        grant = await take(store)
-        head = await append_ok(store, grant, 2, *group("a", "b"))
-        documents = {"session.json": b"{}"}
-        await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
-        await append_ok(store, grant, head + 1, *group("c"))
-        assert tuple(entries(await read(store))) == group("a", "b") + group("c")
-        assert tuple(entries(await read(store, after=head))) == group("c")
-        assert await store.head(KEY) == head + 1
+        writer = await hold(store, "a", "b")
+        await writer.fold(SESSION)
+        await writer.add("c")
+        assert await appended(store) == group("a", "b") + group("c")
+        assert await appended(store, after=3) == group("c")
+        assert await store.head(KEY) == 4
 
     async def test_sessions_do_not_share_documents(self, store: Store) -> None:
         keys = [KEY, SessionKey("agent", "other"), SessionKey("agent", tenant="t")]
         for key in keys:
-            grant = await take(store, key)
-            documents = {"session.json": str(key).encode()}
-            await store.write_documents(key, documents, manifest_of(grant, 1, documents))
+            await (await hold(store, key=key)).fold({"session.json": str(key).encode()})
         for key in keys:
-            got = await store.read_documents(key)
-            assert got.found["session.json"].data == str(key).encode()
+            assert (await folded(store, key))["session.json"].data == str(key).encode()
 
     async def test_a_manifest_of_a_newer_format_is_refused(self, store: Store) -> None:
-        grant = await take(store)
-        documents = {"session.json": b"{}"}
-        manifest = manifest_of(grant, 1, documents, format=FORMAT + 1)
-        await store.write_documents(KEY, documents, manifest)
+        await (await hold(store)).fold(SESSION, format=FORMAT + 1)
         with pytest.raises(UnsupportedVersionError):
             await store.read_documents(KEY)
 
@@ -202,17 +173,14 @@ class DocumentConformance(Suite):
         if many is None:
             return
         keys = [SessionKey(name, tenant=tenant) for name in "ab" for tenant in ("", "t")]
-        documents = {"session.json": b"{}", "other.json": b"[]"}
         for key in keys:
-            grant = await take(store, key)
-            head = await append_ok(store, grant, 2, *group("a", "b"))
+            writer = await hold(store, "a", "b", key=key)
             if key.agent == "a":
-                await store.write_documents(key, documents, manifest_of(grant, head, documents))
-                await append_ok(store, grant, head + 1, *group("after"))
-        gone = await take(store, SessionKey("gone"))
-        await store.delete(gone.key, gone.epoch)
-        keys += [gone.key, SessionKey("never")]
-        keys.reverse()
+                await writer.fold({"session.json": b"{}", "other.json": b"[]"})
+                await writer.add("after")
+        gone = await hold(store, key=SessionKey("gone"))
+        await gone.delete()
+        keys = [SessionKey("never"), gone.key, *reversed(keys)]
         for key, records in zip(keys, await many.read_logs(keys), strict=True):
             assert records is not None
             assert [*records] == await read(store, key)
@@ -232,6 +200,12 @@ _NAME = name_of(_DATA)
 
 class BlobConformance(Suite):
     """A blob is returned verified, and is removed only after two sweeps without a reference."""
+
+    added_bytes: int = 0
+    """By how many bytes the store makes a small blob larger, which count as freed with it."""
+
+    def _size(self, *blobs: bytes) -> int:
+        return sum(len(data) + self.added_bytes for data in blobs)
 
     async def test_an_unknown_blob_is_none(self, store: Store) -> None:
         assert await store.get_blob("", _NAME) is None
@@ -283,7 +257,7 @@ class BlobConformance(Suite):
                 await store.get_blob("", _NAME)
 
     async def test_names_of_a_wrapper_s_own_are_kept(self, store: Store) -> None:
-        """What is sealed or packed has a name that begins with x, and proves nothing here."""
+        """Encoded blobs have names that begin with x, and prove nothing here."""
         data, names = b"sealed", ("x" + _NAME, "x" + "0" * 96)
         await store.put_blobs("", dict.fromkeys(names, data))
         assert [await store.get_blob("", name) for name in names] == [data, data]
@@ -310,7 +284,7 @@ class BlobConformance(Suite):
         await store.put_blobs("tenant", {_NAME: _DATA})
         await store.sweep("", {_NAME, name_of(kept_names)}, 0)
         names = [_NAME, name_of(moved), name_of(b"never was"), "../owners"]
-        assert await store.remove_blobs("", names) == len(_DATA) + len(moved)
+        assert await store.remove_blobs("", names) == self._size(_DATA, moved)
         assert await store.blob_names("") == [name_of(kept_names)]
         assert await store.get_blob("", _NAME) is None
         assert await store.get_blob("", name_of(moved)) is None
@@ -324,7 +298,8 @@ class BlobConformance(Suite):
         await store.put_blobs("", {_NAME: _DATA})
         assert await store.sweep("", (), 0) == BlobSweep(quarantined=1)
         assert await store.get_blob("", _NAME) == _DATA
-        assert await store.sweep("", (), 0) == BlobSweep(removed=1, bytes=len(_DATA))
+        swept = await store.sweep("", (), 0)
+        assert swept == BlobSweep(removed=1, bytes=self._size(_DATA))
         assert await store.get_blob("", _NAME) is None
         assert await store.sweep("", (), 0) == BlobSweep()
 
@@ -345,25 +320,22 @@ class BlobConformance(Suite):
         assert await store.sweep("", (), 0, among=names) == BlobSweep(quarantined=2)
         assert await store.renew("", [name_of(kept)]) == set()
         swept = await store.sweep("", {name_of(kept)}, 0, among=names)
-        assert swept == BlobSweep(removed=1, bytes=len(_DATA))
+        assert swept == BlobSweep(removed=1, bytes=self._size(_DATA))
         assert sorted(await store.blob_names("")) == sorted([name_of(other), name_of(kept)])
         assert await store.sweep("", (), 0, among=[name_of(kept)]) == BlobSweep(quarantined=1)
         assert await store.sweep("", (), 0, among=()) == BlobSweep()
         assert await store.get_blob("", name_of(other)) == other
         assert await store.get_blob("tenant", _NAME) == _DATA
 
-    async def test_what_is_reached_again_comes_back(self, store: Store) -> None:
+    @pytest.mark.parametrize("how", ["reached", "put"])
+    async def test_what_is_reached_or_put_again_comes_back(self, store: Store, how: str) -> None:
         await store.put_blobs("", {_NAME: _DATA})
         await store.sweep("", (), 0)
-        assert (await store.sweep("", {_NAME}, 0)).removed == 0
-        assert await store.sweep("", (), 0) == BlobSweep(quarantined=1)
-        assert await store.get_blob("", _NAME) == _DATA
-
-    async def test_what_is_put_again_comes_back(self, store: Store) -> None:
-        await store.put_blobs("", {_NAME: _DATA})
-        await store.sweep("", (), 0)
-        await store.put_blobs("", {_NAME: _DATA})
-        assert (await store.sweep("", (), 3600)).removed == 0
+        if how == "put":
+            await store.put_blobs("", {_NAME: _DATA})
+            assert (await store.sweep("", (), 3600)).removed == 0
+        else:
+            assert (await store.sweep("", {_NAME}, 0)).removed == 0
         assert await store.sweep("", (), 0) == BlobSweep(quarantined=1)
         assert await store.get_blob("", _NAME) == _DATA
 
@@ -378,7 +350,7 @@ class BlobConformance(Suite):
         assert await other.renew("nobody's", {_NAME}) == {_NAME}
         since = time.monotonic() - put_at - self.clock_step / 2
         assert await store.sweep("", (), since) == BlobSweep(quarantined=1)
-        assert await store.sweep("", (), 0) == BlobSweep(1, 1, len(b"old"))
+        assert await store.sweep("", (), 0) == BlobSweep(1, 1, self._size(b"old"))
 
     async def test_what_is_renewed_comes_back(self, store: Store, other: Store) -> None:
         """A sweep that began before has moved it away, and does not remove it."""
@@ -386,27 +358,24 @@ class BlobConformance(Suite):
         await store.put_blobs("", {_NAME: _DATA, lost: b"lost"})
         assert await store.sweep("", (), 0) == BlobSweep(quarantined=2)
         assert await other.renew("", [_NAME]) == set()
-        assert await store.sweep("", (), 0) == BlobSweep(1, 1, len(b"lost"))
+        assert await store.sweep("", (), 0) == BlobSweep(1, 1, self._size(b"lost"))
         assert await other.renew("", [lost, _NAME]) == {lost}
         assert await other.get_blob("", _NAME) == _DATA
         assert await store.blob_names("") == [_NAME]
 
-    @pytest.mark.parametrize("rounds", [8])
     async def test_what_is_renewed_beside_a_sweep_is_there(
-        self, store: Store, other: Store, rounds: int
+        self, store: Store, other: Store
     ) -> None:
-        for round_ in range(rounds):
+        missing = set[str]()
+
+        async def renew(names: Collection[str]) -> None:
+            missing.update(await other.renew("", names))
+
+        for round_ in range(8):
             blobs = {name_of(data): data for n in range(8) if (data := b"%d %d" % (round_, n))}
             await store.put_blobs("", blobs)
             await store.sweep("", (), 0)
-            missing = set[str]()
-
-            async def renew(names: Collection[str], missing: set[str]) -> None:
-                missing |= await other.renew("", names)
-
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(store.sweep, "", (), 0)
-                tasks.start_soon(renew, list(blobs), missing)
+            await together(partial(store.sweep, "", (), 0), partial(renew, list(blobs)))
             for name, data in blobs.items():
                 assert await other.get_blob("", name) == (None if name in missing else data)
 
@@ -457,16 +426,14 @@ class DirectoryConformance(Suite):
         keys += [SessionKey("one agent", name) for name in _HOSTILE]
         keys += [SessionKey("a", tenant=name) for name in _HOSTILE]
         for key in keys:
-            grant = await take(store, key)
+            grant = (await hold(store, repr(key), key=key)).grant
             assert (grant.epoch, grant.created) == (1, True), key
-            await append_ok(store, grant, 2, *group(repr(key)))
         for key in keys:
-            assert tuple(entries(await read(store, key))) == group(repr(key)), key
-        got = [info.key for info in await store.sessions(SessionQuery(limit=1000))]
+            assert await appended(store, key) == group(repr(key)), key
+        got = await found(store, limit=1000)
         assert got == sorted(key for key in keys if not key.tenant)
         for name in _HOSTILE:
-            got = [info.key for info in await store.sessions(SessionQuery(tenant=name))]
-            assert got == [SessionKey("a", tenant=name)]
+            assert await found(store, tenant=name) == [SessionKey("a", tenant=name)]
 
     async def test_pages_join_up(self, store: Store) -> None:
         keys = [SessionKey(f"agent-{n % 7}", f"s{n}") for n in range(20)]
@@ -474,71 +441,56 @@ class DirectoryConformance(Suite):
         for key in keys:
             await take(store, key)
         for size in (1, 3, 7, 22, 100):
-            got: list[SessionKey] = []
-            page = await store.sessions(SessionQuery(limit=size))
-            while page:
-                assert len(page) <= size
-                got += [info.key for info in page]
-                page = await store.sessions(SessionQuery(limit=size, after=got[-1]))
-            assert got == sorted(keys), size
+            assert await paged(store, SessionQuery(limit=size)) == sorted(keys), size
 
     async def test_a_prefix_is_of_the_agent_id(self, store: Store) -> None:
         for name in ("app/one", "app/two", "App/three", "other", "ap"):
             await take(store, SessionKey(name))
         await take(store, SessionKey("x", "app/one"))
-        got = [info.key.agent for info in await store.sessions(SessionQuery(prefix="app/"))]
-        assert got == ["app/one", "app/two"]
-        got = [
-            info.key.agent for info in await store.sessions(SessionQuery(prefix="app/", limit=1))
-        ]
-        assert got == ["app/one"]
-        assert await store.sessions(SessionQuery(prefix="zzz")) == []
-        assert await store.sessions(SessionQuery(tenant="nobody's")) == []
+        assert await ids(store, prefix="app/") == ["app/one", "app/two"]
+        assert await ids(store, prefix="app/", limit=1) == ["app/one"]
+        assert await ids(store, prefix="zzz") == []
+        assert await ids(store, tenant="nobody's") == []
 
     async def test_after_need_not_be_a_session(self, store: Store) -> None:
         for name in ("a", "c"):
             await take(store, SessionKey(name))
-        got = await store.sessions(SessionQuery(after=SessionKey("b")))
-        assert [info.key.agent for info in got] == ["c"]
+        assert await ids(store, after=SessionKey("b")) == ["c"]
 
     async def test_a_listing_knows_what_was_folded(self, store: Store) -> None:
-        grant = await take(store)
-        head = await append_ok(store, grant, 2, *group("a", "b"))
-        documents = {"session.json": b"{}"}
-        manifest = manifest_of(grant, head, documents, counters={"turns": 7})
-        await store.write_documents(KEY, documents, manifest)
+        writer = await hold(store, "a", "b")
+        await writer.fold(SESSION, counters={"turns": 7})
         (info,) = await store.sessions()
-        assert (info.key, info.epoch, info.turns) == (KEY, grant.epoch, 7)
-        assert info.head >= head
+        assert (info.key, info.epoch, info.turns) == (KEY, writer.epoch, 7)
+        assert info.head >= writer.head
 
     async def test_owner_and_tag_choose(self, store: Store) -> None:
-        about = {
-            "a": {"owner": "ada", "tags": ["x", "y"]},
-            "b": {"owner": "bob", "tags": ["y"]},
-            "c": {"owner": "ada", "tags": []},
-            "d": {"tags": ["x y", "y"]},
-            "e": {},
+        labels = {
+            "a": About(owner="ada", tags=("x", "y")),
+            "b": About(owner="bob", tags=("y",)),
+            "c": About(owner="ada"),
+            "d": About(tags=("x y", "y")),
+            "e": About(),
         }
-        for name, metadata in about.items():
-            grant = await take(store, SessionKey(name))
-            documents = {"session.json": msgspec.json.encode({"metadata": metadata})}
-            known = msgspec.convert(metadata, About)
-            manifest = manifest_of(grant, 1, documents, about=known)
-            await store.write_documents(grant.key, documents, manifest)
-        assert await ids(store, owner="ada") == ["a", "c"]
-        assert await ids(store, tag="y") == ["a", "b", "d"]
-        assert await ids(store, owner="ada", tag="y") == ["a"]
-        assert await ids(store, tag="y", prefix="b") == ["b"]
-        assert await ids(store, owner="") == []
-        assert await ids(store, tag="y", limit=2) == ["a", "b"]
-        assert await ids(store, tag="y", limit=2, after=SessionKey("b")) == ["d"]
-        assert await ids(store, owner="ada", tenant="other") == []
+        for name, about in labels.items():
+            await (await hold(store, key=SessionKey(name))).fold(SESSION, about=about)
+        wanted: list[tuple[dict[str, Any], str]] = [
+            ({"owner": "ada"}, "ac"),
+            ({"tag": "y"}, "abd"),
+            ({"owner": "ada", "tag": "y"}, "a"),
+            ({"tag": "y", "prefix": "b"}, "b"),
+            ({"owner": ""}, ""),
+            ({"tag": "y", "limit": 2}, "ab"),
+            ({"tag": "y", "limit": 2, "after": SessionKey("b")}, "d"),
+            ({"owner": "ada", "tenant": "other"}, ""),
+        ]
+        for filters, names in wanted:
+            assert await ids(store, **filters) == [*names], filters
 
     async def test_a_listing_knows_what_a_session_begins_with(
         self, store: Store, other: Store
     ) -> None:
-        about = About(title="Plans", owner="ada", tags=("x", "y"))
-        beginning = Beginning(about=about)
+        beginning = Beginning(about=About(title="Plans", owner="ada", tags=("x", "y")))
         for name in ("a", "b"):
             key, terms = SessionKey(name), Terms(me=store.owner, after=0, beginning=beginning)
             assert isinstance(await store.acquire(key, terms), Taken)
@@ -549,44 +501,40 @@ class DirectoryConformance(Suite):
             assert info.updated_at is not None
 
     async def test_labels_outlive_a_fold_and_the_save_after_it(self, store: Store) -> None:
-        about, documents = About(title="Plans", owner="ada", tags=("x",)), {"session.json": b"{}"}
-        grant = await take(store)
-        await save(store, grant, 2, turns=1, about=about)
-        manifest = manifest_of(grant, 2, documents, counters={"turns": 1}, about=about)
-        await store.write_documents(KEY, documents, manifest)
-        await save(store, grant, 3, turns=2)
+        about = About(title="Plans", owner="ada", tags=("x",))
+        writer = await hold(store)
+        await save(writer, turns=1, about=about)
+        await writer.fold(SESSION, counters={"turns": 1}, about=about)
+        await save(writer, turns=2)
         (info,) = await store.sessions(SessionQuery(owner="ada", tag="x"))
         assert (info.title, info.owner, info.tags) == ("Plans", "ada", ("x",))
         assert info.turns == 2
 
     async def test_a_listing_knows_what_was_saved(self, store: Store, other: Store) -> None:
-        grant = await take(store)
-        await save(store, grant, 2, turns=1, about=About(owner="ada"))
-        await save(store, grant, 3, turns=2)
+        writer = await hold(store)
+        await save(writer, turns=1, about=About(owner="ada"))
+        await save(writer, turns=2)
         (info,) = await store.sessions(SessionQuery(owner="ada"))
         assert (info.turns, info.title) == (2, None)
         # A fold that is as of an earlier record comes late.
-        documents = {"session.json": b"{}"}
-        await save(store, grant, 4, turns=3, about=About(title="Later", owner="bob", tags=("z",)))
-        manifest = manifest_of(grant, 2, documents, counters={"turns": 1}, about=About(owner="ada"))
-        await store.write_documents(KEY, documents, manifest)
+        await save(writer, turns=3, about=About(title="Later", owner="bob", tags=("z",)))
+        await writer.fold(SESSION, as_of=2, counters={"turns": 1}, about=About(owner="ada"))
         assert await store.sessions(SessionQuery(owner="ada")) == []
         (info,) = await store.sessions(SessionQuery(owner="bob", tag="z"))
         assert info.turns == 3
         (info,) = await other.sessions(SessionQuery(owner="bob", tag="z"))
         assert info.title == "Later"
-        await save(store, grant, 5)
+        await save(writer)
         assert (await store.sessions())[0].turns == 3
         # One that is as of the newest says as much as the saves.
-        manifest = manifest_of(grant, 5, documents, counters={"turns": 4}, about=About(owner="eve"))
-        await store.write_documents(KEY, documents, manifest)
+        await writer.fold(SESSION, counters={"turns": 4}, about=About(owner="eve"))
         (info,) = await other.sessions(SessionQuery(owner="eve"))
         assert (info.turns, info.title, info.tags) == (4, None, ())
 
     async def test_a_new_life_is_not_listed_as_the_last(self, store: Store) -> None:
-        grant = await take(store)
-        await save(store, grant, 2, turns=5, about=About(owner="ada", title="Old"))
-        await store.delete(KEY, grant.epoch)
+        writer = await hold(store)
+        await save(writer, turns=5, about=About(owner="ada", title="Old"))
+        await writer.delete()
         assert await store.sessions() == []
         await take(store)
         (info,) = await store.sessions()
@@ -594,28 +542,28 @@ class DirectoryConformance(Suite):
         assert await store.sessions(SessionQuery(owner="ada")) == []
 
     async def test_the_newest_activity_is_listed_first(self, store: Store) -> None:
-        grants = {name: await take(store, SessionKey(name)) for name in "abcdef"}
+        writers = {name: await hold(store, key=SessionKey(name)) for name in "abcdef"}
         for turn, name in enumerate("fabdec", 1):
             about = About(owner="ada" if name in "abc" else "bob", tags=("x",) * (name in "bd"))
-            await save(store, grants[name], 2, turns=turn, about=about)
-        await store.release(SessionKey("a"), grants["a"].epoch)  # closing one is no activity
+            await save(writers[name], turns=turn, about=about)
+        await writers["a"].release()  # closing one is no activity
         await take(store, SessionKey("f"))  # nor is opening
-        assert await ids(store, newest_first=True) == [*"cedbaf"]
-        assert await ids(store, newest_first=True, owner="ada") == [*"cba"]
-        assert await ids(store, newest_first=True, tag="x") == [*"db"]
-        assert await ids(store, newest_first=True, prefix="c") == ["c"]
+        wanted = [
+            ({}, "cedbaf"),
+            ({"owner": "ada"}, "cba"),
+            ({"tag": "x"}, "db"),
+            ({"prefix": "c"}, "c"),
+        ]
+        for filters, names in wanted:
+            assert await ids(store, newest_first=True, **filters) == [*names], filters
         for size in (1, 2, 4, 6):
-            query, got = SessionQuery(newest_first=True, limit=size), list[str]()
-            while page := await store.sessions(query):
-                assert len(page) <= size
-                got += [info.key.agent for info in page]
-                query = query.after_page(page[-1])
-            assert got == [*"cedbaf"], size
+            got = await paged(store, SessionQuery(newest_first=True, limit=size))
+            assert [key.agent for key in got] == [*"cedbaf"], size
 
     async def test_a_range_of_time_chooses(self, store: Store) -> None:
-        grants = {name: await take(store, SessionKey(name)) for name in "abc"}
+        writers = {name: await hold(store, key=SessionKey(name)) for name in "abc"}
         for name in "bca":
-            await save(store, grants[name], 2, turns=1)
+            await save(writers[name], turns=1)
         infos = await store.sessions(SessionQuery(newest_first=True))
         assert [info.key.agent for info in infos] == [*"acb"]
         newest, middle, _ = [info.updated_at or 0.0 for info in infos]
@@ -645,15 +593,13 @@ class DirectoryConformance(Suite):
             assert await store.tenants() == sorted(["", *names, "blobs only"])
 
     async def test_scrubbing_leaves_what_is_there(self, store: Store) -> None:
-        grant = await take(store)
-        await append_ok(store, grant, 2, *group("kept"))
-        removed = SessionKey("gone")
-        await append_ok(store, await take(store, removed), 2, *group("removed"))
-        await store.delete(removed, 1)
+        writer = await hold(store, "kept")
+        removed = await hold(store, "removed", key=SessionKey("gone"))
+        await removed.delete()
         await store.scrub()
-        assert tuple(entries(await read(store))) == group("kept")
-        await append_ok(store, grant, 3, *group("and on"))
-        assert await read(store, removed) == []
+        assert await appended(store) == group("kept")
+        await writer.add("and on")
+        assert await read(store, removed.key) == []
 
     async def test_looking_makes_no_session(self, store: Store) -> None:
         await store.holder(KEY)
@@ -663,64 +609,70 @@ class DirectoryConformance(Suite):
         assert await store.sessions() == []
 
     async def test_what_is_deleted_is_gone(self, store: Store, other: Store) -> None:
-        kept_key = SessionKey("agent", "kept")
-        for key in (KEY, kept_key):
-            grant = await take(store, key)
-            head = await append_ok(store, grant, 2, *group("a"))
-            documents = {"session.json": b"{}"}
-            await store.write_documents(key, documents, manifest_of(grant, head, documents))
+        kept = SessionKey("agent", "kept")
+        for key in (KEY, kept):
+            await (await hold(store, "a", key=key)).fold(SESSION)
         await store.delete(KEY, 1)
         for witness in (store, other):
             assert await read(witness) == []
             assert await witness.head(KEY) == 0
-            assert (await witness.read_documents(KEY)).found == {}
-            assert (await witness.read_documents(KEY)).manifest is None
-            assert [info.key for info in await witness.sessions()] == [kept_key]
-            assert tuple(entries(await read(witness, kept_key))) == group("a")
+            documents = await witness.read_documents(KEY)
+            assert (documents.found, documents.manifest) == ({}, None)
+            assert await found(witness) == [kept]
+            assert await appended(witness, kept) == group("a")
 
     async def test_nobody_writes_into_a_deleted_session(self, store: Store) -> None:
-        grant = await take(store)
-        await store.delete(KEY, grant.epoch)
-        assert (await append(store, grant, 2, *group("late"))).status is Status.CONFLICT
-        with pytest.raises(LeaseLostError):
-            await store.write_documents(KEY, {}, manifest_of(grant, 1, {}))
+        writer = await hold(store)
+        await writer.delete()
+        assert await writer.send(2, "late") is Status.CONFLICT
+        await lost(writer.fold({}))
         assert await read(store) == []
 
-    async def test_epochs_never_start_again(self, store: Store, open_store: OpenStore) -> None:
-        old = await take(store)
-        await append_ok(store, old, 2, *group("first life"))
-        await store.delete(KEY, old.epoch)
-        holder = await (await open_store("other")).holder(KEY)
-        assert holder is not None
+    async def test_epochs_never_start_again(self, store: Store, other: Store) -> None:
+        old = await hold(store, "first life")
+        await old.delete()
+        holder = await held(other)
         assert holder.deleted
         assert holder.epoch >= old.epoch
-        new = await take_after(store, KEY, after=holder.epoch)
+        new = await hold(store)
         assert new.epoch > old.epoch
-        assert (new.head, new.created) == (1, True)
-        await append_ok(store, new, 2, *group("second life"))
-        assert (await append(store, old, 3, *group("zombie"))).status is Status.CONFLICT
-        assert tuple(entries(await read(store))) == group("second life")
-        holder = await store.holder(KEY)
-        assert holder is not None
-        assert not holder.deleted
+        assert (new.head, new.grant.created) == (1, True)
+        await new.add("second life")
+        assert await old.send(3, "zombie") is Status.CONFLICT
+        assert await appended(store) == group("second life")
+        assert not (await held(store)).deleted
 
     async def test_only_the_holder_deletes(self, store: Store, other: Store) -> None:
-        old = await take(store)
+        old = await hold(store)
         await take(other)
-        with pytest.raises(LeaseLostError):
-            await store.delete(KEY, old.epoch)
-        with pytest.raises(LeaseLostError):
-            await store.delete(SessionKey("never was"), 1)
+        await lost(old.delete())
+        await lost(store.delete(SessionKey("never was"), 1))
         assert await store.head(KEY) == 2
 
 
-async def save(store: Store, grant: Taken, first: int, **listed: Any) -> None:
+async def save(writer: SessionWriter, **listed: Any) -> None:
     """Append a record, with what it says for the directory."""
-    batch = Batch(grant.key, grant.epoch, first, group("a"), **listed)
-    (outcome,) = await store.append_many([batch])
+    batch = Batch(writer.key, writer.epoch, writer.head + 1, group("a"), **listed)
+    (outcome,) = await writer.store.append_many([batch])
     assert outcome.status is Status.OK, outcome
+    writer.head += 1
+
+
+async def found(store: Store, **filters: Any) -> list[SessionKey]:
+    """Return the keys of the sessions that fit."""
+    return [info.key for info in await store.sessions(SessionQuery(**filters))]
 
 
 async def ids(store: Store, **filters: Any) -> list[str]:
     """Return the agents of the sessions that fit."""
-    return [info.key.agent for info in await store.sessions(SessionQuery(**filters))]
+    return [key.agent for key in await found(store, **filters)]
+
+
+async def paged(store: Store, query: SessionQuery) -> list[SessionKey]:
+    """Return the keys of all pages, none of which may be longer than the query says."""
+    keys: list[SessionKey] = []
+    while page := await store.sessions(query):
+        assert len(page) <= query.limit
+        keys += [info.key for info in page]
+        query = query.after_page(page[-1])
+    return keys

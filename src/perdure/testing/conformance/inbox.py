@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
+from functools import partial
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from perdure.errors import InboxFullError, LeaseLostError
+from perdure.errors import InboxFullError
 from perdure.records.keys import SessionKey
 from perdure.records.posts import UNREADABLE
 from perdure.records.records import MESSAGE
@@ -16,13 +17,22 @@ from perdure.store import (
     DeadLetter,
     InboxLimit,
     PendingItem,
-    Status,
     Store,
     Taken,
     Terms,
     take_after,
 )
-from perdure.testing.conformance._kit import KEY, OpenStore, Suite, append, group, take
+from perdure.testing.conformance._kit import (
+    KEY,
+    OpenStore,
+    SessionWriter,
+    Suite,
+    held,
+    hold,
+    lost,
+    take,
+    together,
+)
 
 # ruff: noqa: D102
 
@@ -30,7 +40,7 @@ from perdure.testing.conformance._kit import KEY, OpenStore, Suite, append, grou
 OTHER = SessionKey("CON", "a/b", "Tenant ..")
 MANY = 25
 MEETINGS = 8
-"""How often two calls are begun at once, in the hope of different orders."""
+"""Number of times that two calls are begun at once, in the hope of different orders."""
 AT_MOST = 30.0
 """Seconds that a call is given which is to come back early."""
 
@@ -48,8 +58,19 @@ async def waiting(store: Store, epoch: int, key: SessionKey = KEY) -> list[str]:
     return [item.op_id for item in await store.receive(key, epoch)]
 
 
+async def received(writer: SessionWriter) -> list[str]:
+    """Take what waits for a session that is held, and return its op ids."""
+    return await waiting(writer.store, writer.epoch, writer.key)
+
+
+async def full(store: Store, items: list[PendingItem], limit: InboxLimit, why: str = ".") -> None:
+    """Post what must go over the limit."""
+    with pytest.raises(InboxFullError, match=why):
+        await store.enqueue(KEY, items, limit=limit)
+
+
 class InboxConformance(Suite):
-    """What is posted is kept in order until its holder has settled it."""
+    """Posts are kept in order until the holder has settled them."""
 
     async def test_what_is_posted_comes_to_the_holder_as_it_was(
         self, store: Store, other: Store
@@ -73,35 +94,34 @@ class InboxConformance(Suite):
             taken = await store.acquire(KEY, Terms(me=store.owner, names=names))
             assert isinstance(taken, Taken)
             await other.enqueue(KEY, posted(f"after {taken.epoch}"))
-            received = await waiting(store, taken.epoch)
-            assert (received[0], received[-1]) == ("before", f"after {taken.epoch}")
+            items = await waiting(store, taken.epoch)
+            assert (items[0], items[-1]) == ("before", f"after {taken.epoch}")
             grant = taken
 
     async def test_items_come_in_the_order_of_their_posts(self, store: Store, other: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         for place in range(MANY):
             poster = other if place % 2 else store
             assert await poster.enqueue(KEY, posted(f"{place}a", f"{place}b")) == 2
         wanted = [f"{place}{part}" for place in range(MANY) for part in "ab"]
-        assert await waiting(store, grant.epoch) == wanted
-        seven = await store.receive(KEY, grant.epoch, limit=7)
+        assert await received(writer) == wanted
+        seven = await store.receive(KEY, writer.epoch, limit=7)
         assert [item.op_id for item in seven] == wanted[:7]
 
     async def test_taking_leaves_it_there(self, store: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         await store.enqueue(KEY, posted("a"))
-        assert await waiting(store, grant.epoch) == ["a"]
-        assert await waiting(store, grant.epoch) == ["a"]
+        for _ in range(2):
+            assert await received(writer) == ["a"]
 
     async def test_an_op_id_that_waits_is_not_posted_again(
         self, store: Store, other: Store
     ) -> None:
         grant = await take(store)
         first = posted("a", "b")
-        assert await store.enqueue(KEY, first) == 2
         again = [PendingItem("b", MESSAGE, b'{"text":"other"}', 9.0), *posted("c", "a", "c")]
-        assert await other.enqueue(KEY, again) == 1
-        assert await other.enqueue(KEY, again) == 0
+        for poster, items, new in [(store, first, 2), (other, again, 1), (other, again, 0)]:
+            assert await poster.enqueue(KEY, items) == new
         assert await other.enqueue(KEY, []) == 0
         items = await store.receive(KEY, grant.epoch)
         assert [item.op_id for item in items] == ["a", "b", "c"]
@@ -115,41 +135,35 @@ class InboxConformance(Suite):
         async def post(store: Store) -> None:
             new.append(await store.enqueue(KEY, posted("same")))
 
-        async with anyio.create_task_group() as tasks:
-            for place in range(8):
-                tasks.start_soon(post, stores[place % 4])
+        await together(*[partial(post, store) for store in stores * 2])
         assert sorted(new) == [0] * 7 + [1]
-        grant = await take(stores[0])
-        assert await waiting(stores[0], grant.epoch) == ["same"]
+        assert await received(await hold(stores[0])) == ["same"]
 
     async def test_posts_that_meet_are_all_kept(self, open_store: OpenStore) -> None:
         stores = [await open_store(f"poster {place}") for place in range(4)]
-        grant = await take(stores[0])
+        writer = await hold(stores[0])
 
         async def post(place: int) -> None:
             for number in range(5):
                 assert await stores[place].enqueue(KEY, posted(f"{place}-{number}")) == 1
 
-        async with anyio.create_task_group() as tasks:
-            for place in range(4):
-                tasks.start_soon(post, place)
-        items = await waiting(stores[0], grant.epoch)
+        await together(*[partial(post, place) for place in range(4)])
+        items = await received(writer)
         assert len(items) == 20
         for place in range(4):  # each one's own order
             own_items = [op_id for op_id in items if op_id.startswith(f"{place}-")]
             assert own_items == [f"{place}-{number}" for number in range(5)]
 
     async def test_what_is_settled_is_gone_and_the_rest_stays(self, store: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         await store.enqueue(KEY, posted("a", "b", "c"))
         await store.enqueue(KEY, posted("d"))
-        await store.ack(KEY, grant.epoch, ["b", "never was"])
-        assert await waiting(store, grant.epoch) == ["a", "c", "d"]
-        await store.ack(KEY, grant.epoch, ["a", "c", "d"])
-        assert await waiting(store, grant.epoch) == []
-        await store.ack(KEY, grant.epoch, ["a"])
+        for settled, rest in [(["b", "never was"], ["a", "c", "d"]), (["a", "c", "d"], [])]:
+            await store.ack(KEY, writer.epoch, settled)
+            assert await received(writer) == rest
+        await store.ack(KEY, writer.epoch, ["a"])
         assert await store.enqueue(KEY, posted("a")) == 1  # the holder knows that it was taken
-        assert await waiting(store, grant.epoch) == ["a"]
+        assert await received(writer) == ["a"]
 
     async def test_a_large_post_is_taken_in_parts(self, store: Store) -> None:
         names = [f"op {place}" for place in range(MANY)]
@@ -164,38 +178,30 @@ class InboxConformance(Suite):
         assert items == names
 
     async def test_no_more_items_wait_than_the_limit_says(self, store: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         limit = InboxLimit(3, 1_000_000)
-        with pytest.raises(InboxFullError, match="limit is 3 items"):
-            await store.enqueue(KEY, posted(*"abcd"), limit=limit)
+        await full(store, posted(*"abcd"), limit, "limit is 3 items")
         assert await store.enqueue(KEY, posted("a", "b"), limit=limit) == 2
-        with pytest.raises(InboxFullError, match=r"2 items and .* wait"):
-            await store.enqueue(KEY, posted("b", "c", "d"), limit=limit)
-        assert await waiting(store, grant.epoch) == ["a", "b"]  # all of a post, or none
+        await full(store, posted("b", "c", "d"), limit, r"2 items and .* wait")
+        assert await received(writer) == ["a", "b"]  # all of a post, or none
         assert await store.enqueue(KEY, posted("b", "c"), limit=limit) == 1
-        assert (
-            await store.enqueue(KEY, posted("a", "b", "c"), limit=limit) == 0
-        )  # a retry goes well
-        with pytest.raises(InboxFullError):
-            await store.enqueue(KEY, posted("d"), limit=limit)
+        assert await store.enqueue(KEY, posted(*"abc"), limit=limit) == 0  # a retry goes well
+        await full(store, posted("d"), limit)
         assert await store.enqueue(OTHER, posted("d"), limit=limit) == 1
-        await store.ack(KEY, grant.epoch, ["a"])
+        await store.ack(KEY, writer.epoch, ["a"])
         assert await store.enqueue(KEY, posted("d"), limit=limit) == 1
         assert await store.enqueue(KEY, posted("e")) == 1  # without a limit
-        assert await waiting(store, grant.epoch) == ["b", "c", "d", "e"]
+        assert await received(writer) == ["b", "c", "d", "e"]
 
     async def test_no_more_bytes_wait_than_the_limit_says(self, store: Store) -> None:
         limit = InboxLimit(1_000, 100_000)
-        large = [
-            PendingItem(op_id, MESSAGE, b'"%s"' % secrets.token_hex(10_000).encode(), 1.0)
-            for op_id in "ab"
+        *large, largest = [
+            PendingItem(op_id, MESSAGE, b'"%s"' % secrets.token_hex(size).encode(), 1.0)
+            for op_id, size in (("a", 10_000), ("b", 10_000), ("c", 100_000))
         ]
+        await full(store, [largest], limit)
         assert await store.enqueue(KEY, large[:1], limit=limit) == 1
-        largest = PendingItem("c", MESSAGE, b'"%s"' % secrets.token_hex(100_000).encode(), 1.0)
-        with pytest.raises(InboxFullError, match="limit is 1000 items and 100000 bytes"):
-            await store.enqueue(KEY, [largest], limit=limit)
-        with pytest.raises(InboxFullError):
-            await store.enqueue(OTHER, [largest], limit=limit)
+        await full(store, [largest], limit, "limit is 1000 items and 100000 bytes")
         assert await store.enqueue(KEY, large, limit=limit) == 1
         assert await store.sessions_with_pending_items() == [KEY]
         grant = await take(store)
@@ -206,12 +212,10 @@ class InboxConformance(Suite):
     ) -> None:
         old = await take(store)
         await store.enqueue(KEY, posted("a"))
-        new = await take(other)
-        with pytest.raises(LeaseLostError):
-            await store.receive(KEY, old.epoch)
-        with pytest.raises(LeaseLostError):
-            await store.ack(KEY, old.epoch, ["a"])
-        assert await waiting(other, new.epoch) == ["a"]
+        new = await hold(other)
+        await lost(store.receive(KEY, old.epoch))
+        await lost(store.ack(KEY, old.epoch, ["a"]))
+        assert await received(new) == ["a"]
 
     async def test_what_waits_can_be_read_before_anybody_has_opened_the_session(
         self, store: Store, other: Store
@@ -220,12 +224,10 @@ class InboxConformance(Suite):
         items = posted("a", "b")
         await store.enqueue(KEY, items)
         assert await other.receive(KEY, 0) == items
-        grant = await take(store)
-        with pytest.raises(LeaseLostError):
-            await other.receive(KEY, 0)
-        await store.delete(KEY, grant.epoch)
-        removed = await other.holder(KEY)
-        assert removed is not None
+        writer = await hold(store)
+        await lost(other.receive(KEY, 0))
+        await writer.delete()
+        removed = await held(other)
         assert await other.receive(KEY, removed.epoch) == []
         await store.enqueue(KEY, items)
         assert await other.receive(KEY, removed.epoch) == items
@@ -233,15 +235,13 @@ class InboxConformance(Suite):
     async def test_posts_outlast_whoever_posted_and_whoever_held(
         self, store: Store, other: Store, open_store: OpenStore
     ) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         await other.enqueue(KEY, posted("a"))
-        await store.release(KEY, grant.epoch)
+        await writer.release()
         await other.enqueue(KEY, posted("b"))
         await store.aclose()
         await other.aclose()
-        third = await open_store("third")
-        after = await take(third)
-        assert await waiting(third, after.epoch) == ["a", "b"]
+        assert await received(await hold(await open_store("third"))) == ["a", "b"]
 
     async def test_what_is_posted_after_a_deletion_is_the_next_lifes(
         self, store: Store, other: Store
@@ -263,15 +263,14 @@ class InboxConformance(Suite):
         assert await store.holder(KEY) is None
         assert await store.head(KEY) == 0
         assert await store.sessions() == []
-        grant = await take_after(store, KEY, after=0)
-        assert (grant.epoch, grant.head, grant.created) == (1, 1, True)
-        assert (await append(store, grant, 2, *group("first"))).status is Status.OK
-        assert await waiting(store, grant.epoch) == ["a"]
+        writer = await hold(store, "first")
+        assert (writer.epoch, writer.head, writer.grant.created) == (1, 2, True)
+        assert await received(writer) == ["a"]
 
     async def test_what_waits_is_listed_whether_its_session_exists_or_not(
         self, store: Store, other: Store
     ) -> None:
-        """S4-G3: a post to a session that was never opened is not overlooked."""
+        """A post to a session that was never opened is not overlooked."""
         long = SessionKey("x" * 200, "y" * 200, "z" * 200)
         keys = [KEY, SessionKey(KEY.agent, "second"), OTHER, long]
         assert await store.sessions_with_pending_items() == []
@@ -282,23 +281,21 @@ class InboxConformance(Suite):
             grant = await take(store, key)
             await store.ack(key, grant.epoch, ["a"])
         assert await store.sessions_with_pending_items() == [KEY]
-        grant = await take(store, KEY)
+        writer = await hold(store)
         assert await store.sessions_with_pending_items() == [KEY]
-        await store.delete(KEY, grant.epoch)
+        await writer.delete()
         assert await store.sessions_with_pending_items() == []
         await store.enqueue(KEY, posted("b"))
         assert await store.sessions_with_pending_items() == [KEY]
 
     async def test_an_inbox_ends_with_its_session(self, store: Store, other: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         await store.enqueue(KEY, posted("a"))
         await store.enqueue(OTHER, posted("kept"))
-        await store.delete(KEY, grant.epoch)
+        await writer.delete()
         await other.enqueue(KEY, posted("b"))  # for the next life
-        again = await take(other)
-        assert await waiting(other, again.epoch) == ["b"]
-        kept_key = await take(other, OTHER)
-        assert await waiting(other, kept_key.epoch, OTHER) == ["kept"]
+        assert await received(await hold(other)) == ["b"]
+        assert await received(await hold(other, key=OTHER)) == ["kept"]
 
     async def test_posts_outlive_a_deletion_that_keeps_them(
         self, store: Store, other: Store
@@ -314,18 +311,16 @@ class InboxConformance(Suite):
             assert await witness.sessions_with_pending_items() == [KEY]
         assert await other.enqueue(KEY, posted("b", "c")) == 1
         await store.scrub()
-        new = await take(other)
-        assert (new.head, new.created) == (1, True)
-        assert await waiting(other, new.epoch) == ["b", "c"]
-        with pytest.raises(LeaseLostError):
-            await store.delete(KEY, grant.epoch, keep_posts=True)
+        new = await hold(other)
+        assert (new.head, new.grant.created) == (1, True)
+        assert await received(new) == ["b", "c"]
+        await lost(store.delete(KEY, grant.epoch, keep_posts=True))
         await other.ack(KEY, new.epoch, ["b"])
-        await other.delete(KEY, new.epoch)
+        await new.delete()
         assert await store.sessions_with_pending_items() == []
         await store.enqueue(KEY, posted("d"))
         await store.scrub()
-        again = await take(store)
-        assert await waiting(store, again.epoch) == ["d"]
+        assert await received(await hold(store)) == ["d"]
 
     # who hears of it
 
@@ -342,14 +337,14 @@ class InboxConformance(Suite):
     async def test_a_post_under_way_at_a_takeover_is_heard_of_or_taken(
         self, store: Store, other: Store
     ) -> None:
-        heard = items = False
         await take(store)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(other.enqueue, KEY, posted("a"))
-            grant = await take(store)
-            items = await waiting(store, grant.epoch) == ["a"]
-        heard = KEY in (await store.heartbeat()).mail
-        assert heard or items
+        items: list[str] = []
+
+        async def take_over() -> None:
+            items.extend(await received(await hold(store)))
+
+        await together(partial(other.enqueue, KEY, posted("a")), take_over)
+        assert items == ["a"] or KEY in (await store.heartbeat()).mail
 
     async def test_news_come_early_or_not_at_all(self, store: Store, other: Store) -> None:
         """A notified store wakes up; every other one sleeps until its timeout."""
@@ -370,26 +365,23 @@ class InboxConformance(Suite):
                 await store.wait_for_notification(0.2)
                 heard.extend((await store.heartbeat()).handovers)
 
+        async def ask() -> None:
+            await other.request_handover(KEY, await held(other))
+
         with anyio.fail_after(AT_MOST):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(listen)
-                await anyio.lowlevel.checkpoint()
-                holder = await other.holder(KEY)
-                assert holder is not None
-                await other.request_handover(KEY, holder)
+            await together(listen, ask)
         assert heard == [KEY]
 
     async def test_a_cancelled_post_is_whole_or_not_there(self, store: Store, other: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         for place in range(6):
             names = [f"{place}-{part}" for part in "abc"]
             with anyio.move_on_after(0.001 * place):
                 await other.enqueue(KEY, posted(*names))
             await other.enqueue(KEY, posted(f"{place} then"))  # behind it, if it goes on
-            items = await waiting(store, grant.epoch)
-            waiting_items = [name for name in names if name in items]
-            assert waiting_items in ([], names)
-            await store.ack(KEY, grant.epoch, items)
+            items = await received(writer)
+            assert [name for name in names if name in items] in ([], names)
+            await store.ack(KEY, writer.epoch, items)
 
 
 # Dead letters: an undeliverable post is kept, complete, until it is dropped
@@ -400,26 +392,32 @@ def letter(item: PendingItem, at: float = 7.5) -> DeadLetter:
     return DeadLetter(item, "über das Limit", 5, at)
 
 
+async def reject(writer: SessionWriter, *op_ids: str) -> None:
+    """Set items aside, as the session's holder."""
+    letters = [letter(item) for item in posted(*op_ids)]
+    await writer.store.ack(writer.key, writer.epoch, dead=letters)
+
+
 async def dead(store: Store, key: SessionKey = KEY) -> list[str]:
     """Return the op ids of the dead letters."""
     return [letter.item.op_id for letter in await store.dead_letters(key)]
 
 
 class DeadLetterConformance(Suite):
-    """What is set aside leaves the inbox, and stays until it is dropped."""
+    """Dead letters leave the inbox, and stay until they are dropped."""
 
     async def test_a_rejected_item_leaves_the_inbox_and_is_kept_whole(
         self, store: Store, other: Store
     ) -> None:
         odd = PendingItem("x/../y\n", "app:rating", '{"a":"Grüße \\u0000 😀"}'.encode(), 2.0)
         await other.enqueue(KEY, [*posted("a"), odd, *posted("b")])
-        grant = await take(store)
+        writer = await hold(store)
         assert await store.dead_letters(KEY) == []
-        await store.ack(KEY, grant.epoch, dead=[letter(odd)])
-        assert await waiting(store, grant.epoch) == ["a", "b"]
+        await store.ack(KEY, writer.epoch, dead=[letter(odd)])
+        assert await received(writer) == ["a", "b"]
         assert await other.dead_letters(KEY) == [letter(odd)]
         assert await other.dead_letters(OTHER) == []
-        await store.ack(KEY, grant.epoch, dead=[])
+        await store.ack(KEY, writer.epoch, dead=[])
         assert await store.dead_letters(KEY) == [letter(odd)]
 
     async def test_bytes_of_any_kind_are_kept_exactly(self, store: Store) -> None:
@@ -439,64 +437,55 @@ class DeadLetterConformance(Suite):
         assert await dead(store) == ["a", "b", "c"]
 
     async def test_one_of_the_same_op_id_is_replaced(self, store: Store) -> None:
-        grant = await take(store)
-        (item,) = posted("a")
-        await store.ack(KEY, grant.epoch, dead=[letter(item, 1.0)])
-        again = DeadLetter(item, "another reason", 6, 2.0)
-        await store.ack(KEY, grant.epoch, dead=[again])
+        writer = await hold(store)
+        await reject(writer, "a")
+        again = DeadLetter(posted("a")[0], "another reason", 6, 8.5)
+        await store.ack(KEY, writer.epoch, dead=[again])
         assert await store.dead_letters(KEY) == [again]
 
     async def test_its_op_id_may_be_posted_again(self, store: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         await store.enqueue(KEY, posted("a"))
-        await store.ack(KEY, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")])
-        for gone in ("received", "dropped"):
+        await reject(writer, "a")
+        for epoch in (writer.epoch, None):
             assert await store.enqueue(KEY, posted("a")) == 1
-            assert await waiting(store, grant.epoch) == ["a"]
+            assert await received(writer) == ["a"]
             assert await dead(store) == ["a"]
-            await store.ack(KEY, grant.epoch if gone == "received" else None, ["a"])
-        assert await waiting(store, grant.epoch) == ["a"]
+            await store.ack(KEY, epoch, ["a"])
+        assert await received(writer) == ["a"]
         assert await dead(store) == []
 
     async def test_some_are_received_while_others_are_set_aside(self, store: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         items = posted("a", "b", "c", "d")
         await store.enqueue(KEY, items[:3])
         await store.enqueue(KEY, items[3:])
-        await store.ack(KEY, grant.epoch, ["a", "never was"], dead=[letter(items[1])])
-        assert await waiting(store, grant.epoch) == ["c", "d"]
+        await store.ack(KEY, writer.epoch, ["a", "never was"], dead=[letter(items[1])])
+        assert await received(writer) == ["c", "d"]
         assert await dead(store) == ["b"]
 
     async def test_dropped_ones_are_gone_and_the_others_stay(
         self, store: Store, other: Store
     ) -> None:
-        grant = await take(store)
-        await store.ack(
-            KEY, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a", "b", "c")]
-        )
-        await other.ack(KEY, None, ["b", "never was"])
-        await other.ack(KEY, None, ["b"])
-        await other.ack(KEY, None, [])
-        await other.ack(OTHER, None, ["a"])
-        assert sorted(await dead(store)) == ["a", "c"]
+        await reject(await hold(store), "a", "b", "c")
+        for key, dropped in [(KEY, ["b", "never was"]), (KEY, ["b"]), (KEY, []), (OTHER, ["a"])]:
+            await other.ack(key, None, dropped)
+            assert sorted(await dead(store)) == ["a", "c"]
 
     async def test_only_the_newest_holder_rejects(self, store: Store, other: Store) -> None:
-        old = await take(store)
+        old = await hold(store)
         await store.enqueue(KEY, posted("a"))
-        new = await take(other)
-        with pytest.raises(LeaseLostError):
-            await store.ack(
-                KEY, old.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")]
-            )
-        assert await waiting(other, new.epoch) == ["a"]
+        new = await hold(other)
+        await lost(reject(old, "a"))
+        assert await received(new) == ["a"]
         assert await dead(other) == []
 
     async def test_they_outlast_whoever_set_them_aside(
         self, store: Store, open_store: OpenStore
     ) -> None:
-        grant = await take(store)
-        await store.ack(KEY, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")])
-        await store.release(KEY, grant.epoch)
+        writer = await hold(store)
+        await reject(writer, "a")
+        await writer.release()
         await store.aclose()
         other = await open_store("other")
         await take(other)
@@ -504,32 +493,27 @@ class DeadLetterConformance(Suite):
 
     async def test_sessions_that_have_them_are_listed(self, store: Store, other: Store) -> None:
         assert await store.sessions_with_pending_items(dead_letters=True) == []
-        for key in (KEY, OTHER):
-            grant = await take(store, key)
+        both = sorted([KEY, OTHER])
+        for key in both:
+            writer = await hold(store, key=key)
             await store.enqueue(key, posted("a", "waits"))
-            await store.ack(
-                key, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")]
-            )
-        assert await other.sessions_with_pending_items(dead_letters=True) == sorted([KEY, OTHER])
-        assert await other.sessions_with_pending_items() == sorted([KEY, OTHER])
-        grant = await take(store, KEY)
-        await store.ack(KEY, grant.epoch, ["waits"])
-        assert await other.sessions_with_pending_items(dead_letters=True) == sorted([KEY, OTHER])
+            await reject(writer, "a")
+        assert await other.sessions_with_pending_items(dead_letters=True) == both
+        assert await other.sessions_with_pending_items() == both
+        await store.ack(KEY, (await held(store)).epoch, ["waits"])
+        assert await other.sessions_with_pending_items(dead_letters=True) == both
         assert await other.sessions_with_pending_items() == [OTHER]
         await other.ack(KEY, None, ["a"])
         assert await other.sessions_with_pending_items(dead_letters=True) == [OTHER]
 
     async def test_they_end_with_their_session(self, store: Store, other: Store) -> None:
-        for key in (KEY, OTHER):
-            grant = await take(store, key)
-            await store.ack(
-                key, grant.epoch, dead=[letter(dead_letter) for dead_letter in posted("a")]
-            )
-        grant = await take(store)
-        await store.delete(KEY, grant.epoch)
+        writer = await hold(store)
+        await reject(writer, "a")
+        await reject(await hold(store, key=OTHER), "a")
+        await writer.delete()
         assert await other.dead_letters(KEY) == []
         assert await other.sessions_with_pending_items(dead_letters=True) == [OTHER]
-        again = await take(other)  # its next life has none
+        again = await hold(other)  # its next life has none
         assert await other.dead_letters(KEY) == []
-        await other.ack(KEY, again.epoch, dead=[letter(dead_letter) for dead_letter in posted("b")])
+        await reject(again, "b")
         assert await dead(other) == ["b"]

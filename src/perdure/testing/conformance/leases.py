@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, cast
 
@@ -15,7 +16,6 @@ import pytest
 from perdure.errors import LeaseHeldError, LeaseLostError, NotStorableError
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
-from perdure.records.records import EPOCH, Record
 from perdure.store import (
     Beginning,
     Draft,
@@ -30,13 +30,16 @@ from perdure.store import (
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
+    SessionWriter,
     Suite,
     append,
-    append_ok,
     group,
-    manifest_of,
+    held,
+    hold,
     read,
     take,
+    texts_of,
+    together,
 )
 
 
@@ -48,10 +51,8 @@ class LeaseConformance(Suite):
 
     async def test_the_holder_is_known_to_everybody(self, store: Store, other: Store) -> None:
         await take(store)
-        own_state, theirs = await store.holder(KEY), await other.holder(KEY)
-        assert own_state is not None
-        assert theirs is not None
-        assert (own_state.epoch, own_state.owner) == (theirs.epoch, theirs.owner)
+        own, theirs = await held(store), await held(other)
+        assert (own.epoch, own.owner) == (theirs.epoch, theirs.owner)
         assert not theirs.released
         assert not theirs.deleted
         assert theirs.alive is not False
@@ -59,11 +60,9 @@ class LeaseConformance(Suite):
     async def test_an_epoch_is_given_once(self, store: Store, other: Store) -> None:
         await take(store)
         for late in (store, other):
-            with pytest.raises(LeaseHeldError):
-                await take_after(late, KEY, after=0)
+            await refused(late, after=0)
         assert (await take_after(other, KEY, after=1)).epoch == 2
-        with pytest.raises(LeaseHeldError):
-            await take_after(store, KEY, after=1)
+        await refused(store, after=1)
 
     @pytest.mark.parametrize(
         "life",
@@ -109,22 +108,21 @@ class LeaseConformance(Suite):
     async def test_what_is_read_with_a_lease_is_what_is_there(
         self, store: Store, other: Store
     ) -> None:
-        grant = await take(store)
-        names = frozenset({"a.json", "b.json"})
-        await self._same(store, grant, frozenset())
+        writer, both = await hold(store), frozenset({"a.json", "b.json"})
+        await self._same(store, writer.grant, frozenset())
         for place, documents in enumerate([{"a.json": b"1"}, {"a.json": b"2", "b.json": b"{}"}]):
-            end = await append_ok(store, grant, grant.head + 1, *group("folded", "too"))
-            await store.write_documents(KEY, documents, manifest_of(grant, end, documents))
+            await writer.add("folded", "too")
+            await writer.fold(documents)
             if place:
-                await append_ok(store, grant, end + 1, *group("after"))
+                await writer.add("after")
                 with suppress(NotStorableError):  # where there is no inbox
                     await other.enqueue(KEY, [PendingItem("op", "post", b"hello", 1.0)])
-            await store.release(KEY, grant.epoch)
-            for wanted in (frozenset[str](), names, None, frozenset({"a.json"})):
-                answer = await store.acquire(KEY, Terms(me=store.owner, names=wanted))
+            await writer.release()
+            for names in (frozenset[str](), both, None, frozenset({"a.json"})):
+                answer = await store.acquire(KEY, Terms(me=store.owner, names=names))
                 assert isinstance(answer, Taken)
-                await self._same(store, answer, wanted)
-                grant = answer
+                await self._same(store, answer, names)
+                writer = SessionWriter(store, answer)
 
     async def _same(self, store: Store, taken: Taken, names: frozenset[str] | None) -> None:
         assert taken.head == await store.head(KEY)
@@ -138,55 +136,46 @@ class LeaseConformance(Suite):
         assert found.may_have_items or not waiting
 
     async def test_an_epoch_that_is_not_there_cannot_be_followed(self, store: Store) -> None:
-        with pytest.raises(LeaseHeldError):
-            await take_after(store, KEY, after=5)
+        await refused(store, after=5)
         assert (await take(store)).epoch == 1
-        with pytest.raises(LeaseHeldError):
-            await take_after(store, KEY, after=5)
+        await refused(store, after=5)
 
-    @pytest.mark.parametrize("rounds", [6])
-    async def test_a_race_has_exactly_one_winner(self, open_store: OpenStore, rounds: int) -> None:
+    async def test_a_race_has_exactly_one_winner(self, open_store: OpenStore) -> None:
         racers = [await open_store(f"racer-{n}") for n in range(4)]
-        for round_ in range(rounds):
-            won: list[tuple[Store, Taken]] = []
-            async with anyio.create_task_group() as tasks:
-                for racer in racers:
-                    tasks.start_soon(_race, racer, round_, won)
-            ((winner, grant),) = won
-            assert grant.epoch == round_ + 1
-            await append_ok(winner, grant, grant.head + 1, *group(f"round {round_}"))
-        assert len(await read(racers[0])) == 2 * rounds
+        won: list[SessionWriter] = []
+
+        async def race(racer: Store, after: int) -> None:
+            with suppress(LeaseHeldError):
+                won.append(SessionWriter(racer, await take_after(racer, KEY, after=after)))
+
+        for round_ in range(6):
+            await together(*[partial(race, racer, round_) for racer in racers])
+            assert [writer.epoch for writer in won] == list(range(1, round_ + 2))
+            await won[-1].add(f"round {round_}")
+        assert len(await read(racers[0])) == 12
 
     async def test_an_owner_may_take_its_own_session_again(self, store: Store) -> None:
-        first = await take(store)
-        second = await take(store)
-        assert (second.epoch, second.head, second.created) == (2, 2, False)
-        assert (await append(store, first, 3, *group("old"))).status is Status.CONFLICT
-        await append_ok(store, second, 3, *group("new"))
+        first, second = await hold(store), await hold(store)
+        assert (second.epoch, second.head, second.grant.created) == (2, 2, False)
+        assert await first.send(3, "old") is Status.CONFLICT
+        await second.add("new")
 
     async def test_a_release_is_seen(self, store: Store, other: Store) -> None:
-        grant = await take(store)
-        await append_ok(store, grant, 2, *group("a"))
-        await store.release(KEY, grant.epoch)
-        holder = await other.holder(KEY)
-        assert holder is not None
-        assert holder.released
-        assert holder.epoch == grant.epoch
+        writer = await hold(store, "a")
+        await writer.release()
+        holder = await held(other)
+        assert (holder.epoch, holder.released) == (writer.epoch, True)
         lease = await take_after(other, KEY, after=holder.epoch)
         assert (lease.epoch, lease.head) == (2, 3)
-        holder = await store.holder(KEY)
-        assert holder is not None
-        assert not holder.released
+        assert not (await held(store)).released
 
     async def test_releasing_an_old_epoch_has_no_effect(self, store: Store, other: Store) -> None:
-        old = await take(store)
-        new = await take(other)
-        await store.release(KEY, old.epoch)
+        old, new = await hold(store), await hold(other)
+        await old.release()
         await store.release(SessionKey("never was"), 1)
-        holder = await store.holder(KEY)
-        assert holder is not None
+        holder = await held(store)
         assert (holder.epoch, holder.released) == (new.epoch, False)
-        await append_ok(other, new, new.head + 1, *group("a"))
+        await new.add("a")
 
     async def test_a_heartbeat_moves_the_beat_of_all_its_sessions(
         self, store: Store, other: Store
@@ -194,21 +183,17 @@ class LeaseConformance(Suite):
         keys = [KEY, SessionKey("second")]
         for key in keys:
             await take(store, key)
-        before = [await other.holder(key) for key in keys]
+        before = [(await held(other, key)).beat for key in keys]
         assert _wanted(await store.heartbeat()) == HeartbeatRequests()
-        after = [await other.holder(key) for key in keys]
-        for old, new in zip(before, after, strict=True):
-            assert old is not None
-            assert new is not None
-            assert 0 != new.beat != old.beat
+        for key, beat in zip(keys, before, strict=True):
+            assert 0 != (await held(other, key)).beat != beat
 
     async def test_a_heartbeat_tells_of_those_of_others(self, store: Store, other: Store) -> None:
         await take(store)
         requests: list[Mapping[str, int]] = []
         for _ in range(9):  # a store that looks at others by a request of its own does not always
-            holder = await other.holder(KEY)
+            holder = await held(other)
             beats = (await other.heartbeat()).beats
-            assert holder is not None
             if beats is not None:
                 requests.append(beats)
                 assert beats[holder.listed or holder.owner] == holder.beat
@@ -218,15 +203,12 @@ class LeaseConformance(Suite):
     async def test_an_owner_that_begins_anew_has_a_new_beat(
         self, store: Store, other: Store, open_store: OpenStore
     ) -> None:
-        owner = store.owner
         await take(store)
-        before = await other.holder(KEY)
+        before = await held(other)
         await store.aclose()
-        again = await open_store(owner)
+        again = await open_store(store.owner)
         await take_after(again, KEY, after=1)
-        after = await other.holder(KEY)
-        assert before is not None
-        assert after is not None
+        after = await held(other)
         # Its owner id was given, and its death is unknown: only the counter shows it.
         if before.owner == after.owner and after.alive is not False:
             assert 0 != after.beat != before.beat
@@ -236,9 +218,7 @@ class LeaseConformance(Suite):
         for key in keys:
             await take(store, key)
         for key in [*keys, KEY]:
-            holder = await other.holder(key)
-            assert holder is not None
-            await other.request_handover(key, holder)
+            await other.request_handover(key, await held(other, key))
         assert _wanted(await other.heartbeat()) == HeartbeatRequests()
         assert sorted((await store.heartbeat()).handovers) == sorted(keys)
         assert _wanted(await store.heartbeat()) == HeartbeatRequests()
@@ -246,53 +226,52 @@ class LeaseConformance(Suite):
     async def test_a_closed_owner_does_not_look_alive(self, store: Store, other: Store) -> None:
         await take(store)
         await store.aclose()
-        holder = await other.holder(KEY)
-        assert holder is not None
+        holder = await held(other)
         assert holder.alive is not True
         assert not holder.released
         assert (await take_after(other, KEY, after=holder.epoch)).epoch == 2
 
     async def test_sessions_are_held_one_by_one(self, store: Store, other: Store) -> None:
-        own_lease = await take(store, SessionKey("agent", "mine"))
-        theirs = await take(other, SessionKey("agent", "theirs"))
-        await append_ok(store, own_lease, 2, *group("a"))
-        await append_ok(other, theirs, 2, *group("b"))
+        own = await hold(store, key=SessionKey("agent", "mine"))
+        theirs = await hold(other, key=SessionKey("agent", "theirs"))
+        await own.add("a")
+        await theirs.add("b")
 
     # what an engine makes of it
 
     async def test_a_holder_is_asked_and_hands_over(self, store: Store, other: Store) -> None:
-        grant = await take(store)
-        head = await append_ok(store, grant, 2, *group("a"))
+        writer = await hold(store, "a")
         lease: list[Taken] = []
 
         async def want() -> None:
             lease.append(await _acquire_lease(other, "handover"))
 
+        async def give() -> None:
+            while KEY not in (await store.heartbeat()).handovers:
+                await store.wait_for_notification(0.05)
+            assert not lease
+            await writer.add("b")
+            await writer.release()
+
         with anyio.fail_after(LONG):
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(want)
-                while KEY not in (await store.heartbeat()).handovers:
-                    await store.wait_for_notification(0.05)
-                assert not lease
-                head = await append_ok(store, grant, head + 1, *group("b"))
-                await store.release(KEY, grant.epoch)
-        assert (lease[0].epoch, lease[0].head) == (grant.epoch + 1, head + 1)
-        outcome = await append(store, grant, head + 1, *group("too late"))
+            await together(want, give)
+        assert (lease[0].epoch, lease[0].head) == (writer.epoch + 1, writer.head + 1)
+        outcome = await append(store, writer.grant, writer.head + 1, *group("too late"))
         assert outcome.status is Status.CONFLICT
         assert isinstance(outcome.error, LeaseLostError)
         assert "open" in str(outcome.error)  # the cure
-        assert texts(await read(other)) == ["a", "b"]
+        assert texts_of(await read(other)) == ["a", "b"]
 
     async def test_a_session_that_is_held_is_refused(self, store: Store, other: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         with pytest.raises(LeaseHeldError, match="on_held"):
             await _acquire_lease(other, "raise")
-        await append_ok(store, grant, 2, *group("a"))
-        await store.release(KEY, grant.epoch)
-        assert (await _acquire_lease(other, "raise")).epoch == grant.epoch + 1
+        await writer.add("a")
+        await writer.release()
+        assert (await _acquire_lease(other, "raise")).epoch == writer.epoch + 1
 
     async def test_a_holder_that_beats_is_not_robbed(self, store: Store, other: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         beats = 0
 
         async def beat() -> None:
@@ -307,20 +286,21 @@ class LeaseConformance(Suite):
             with pytest.raises(LeaseHeldError):  # its time is the holder's beats: both may be slow
                 await _acquire_lease(other, "steal", ttl=20, wait=25, clock=lambda: float(beats))
             tasks.cancel_scope.cancel()
-        await append_ok(store, grant, 2, *group("a"))
+        await writer.add("a")
 
     async def test_a_holder_that_hangs_is_replaced_and_told(
         self, store: Store, other: Store
     ) -> None:
-        grant = await take(store)
-        head = await append_ok(store, grant, 2, *group("a"))
-        stolen = await _acquire_lease(other, "steal", ttl=0.3)  # without heartbeats
-        assert stolen.epoch == grant.epoch + 1
-        outcome = await append(store, grant, head + 1, *group("late"))
+        writer = await hold(store, "a")
+        stolen = SessionWriter(
+            other, await _acquire_lease(other, "steal", ttl=0.3)
+        )  # without heartbeats
+        assert stolen.epoch == writer.epoch + 1
+        outcome = await append(store, writer.grant, writer.head + 1, *group("late"))
         assert outcome.status is Status.CONFLICT
         assert isinstance(outcome.error, LeaseLostError)
-        await append_ok(other, stolen, stolen.head + 1, *group("b"))
-        assert texts(await read(store)) == ["a", "b"]
+        await stolen.add("b")
+        assert texts_of(await read(store)) == ["a", "b"]
 
     async def test_two_who_want_it_all_the_time_take_turns(self, open_store: OpenStore) -> None:
         stores = [await open_store("one"), await open_store("other")]
@@ -330,33 +310,30 @@ class LeaseConformance(Suite):
             nonlocal done
             given = 0
             for place in range(rounds):
-                grant = await _acquire_lease(store, "handover", given=given)
-                await append_ok(store, grant, grant.head + 1, *group(f"{name}{place}"))
+                writer = SessionWriter(store, await _acquire_lease(store, "handover", given=given))
+                await writer.add(f"{name}{place}")
                 done += 1
                 while KEY not in (await store.heartbeat()).handovers and done < 2 * rounds - 1:
                     await store.wait_for_notification(0.05)
-                await store.release(KEY, grant.epoch)
-                given = grant.epoch
+                await writer.release()
+                given = writer.epoch
 
         with anyio.fail_after(LONG):
-            async with anyio.create_task_group() as tasks:
-                for name, store in zip("ab", stores, strict=True):
-                    tasks.start_soon(work, name, store)
-        found = texts(await read(stores[0]))
+            await together(partial(work, "a", stores[0]), partial(work, "b", stores[1]))
+        texts = texts_of(await read(stores[0]))
         for name in "ab":  # each its own, once, in order
-            mine = [text for text in found if text[0] == name]
+            mine = [text for text in texts if text[0] == name]
             assert mine == [f"{name}{place}" for place in range(rounds)]
-        assert sum(a[0] != b[0] for a, b in pairwise(found)) >= 2 * rounds - 3
+        assert sum(a[0] != b[0] for a, b in pairwise(texts)) >= 2 * rounds - 3
 
 
 LONG = 60.0
 
 
-def texts(records: list[Record]) -> list[str]:
-    """Return what was appended."""
-    return [
-        msgspec.json.decode(record.payload)["text"] for record in records if record.kind != EPOCH
-    ]
+async def refused(store: Store, after: int) -> None:
+    """Try to take a session after an epoch that is not its newest."""
+    with pytest.raises(LeaseHeldError):
+        await take_after(store, KEY, after=after)
 
 
 async def _acquire_lease(
@@ -394,14 +371,6 @@ class _Attentive:
 def _wanted(requests: HeartbeatRequests) -> HeartbeatRequests:
     """Return what is asked of an owner alone."""
     return msgspec.structs.replace(requests, beats=None)
-
-
-async def _race(racer: Store, after: int, won: list[tuple[Store, Taken]]) -> None:
-    try:
-        grant = await take_after(racer, KEY, after=after)
-    except LeaseHeldError:
-        return
-    won.append((racer, grant))
 
 
 async def _left(store: Store, key: SessionKey, life: str, draft: Draft) -> None:

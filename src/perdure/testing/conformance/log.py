@@ -14,7 +14,7 @@ import anyio.lowlevel
 import msgspec
 import pytest
 
-from perdure.errors import LeaseHeldError, LeaseLostError, TooLargeError
+from perdure.errors import LeaseHeldError, TooLargeError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH, MESSAGE, Entry, Record
@@ -32,21 +32,27 @@ from perdure.store import (
 from perdure.testing.conformance._kit import (
     KEY,
     OpenStore,
+    SessionWriter,
     Suite,
     append,
-    append_ok,
+    appended,
     entries,
+    folded,
     group,
-    manifest_of,
+    held,
+    hold,
+    lost,
     read,
+    seqs,
     take,
+    texts_of,
 )
 
 # ruff: noqa: D102
 
 
 class LogConformance(Suite):
-    """What is appended is there, once, in order, whole, or refused with a reason."""
+    """Appended records are there, once, in order, whole, or refused with a reason."""
 
     async def test_a_new_log_begins_with_its_epoch_record(self, store: Store) -> None:
         grant = await take_after(store, KEY, after=0)
@@ -55,98 +61,86 @@ class LogConformance(Suite):
         assert (record.seq, record.epoch, record.kind, record.end) == (1, 1, EPOCH, True)
 
     async def test_records_come_back_byte_for_byte(self, store: Store) -> None:
-        grant = await take(store)
         sent = (
             Entry("message", '{"text": "grüß Gott 你好 \\u2028 \\n"}'.encode(), end=False),
             Entry("x:a-kind-nobody-knows", b'{"b":1.0,"a":[1e2,"}"]}', end=False),
             Entry("state", b"null"),
             Entry("event", b'""'),
         )
-        await append_ok(store, grant, 2, *sent)
-        assert tuple(entries(await read(store))) == sent
+        await (await hold(store)).put(*sent)
+        assert await appended(store) == sent
 
     async def test_seqs_go_on_without_a_gap(self, store: Store) -> None:
-        grant = await take(store)
-        head = grant.head
+        writer = await hold(store)
         for size in (1, 3, 2, 40):
-            head = await append_ok(store, grant, head + 1, *group(*"x" * size))
-        assert [record.seq for record in await read(store)] == list(range(1, head + 1))
-        assert await store.head(KEY) == head
+            await writer.add(*"x" * size)
+        assert await seqs(store) == list(range(1, writer.head + 1))
+        assert await store.head(KEY) == writer.head == 47
 
     async def test_head_of_an_unknown_session_is_zero(self, store: Store) -> None:
         assert await store.head(KEY) == 0
         assert await read(store) == []
 
     async def test_sending_again_changes_nothing(self, store: Store) -> None:
-        grant = await take(store)
-        sent = group("a", "b")
+        writer = await hold(store)
         for _ in range(3):
-            await append_ok(store, grant, 2, *sent)
-        assert tuple(entries(await read(store))) == sent
+            assert await writer.send(2, "a", "b") is Status.OK
+        assert await appended(store) == group("a", "b")
 
     async def test_sending_again_with_more_appends_the_rest(self, store: Store) -> None:
-        grant = await take(store)
+        grant = (await hold(store, "a", "b")).grant
         first, more = group("a", "b"), group("c", "d")
-        await append_ok(store, grant, 2, *first)
-        await append_ok(store, grant, 2, *first, *more)
-        await append_ok(store, grant, 4, *more)
-        assert tuple(entries(await read(store))) == first + more
+        for start, records in ((2, first + more), (4, more)):
+            assert (await append(store, grant, start, *records)).status is Status.OK
+        assert await appended(store) == first + more
         assert await store.head(KEY) == 5
 
-    async def test_other_bytes_under_a_known_seq_are_refused(self, store: Store) -> None:
-        grant = await take(store)
-        await append_ok(store, grant, 2, *group("a"))
-        outcome = await append(store, grant, 2, *group("b"))
+    @pytest.mark.parametrize(
+        ("first", "record"),
+        [(2, group("b")[0]), (4, group("a")[0]), (3, Entry(MESSAGE, b"1", end=False))],
+        ids=["other bytes under a known seq", "behind a gap", "half a group"],
+    )
+    async def test_what_does_not_fit_the_log_is_refused(
+        self, store: Store, first: int, record: Entry
+    ) -> None:
+        writer = await hold(store, "a")
+        outcome = await append(store, writer.grant, first, record)
         assert outcome.status is Status.PERMANENT
         assert outcome.error is not None
-        assert tuple(entries(await read(store))) == group("a")
-
-    async def test_a_gap_is_refused(self, store: Store) -> None:
-        grant = await take(store)
-        outcome = await append(store, grant, 4, *group("a"))
-        assert outcome.status is Status.PERMANENT
-        assert await store.head(KEY) == 1
-
-    async def test_half_a_group_is_refused(self, store: Store) -> None:
-        grant = await take(store)
-        outcome = await append(store, grant, 2, Entry(MESSAGE, b"1", end=False))
-        assert outcome.status is Status.PERMANENT
-        assert await store.head(KEY) == 1
+        assert await appended(store) == group("a")
+        assert await store.head(KEY) == 2
 
     async def test_too_large_a_record_is_refused_and_nothing_else(self, store: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         size = store.capabilities.max_record_bytes + 1
-        outcome = await append(store, grant, 2, Entry(MESSAGE, b'"' + b"x" * size + b'"'))
+        outcome = await append(store, writer.grant, 2, Entry(MESSAGE, b'"' + b"x" * size + b'"'))
         assert outcome.status is Status.PERMANENT
         assert isinstance(outcome.error, TooLargeError)
-        await append_ok(store, grant, 2, *group("a"))
-        assert tuple(entries(await read(store))) == group("a")
+        await writer.add("a")
+        assert await appended(store) == group("a")
 
     async def test_a_large_record_is_whole(self, store: Store) -> None:
-        grant = await take(store)
+        writer = await hold(store)
         size = min(store.capabilities.max_record_bytes // 2, 3_000_000)
         large = Entry(MESSAGE, b'"' + b"x" * size + b'"')
-        head = await append_ok(store, grant, 2, large, *group("a"))
-        assert entries(await read(store)) == [large, *group("a")]
-        assert entries(await read(store, after=head - 1)) == [*group("a")]
+        await writer.put(large, *group("a"))
+        assert await appended(store) == (large, *group("a"))
+        assert await appended(store, after=2) == group("a")
 
     async def test_each_session_has_its_own_result(self, store: Store) -> None:
-        keys = [SessionKey("a"), SessionKey("b"), SessionKey("c"), SessionKey("d")]
-        grants = [await take(store, key) for key in keys]
-        batches = [
-            Batch(keys[0], grants[0].epoch, 2, group("one")),
-            Batch(keys[1], grants[1].epoch + 1, 2, group("two")),
-            Batch(keys[2], grants[2].epoch, 9, group("three")),
-            Batch(keys[3], grants[3].epoch, 2, group("four")),
-        ]
+        wanted = {
+            "a": (0, 2, Status.OK),
+            "b": (1, 2, Status.CONFLICT),
+            "c": (0, 9, Status.PERMANENT),
+            "d": (0, 2, Status.OK),
+        }
+        batches: list[Batch] = []
+        for name, (later, first, _) in wanted.items():
+            grant = await take(store, SessionKey(name))
+            batches.append(Batch(grant.key, grant.epoch + later, first, group(name)))
         outcomes = await store.append_many(batches)
-        assert [outcome.status for outcome in outcomes] == [
-            Status.OK,
-            Status.CONFLICT,
-            Status.PERMANENT,
-            Status.OK,
-        ]
-        assert [await store.head(key) for key in keys] == [2, 1, 1, 2]
+        assert [outcome.status for outcome in outcomes] == [one[2] for one in wanted.values()]
+        assert [await store.head(batch.key) for batch in batches] == [2, 1, 1, 2]
 
     async def test_what_is_begun_is_answered_as_any_append_is(self, store: Store) -> None:
         begins = capability(store, SupportsBeginAppend)
@@ -171,7 +165,7 @@ class LogConformance(Suite):
             with anyio.fail_after(60):
                 await answered.wait()
             assert [outcome.status for outcome in answers] == [status]
-        assert tuple(entries(await read(store))) == group("a")
+        assert await appended(store) == group("a")
 
     async def test_as_many_sessions_at_once_as_it_says(self, store: Store) -> None:
         keys = [SessionKey(f"s{n}") for n in range(min(store.capabilities.batch_max, 64))]
@@ -180,15 +174,15 @@ class LogConformance(Suite):
         outcomes = await store.append_many(batches)
         assert {outcome.status for outcome in outcomes} == {Status.OK}
         for key in keys:
-            assert tuple(entries(await read(store, key))) == group(key.agent)
+            assert await appended(store, key) == group(key.agent)
 
     async def test_nothing_to_append_is_fine(self, store: Store) -> None:
         assert await store.append_many([]) == []
-        grant = await take(store)
-        assert (await append(store, grant, 2)).status is Status.OK
+        writer = await hold(store)
+        assert await writer.send(2) is Status.OK
         assert await store.head(KEY) == 1
-        await append_ok(store, grant, 2, *group("a"))
-        assert tuple(entries(await read(store))) == group("a")
+        await writer.add("a")
+        assert await appended(store) == group("a")
 
     async def test_without_a_lease_nothing_is_written(self, store: Store) -> None:
         for epoch in (0, 1):
@@ -197,17 +191,13 @@ class LogConformance(Suite):
         assert await store.head(KEY) == 0
 
     async def test_an_old_epoch_writes_nothing(self, open_store: OpenStore) -> None:
-        old, new = await open_store("old"), await open_store("new")
-        before = await take(old)
-        await append_ok(old, before, 2, *group("a"))
-        after = await take(new)
-        outcome = await append(old, before, 3, *group("lost"))
-        assert outcome.status is Status.CONFLICT
-        outcome = await append(old, before, after.head + 1, *group("lost"))
-        assert outcome.status is Status.CONFLICT
-        await append_ok(new, after, after.head + 1, *group("b"))
-        for store in (old, new):
-            assert tuple(entries(await read(store))) == group("a") + group("b")
+        old = await hold(await open_store("old"), "a")
+        new = await hold(await open_store("new"))
+        for first in (3, new.head + 1):
+            assert await old.send(first, "lost") is Status.CONFLICT
+        await new.add("b")
+        for writer in (old, new):
+            assert await appended(writer.store) == group("a") + group("b")
 
     async def test_an_epoch_that_never_was_writes_nothing(self, store: Store) -> None:
         grant = await take(store)
@@ -216,34 +206,28 @@ class LogConformance(Suite):
         assert await store.head(KEY) == 1
 
     async def test_the_log_goes_on_over_epochs(self, open_store: OpenStore) -> None:
-        texts: list[str] = []
         for round_ in range(4):
-            store = await open_store(f"owner-{round_}")
-            grant = await take(store)
-            assert grant.epoch == round_ + 1
-            assert grant.created is (round_ == 0)
-            assert grant.head == await store.head(KEY)
-            texts.append(f"text {round_}")
-            await append_ok(store, grant, grant.head + 1, *group(texts[-1]))
+            writer = await hold(await open_store(f"owner-{round_}"))
+            assert (writer.epoch, writer.grant.created) == (round_ + 1, round_ == 0)
+            assert writer.head == await writer.store.head(KEY)
+            await writer.add(f"text {round_}")
         records = await read(await open_store("reader"))
-        assert entries(records) == [entry for text in texts for entry in group(text)]
+        assert entries(records) == [entry for n in range(4) for entry in group(f"text {n}")]
         assert [record.seq for record in records] == list(range(1, 9))
         assert [record.epoch for record in records] == [1, 1, 2, 2, 3, 3, 4, 4]
 
     async def test_the_log_outlives_its_store(self, store: Store, open_store: OpenStore) -> None:
-        grant = await take(store)
-        await append_ok(store, grant, 2, *group("a", "b", "c"))
+        await hold(store, "a", "b", "c")
         await store.aclose()
         again = await open_store("two")
         assert await again.head(KEY) == 4
-        assert tuple(entries(await read(again))) == group("a", "b", "c")
+        assert await appended(again) == group("a", "b", "c")
 
     async def test_any_part_of_the_log_can_be_read(self, open_store: OpenStore) -> None:
         store = await open_store("reader")
         for owner in ("one", "two", "three"):
-            writer = await open_store(owner)
-            grant = await take(writer)
-            await append_ok(writer, grant, grant.head + 1, *group("a", "b"), *group("c"))
+            writer = await hold(await open_store(owner), "a", "b")
+            await writer.add("c")
         records_all = await read(store)
         assert len(records_all) == 12
         bounds = [None, 1, 4, 5, 12, 13]
@@ -278,63 +262,55 @@ class TrimConformance(Suite):
     async def test_the_log_goes_on_behind_a_trim(self, store: Store, other: Store) -> None:
         head = len(await several_epochs(store))
         await store.trim(KEY, 6, head)
-        await append_ok(store, await take(store), head + 2, *group("after", "it"))
-        grant = await take(other)
-        assert (grant.head, grant.created) == (head + 4, False)
-        assert await other.trim(KEY, grant.epoch, head + 2) >= 0
-        await append_ok(other, grant, head + 5, *group("further"))
-        assert tuple(entries(await read(other)))[-3:] == group("after", "it") + group("further")
+        await hold(store, "after", "it")
+        writer = await hold(other)
+        assert (writer.head, writer.grant.created) == (head + 4, False)
+        assert await other.trim(KEY, writer.epoch, head + 2) >= 0
+        await writer.add("further")
+        assert (await appended(other))[-3:] == group("after", "it") + group("further")
 
     async def test_a_resend_behind_a_trim_is_known(self, store: Store) -> None:
-        grant = await take(store)
-        await append_ok(store, grant, 2, *group("old"))
-        await append_ok(store, grant, 3, *group("new"))
-        await store.trim(KEY, grant.epoch, 3)
-        await append_ok(store, grant, 3, *group("new"))
-        outcome = await append(store, grant, 3, *group("another"))
-        assert outcome.status is Status.PERMANENT
-        assert tuple(entries(await read(store)))[-1:] == group("new")
+        writer = await hold(store, "old")
+        await writer.add("new")
+        await store.trim(KEY, writer.epoch, 3)
+        assert await writer.send(3, "new") is Status.OK
+        assert await writer.send(3, "another") is Status.PERMANENT
+        assert (await appended(store))[-1:] == group("new")
 
     async def test_trimming_beyond_the_head_keeps_the_head(
-        self, store: Store, open_store: OpenStore
+        self, store: Store, other: Store
     ) -> None:
-        grant = await take(store)
-        await append_ok(store, grant, 2, *group("a", "b"))
-        await store.trim(KEY, grant.epoch, 99)
+        writer = await hold(store, "a", "b")
+        await store.trim(KEY, writer.epoch, 99)
         assert await store.head(KEY) == 3
-        await append_ok(store, grant, 4, *group("c"))
-        other = await open_store("other")
+        await writer.add("c")
         assert await other.head(KEY) == 4
-        assert tuple(entries(await read(other)))[-1:] == group("c")
+        assert (await appended(other))[-1:] == group("c")
         assert (await take(other)).head == 5
 
     async def test_only_the_holder_trims(self, store: Store, other: Store) -> None:
-        old = await take(store)
-        await append_ok(store, old, 2, *group("kept"))
+        old = await hold(store, "kept")
         await take(other)
-        with pytest.raises(LeaseLostError):
-            await store.trim(KEY, old.epoch, 3)
-        with pytest.raises(LeaseLostError):
-            await store.trim(SessionKey("never was"), 1, 3)
-        assert tuple(entries(await read(other))) == group("kept")
+        await lost(store.trim(KEY, old.epoch, 3))
+        await lost(store.trim(SessionKey("never was"), 1, 3))
+        assert await appended(other) == group("kept")
 
     async def test_a_trimmed_session_is_deleted_and_begins_anew(self, store: Store) -> None:
         head = len(await several_epochs(store))
         await store.trim(KEY, 6, head)
         await store.delete(KEY, 6)
         assert await read(store) == []
-        grant = await take(store)
-        assert (grant.head, grant.created) == (1, True)
-        await append_ok(store, grant, 2, *group("new life"))
-        assert tuple(entries(await read(store))) == group("new life")
+        writer = await hold(store)
+        assert (writer.head, writer.grant.created) == (1, True)
+        await writer.add("new life")
+        assert await appended(store) == group("new life")
 
 
 async def several_epochs(store: Store) -> list[Record]:
     """Write a log under six epochs, the last of them ours; return it."""
     for _ in range(6):
-        grant = await take(store)
-        head = await append_ok(store, grant, grant.head + 1, *group("a", "b"))
-        await append_ok(store, grant, head + 1, *group("c"))
+        writer = await hold(store, "a", "b")
+        await writer.add("c")
     return await read(store)
 
 
@@ -349,19 +325,16 @@ class ReaderConformance(Suite):
     """A reader's view while other processes write, fold and take over."""
 
     async def test_a_reader_needs_no_lease(self, open_store: OpenStore) -> None:
-        writer, reader = await open_store("writer"), await open_store("reader")
-        grant = await take(writer)
-        await append_ok(writer, grant, 2, *group("a"))
-        assert tuple(entries(await read(reader))) == group("a")
-        holder = await reader.holder(KEY)
-        assert holder is not None
-        assert holder.epoch == grant.epoch
-        await append_ok(writer, grant, 3, *group("b"))
-        assert tuple(entries(await read(reader))) == group("a") + group("b")
+        writer = await hold(await open_store("writer"), "a")
+        reader = await open_store("reader")
+        assert await appended(reader) == group("a")
+        assert (await held(reader)).epoch == writer.epoch
+        await writer.add("b")
+        assert await appended(reader) == group("a") + group("b")
 
     async def test_a_reader_that_leaves_early_leaves_nothing_open(self, store: Store) -> None:
-        grant = await take(store)
-        await append_ok(store, grant, 2, *[entry for n in range(500) for entry in group(str(n))])
+        writer = await hold(store)
+        await writer.put(*[entry for n in range(500) for entry in group(str(n))])
         async with aclosing(store.read_log(KEY)) as chunks:
             first = await anext(chunks)
         assert first.records[0].kind == EPOCH
@@ -377,15 +350,14 @@ class ReaderConformance(Suite):
         async def watch(reader: Store) -> None:
             versions = 0
             while not done.is_set():
-                found = await reader.read_documents(KEY)
+                documents = await folded(reader)
                 head = await reader.head(KEY)
                 records = await read_settled(reader)
                 versions = check_view(records, versions)
                 assert len(records) >= head
-                assert not found.damaged
-                for document in found.found.values():
-                    folded = msgspec.json.decode(document.data)
-                    assert folded == texts_of(records[: document.as_of_seq])
+                for document in documents.values():
+                    texts = msgspec.json.decode(document.data)
+                    assert texts == texts_of(records[: document.as_of_seq])
 
         async with anyio.create_task_group() as tasks:
             for reader in readers:
@@ -396,44 +368,29 @@ class ReaderConformance(Suite):
         assert len(texts_of(await read(readers[0]))) == 2 * _ROUNDS * _GROUP
 
 
-async def write_and_fold(writer: Store) -> None:
+async def write_and_fold(store: Store) -> None:
     """Take the session over, then append groups and fold after every fourth."""
-    grant = await take(writer)
-    head = grant.head
+    writer = await hold(store)
     for round_ in range(_ROUNDS):
-        texts = [f"{grant.epoch}.{round_}.{place}" for place in range(_GROUP)]
-        head = await append_ok(writer, grant, head + 1, *group(*texts))
+        await writer.add(*(f"{writer.epoch}.{round_}.{place}" for place in range(_GROUP)))
         if round_ % 4 == 0:
-            folded = texts_of(await read(writer))
-            documents = {"session.json": msgspec.json.encode(folded)}
-            await writer.write_documents(KEY, documents, manifest_of(grant, head, documents))
+            texts = texts_of(await read(store))
+            await writer.fold({"session.json": msgspec.json.encode(texts)})
 
 
 async def read_settled(reader: Store) -> list[Record]:
     """Read until no takeover is under way; a store says so instead of lying."""
     while True:
-        records: list[Record] = []
-        settled = True
-        async for chunk in reader.read_log(KEY):
-            settled = settled and chunk.settled
-            records.extend(chunk.records)
-        if settled:
-            return records
-
-
-def texts_of(records: list[Record]) -> list[str]:
-    """Return the texts that the writers appended."""
-    return [
-        msgspec.json.decode(record.payload)["text"] for record in records if record.kind != EPOCH
-    ]
+        chunks = [chunk async for chunk in reader.read_log(KEY)]
+        if all(chunk.settled for chunk in chunks):
+            return [record for chunk in chunks for record in chunk.records]
 
 
 def check_view(records: list[Record], seen: int) -> int:
     """Check one reader's view: no gap, whole groups, nothing gone that was seen before."""
     assert [record.seq for record in records] == list(range(1, len(records) + 1))
     assert len(records) >= seen
-    if records:
-        assert records[-1].end
+    assert all(record.end for record in records[-1:])
     texts = texts_of(records)
     assert len(texts) % _GROUP == 0
     wanted = [
@@ -457,48 +414,40 @@ class CancellationConformance(Suite):
 
     @_STEPS
     async def test_a_cancelled_append_is_whole_or_nothing(self, store: Store, steps: int) -> None:
-        grant = await take(store)
-        await append_ok(store, grant, 2, *group("before"))
+        writer = await hold(store, "before")
         sent = group("a", "b", "c")
-        await cancelled_after(steps, lambda: append_ok(store, grant, 3, *sent))
+        await cancelled_after(steps, lambda: append(store, writer.grant, 3, *sent))
         assert len(await read(store)) in (2, 5)
         # The sender cannot know: it sends again, and that is safe.
-        await append_ok(store, grant, 3, *sent)
-        await append_ok(store, grant, 6, *group("after"))
-        assert tuple(entries(await read(store))) == group("before") + sent + group("after")
+        await writer.put(*sent)
+        await writer.add("after")
+        assert await appended(store) == group("before") + sent + group("after")
 
     @_STEPS
     async def test_a_cancelled_acquire_leaves_a_session_to_acquire(
         self, store: Store, steps: int
     ) -> None:
-        first = await take(store)
-        await append_ok(store, first, 2, *group("before"))
+        await hold(store, "before")
         await cancelled_after(steps, lambda: take(store))
-        grant = await take_in_the_end(store)
-        assert grant.epoch in (2, 3)
-        await append_ok(store, grant, grant.head + 1, *group("after"))
-        records = await read(store)
-        assert tuple(entries(records)) == group("before") + group("after")
-        assert [record.seq for record in records] == list(range(1, len(records) + 1))
+        writer = SessionWriter(store, await take_in_the_end(store))
+        assert writer.epoch in (2, 3)
+        await writer.add("after")
+        assert await appended(store) == group("before") + group("after")
+        assert await seqs(store) == list(range(1, writer.head + 1))
 
     @_STEPS
     async def test_a_cancelled_fold_leaves_the_old_or_the_new(
         self, store: Store, steps: int
     ) -> None:
-        grant = await take(store)
-        old = {"session.json": b"old", "memory.json": b"old"}
-        await store.write_documents(KEY, old, manifest_of(grant, 1, old))
-        head = await append_ok(store, grant, 2, *group("a"))
+        writer = await hold(store)
+        await writer.fold({"session.json": b"old", "memory.json": b"old"})
+        await writer.add("a")
         new = {"session.json": b"new", "memory.json": b"new"}
-        manifest = manifest_of(grant, head, new)
-        await cancelled_after(steps, lambda: store.write_documents(KEY, new, manifest))
-        got = await store.read_documents(KEY)
-        for document in got.found.values():
-            assert document in (Document(b"old", 1), Document(b"new", head))
-        assert not got.damaged
-        await store.write_documents(KEY, new, manifest)
-        got = await store.read_documents(KEY)
-        assert got.found == {name: Document(b"new", head) for name in new}
+        await cancelled_after(steps, lambda: writer.fold(new))
+        for document in (await folded(store)).values():
+            assert document in (Document(b"old", 1), Document(b"new", 2))
+        await writer.fold(new)
+        assert await folded(store) == {name: Document(b"new", 2) for name in new}
 
     @_STEPS
     async def test_a_cancelled_put_is_whole_or_nothing(self, store: Store, steps: int) -> None:
@@ -512,8 +461,8 @@ class CancellationConformance(Suite):
 
     @_STEPS
     async def test_a_cancelled_read_leaves_nothing_behind(self, store: Store, steps: int) -> None:
-        grant = await take(store)
-        await append_ok(store, grant, 2, *[entry for n in range(400) for entry in group(str(n))])
+        writer = await hold(store)
+        await writer.put(*[entry for n in range(400) for entry in group(str(n))])
         await cancelled_after(steps, lambda: read(store))
         assert len(await read(store)) == 401
 
