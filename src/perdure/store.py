@@ -154,7 +154,10 @@ class LogStore(Protocol):
     """The log of each session: its only truth."""
 
     async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Make each batch durable; answer for each in the order given. Raise nothing."""
+        """Make each batch durable; answer for each in the order given. Raise nothing.
+
+        A call has at most one batch of each session.
+        """
         ...
 
     def read_log(
