@@ -7,8 +7,7 @@ carries a checksum, and one that fails it counts as lost: the log has all of it.
 from __future__ import annotations
 
 import hashlib
-import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,15 +18,14 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.chunks import require_named, verified
-from perdure.records.keys import SessionKey, salvage_cure
+from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     Manifest,
     SessionQuery,
-    decode_manifest,
-    matching_documents,
     require_logged,
 )
 from perdure.records.records import Record, open_sealed, seal
+from perdure.records.rows import in_parts, stored_documents
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all, quoted
 from perdure.stores.postgres.log import (
@@ -43,8 +41,6 @@ from perdure.stores.postgres.log import (
     without_nul,
 )
 from perdure.stores.postgres.schema import Statements
-
-_log = logging.getLogger("perdure")
 
 
 class DocumentsQuery(NamedTuple):
@@ -119,7 +115,7 @@ def _logs(
     pending = [span for span in spans.values() if span[1] < span[0].head]
     values = {
         "rows": [state.id for state, _ in pending],
-        "lows": [max(after + 1, state.since) for state, after in pending],
+        "lows": [max(after + 1, state.low) for state, after in pending],
         "highs": [state.head for state, _ in pending],
         "limit": bigint(PAGE_ROWS),
         "bytes": _MANY_BYTES,
@@ -156,14 +152,11 @@ def _checked(
     The second column is a document's name, NULL for the manifest; the third is its bytes.
     """
     stored = {name and name.decode("utf-8", "replace"): data for _, name, data, *_ in rows}
-    sealed = stored.pop(None, b"")
+    sealed = stored.pop(None, None)
     try:
-        manifest = _manifest(key, sealed, head) if sealed else None
+        return stored_documents(key, head, sealed, stored, names)
     except (CorruptRecordError, UnsupportedVersionError) as error:
         return error
-    if manifest is None:  # missing or damaged: no stored document can be verified
-        return Documents(damaged=tuple(sorted(stored)), remains=stored)
-    return matching_documents(manifest, stored, names)
 
 
 # What a restore needs, read behind the take of a session
@@ -196,29 +189,6 @@ def opened(
     records = None if after is None else records_after(key, state, after, commits)
     is_waiting = any(row[2] is None for row in others)
     return RestoreData(documents, after or 0, records, is_waiting)
-
-
-def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:
-    manifest = decode_manifest(open_sealed(sealed), f"the manifest of {key}", key=str(key))
-    if manifest is None:
-        _log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
-        return None
-    if manifest.key != key:
-        raise CorruptRecordError(
-            f"the manifest of {key} belongs to {manifest.key}: restore the table manifests",
-            key=str(key),
-            table="manifests",
-        )
-    if manifest.as_of_seq > head:
-        raise CorruptRecordError(
-            f"the log of {key} ends at record {head}, but documents were made from record "
-            f"{manifest.as_of_seq}: rows are missing; restore the tables from a copy, or "
-            f"{salvage_cure(key)}",
-            key=str(key),
-            head=head,
-            as_of_seq=manifest.as_of_seq,
-        )
-    return manifest
 
 
 class Fold(NamedTuple):
@@ -291,21 +261,9 @@ def put(connection: Connection, sql: Statements, tenant: str, blobs: Mapping[str
     require_named(blobs)
     if blobs:
         tenant_number = tenant_id(connection, sql, tenant)
-        for part in _parts(blobs):
+        for part in in_parts(sorted(blobs), lambda name: len(blobs[name]), PUT_BYTES):
             values = [blobs[name] for name in part]
             connection.execute(sql["put_blobs"], (tenant_number, part, values))
-
-
-def _parts(blobs: Mapping[str, bytes]) -> Iterator[list[str]]:
-    part: list[str] = []
-    size = 0
-    for name in sorted(blobs):
-        if part and size + len(blobs[name]) > PUT_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(name)
-        size += len(blobs[name])
-    yield part
 
 
 def get(connection: Connection, sql: Statements, tenant: str, name: str) -> bytes | None:

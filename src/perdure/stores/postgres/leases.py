@@ -234,8 +234,8 @@ class _Epoch:
         """Return what was acquired; None if the session was in another state by then."""
         if not taken:
             return None
-        number, generation, since = taken[0]
-        state = self.state._replace(id=number, generation=generation, since=since)
+        number, born, low = taken[0]
+        state = self.state._replace(id=number, born=born, low=low)
         found = opened(self.wanted.key, self.wanted.terms.names, state, read)
         return self._acquired(state, found)
 

@@ -3,15 +3,11 @@
 The statement moves each session's head only from where the sender expects it, under the sender's
 epoch: so it fences, and a batch that is sent again finds the head moved. Sessions whose head moved
 are OK; each of the others is looked up, and its log compared with the batch.
-
-A row proves itself: each line's checksum covers the one before, the first line's the row's seed. A
-run of rows proves that none is missing: each begins where the previous one ended, with that one's
-checksum as its seed. A row that fails raises, and is never read past.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias, final
 
 import msgspec
@@ -22,9 +18,10 @@ from perdure.errors import (
     NotStorableError,
     StoreUnavailableError,
 )
-from perdure.records.keys import SessionKey, salvage_cure
+from perdure.records.keys import SessionKey
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
-from perdure.records.records import Entry, Position, Record, encode, lines
+from perdure.records.records import Entry, Record, encode
+from perdure.records.rows import LogPart, LogReader, LogRow, LogState, in_parts, rest_of_log
 from perdure.store import About, Batch, Outcome, Status
 from perdure.stores.postgres.connections import (
     Connection,
@@ -45,8 +42,8 @@ class SessionState(NamedTuple):
     head: int
     crc: int
     epoch_start: int
-    generation: int
-    since: int
+    born: int
+    low: int
     deleted: bool
     owner: str = ""
     released: bool = False
@@ -62,78 +59,6 @@ class SessionState(NamedTuple):
     def is_over(self) -> bool:
         """Whether it was deleted, and is not hidden as a draft only."""
         return self.deleted and self.draft is None
-
-
-class CommitRow(NamedTuple):
-    """A commit's row."""
-
-    first: int
-    last: int
-    epoch: int
-    seed: int
-    lines: bytes
-
-
-class RowReader:
-    """Verifier of one session's rows, read in order, forward or backward."""
-
-    def __init__(self, key: SessionKey, state: SessionState, *, reverse: bool = False) -> None:
-        self._key = key
-        self._state = state
-        self._reverse = reverse
-        self._next: tuple[int, int] | None = None
-        """Forward, the next row's first seq and seed; backward, its last seq and checksum."""
-
-    def records(self, row: CommitRow) -> list[Record]:
-        """Return a row's records in the order of reading.
-
-        Raises:
-            CorruptRecordError: The row is damaged, or is not the expected one.
-
-        """
-        decoded = lines(row.lines, epoch=row.epoch, start=Position(0, row.first - 1, row.seed))
-        end = decoded.end
-        is_sound = decoded.sound and end.offset == len(row.lines) and end.seq == row.last
-        if not is_sound or not decoded.records or not decoded.records[-1].end:
-            raise self._damage_error(row, "it does not match its checksum")
-        near, far = (row.first, row.seed), (row.last, end.crc)
-        if self._reverse:
-            near, far = far, near
-        if self._next not in (None, near):
-            raise self._damage_error(row, "it does not follow the one before it: some are missing")
-        head = self._state.head
-        if row.last > head or (row.last == head and end.crc != self._state.crc):
-            raise self._damage_error(
-                row, f"the session's row has another end of the log, record {head}"
-            )
-        step = -1 if self._reverse else 1
-        self._next = (far[0] + step, far[1])
-        return decoded.records[::step]
-
-    def _damage_error(self, row: CommitRow, reason: str) -> CorruptRecordError:
-        return CorruptRecordError(
-            f"the log of {self._key} is damaged in the commit of records {row.first} to "
-            f"{row.last}: {reason}; it was left as it is: restore the table commits from a copy, "
-            f"or {salvage_cure(self._key)}",
-            key=str(self._key),
-            first=row.first,
-            last=row.last,
-            table="commits",
-        )
-
-
-def missing_rows_error(
-    key: SessionKey, state: SessionState, low: int, high: int
-) -> CorruptRecordError:
-    """Return the error for records whose rows are missing."""
-    return CorruptRecordError(
-        f"the log of {key} ends at record {state.head}, and the rows with its records {low} to "
-        f"{high} are missing: restore the table commits from a copy, or {salvage_cure(key)}",
-        key=str(key),
-        first=low,
-        last=high,
-        table="commits",
-    )
 
 
 class OwnedSession(msgspec.Struct):
@@ -157,7 +82,6 @@ ROUNDS = 4
 STATEMENT_BYTES = 32 * 1024 * 1024
 PAGE_BYTES = 4 * 1024 * 1024
 PAGE_ROWS = 256
-NO_LIMIT = 2**63 - 1
 
 
 class EncodedBatch(NamedTuple):
@@ -175,24 +99,6 @@ class EncodedBatch(NamedTuple):
 
 UNKNOWN = SessionState(0, 0, 0, 0, 0, 0, 1, False)
 """The state of a session whose row is not read yet."""
-
-
-class RowSpan(NamedTuple):
-    """The records to read."""
-
-    key: SessionKey
-    state: SessionState
-    low: int
-    high: int
-    reverse: bool = False
-    rows: int = PAGE_ROWS
-
-
-class RecordPage(NamedTuple):
-    """Consecutive records, and where the next page begins; None after the last."""
-
-    records: list[Record]
-    next: int | None
 
 
 def state_of(connection: Connection, sql: Statements, key: SessionKey) -> SessionState | None:
@@ -302,7 +208,7 @@ class AppendMany:
         """Append encoded batches, in parts; return the places of those that were not appended."""
         ready.sort(key=lambda batch: batch.session.id)
         unmoved: list[int] = []
-        for part in _parts(ready):
+        for part in in_parts(ready, lambda batch: batch.written, STATEMENT_BYTES):
             unmoved += self.mark_appended(part, self._sql.append.run(connection, arrays(part)))
         return unmoved
 
@@ -347,11 +253,15 @@ class AppendMany:
     ) -> tuple[Entry, ...] | Exception:
         logged: list[Entry] = []
         try:
-            if state.since <= batch.first <= state.head:
-                logged = list(_entries(connection, self._sql, batch, state))
+            if state.low <= batch.first <= state.head:
+                part = LogPart(batch.first - 1, batch.first + len(batch.records))
+                reader = reader_of(batch.key, state, part)
+                while not reader.is_done:
+                    page = read_page(connection, self._sql, reader, PAGE_ROWS)
+                    logged += [Entry(record.kind, record.payload, record.end) for record in page]
         except CorruptRecordError as error:
             return error
-        return new_entries(batch, state.head, max(state.epoch_start, state.since - 1), logged)
+        return new_entries(batch, state.head, max(state.epoch_start, state.low - 1), logged)
 
     def run(self, connection: Connection) -> None:
         """Send, look up what was not appended, and send its remaining records."""
@@ -400,22 +310,6 @@ def append(
     return appends.fill_outcomes(Outcome(Status.TRANSIENT, changed))
 
 
-def _parts(ready: list[EncodedBatch]) -> Iterator[list[EncodedBatch]]:
-    """Split encoded batches so that no statement is too large."""
-    if sum([batch.written for batch in ready]) <= STATEMENT_BYTES:
-        yield ready
-        return
-    part: list[EncodedBatch] = []
-    size = 0
-    for batch in ready:
-        if part and size + batch.written > STATEMENT_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(batch)
-        size += batch.written
-    yield part
-
-
 def arrays(part: list[EncodedBatch]) -> list[bytes]:
     """Return the statement's parameters, one array for each column."""
     return [
@@ -454,116 +348,81 @@ def without_nul(text: str | None) -> str | None:
     return None if text is None else text.replace("\0", "\N{REPLACEMENT CHARACTER}")
 
 
-def _entries(
-    connection: Connection, sql: Statements, batch: Batch, state: SessionState
-) -> Iterator[Entry]:
-    """Yield the log's entries in a batch's range."""
-    run = RowReader(batch.key, state)
-    high = min(state.head, batch.first + len(batch.records) - 1)
-    low: int | None = batch.first
-    while low is not None:
-        records, low = read_page(connection, sql, run, RowSpan(batch.key, state, low, high))
-        for record in records:
-            if batch.first <= record.seq:
-                yield Entry(record.kind, record.payload, record.end)
+# Reading the rows
 
 
-def read_page(connection: Connection, sql: Statements, run: RowReader, span: RowSpan) -> RecordPage:
-    """Read whole rows that hold records of a span, from its beginning, or reversed from its end.
+def reader_of(key: SessionKey, state: SessionState, part: LogPart) -> LogReader:
+    """Return the reader of a part of a session's log."""
+    return LogReader(key, _log_state(state), part, table="commits")
 
-    Raises:
-        CorruptRecordError: A row is damaged or missing.
 
+def _log_state(state: SessionState) -> LogState:
+    return LogState(state.id, state.born, state.low, state.head, state.crc)
+
+
+def read_start(
+    connection: Connection, sql: Statements, key: SessionKey, part: LogPart, max_rows: int
+) -> tuple[LogReader, list[Record]] | None:
+    """Read a session's row, and the first page of a part of its log, in one round trip.
+
+    Return None if there is no session.
     """
-    rows = connection.execute(*_page_query(sql, span), binary=True).fetchall()
-    return _current_page(connection, sql, run, span, rows)
-
-
-def _page_query(sql: Statements, span: RowSpan) -> Statement:
-    values = named(span.key) | {
-        "low": bigint(span.low),
-        "high": bigint(span.high),
-        "rows": bigint(span.rows),
-        "bytes": PAGE_BYTES,
-    }
-    return sql["backward" if span.reverse else "forward"], values
-
-
-def _current_page(
-    connection: Connection,
-    sql: Statements,
-    run: RowReader,
-    span: RowSpan,
-    rows: Sequence[tuple[Any, ...]],
-) -> RecordPage:
-    """Return the records of rows; none, if the session was deleted or trimmed meanwhile."""
-    try:
-        return page_of(rows, run, span)
-    except CorruptRecordError:
-        state = span.state
-        now = state_of(connection, sql, span.key)
-        if now is None or now.deleted or now.generation != state.generation or now.since > span.low:
-            return RecordPage([], None)
-        raise
-
-
-def page_of(rows: Sequence[tuple[Any, ...]], run: RowReader, span: RowSpan) -> RecordPage:
-    """Return the records of rows that begin where a span does.
-
-    Raises:
-        CorruptRecordError: A row is damaged or missing.
-
-    """
-    key, state, low, high, reverse, _ = span
-    first_row = CommitRow._make(rows[0]) if rows else None
-    if first_row is None or not first_row.first <= (high if reverse else low) <= first_row.last:
-        raise missing_rows_error(key, state, low, high)
-    records: list[Record] = []
-    for row in map(CommitRow._make, rows):
-        records += run.records(row)
-    end = records[-1].seq
-    if reverse:
-        return RecordPage(records, None if end <= low else end - 1)
-    return RecordPage(records, None if end >= high else end + 1)
-
-
-class LogStart(NamedTuple):
-    """The first page of a log that is read, and how to read on; None for a missing session."""
-
-    run: RowReader
-    span: RowSpan
-    page: RecordPage
-
-
-def read_start(connection: Connection, sql: Statements, wanted: RowSpan) -> LogStart | None:
-    """Read a session's row, and the first page of a part of its log, in one round trip."""
-    key, reverse = wanted.key, wanted.reverse
-    state_query = (sql["state"], named(key))
-    states, found = execute_all(connection, [state_query, _page_query(sql, wanted)])
+    query = _page_query(sql, key, part.after + 1, part.before - 1, part.reverse, max_rows)
+    states, found = execute_all(connection, [(sql["state"], named(key)), query])
     state = SessionState(*states[0]) if states else None
     if state is None or state.deleted:
         return None
-    low, high = max(wanted.low, state.since), min(wanted.high, state.head)
-    span = wanted._replace(state=state, low=low, high=high)
-    run = RowReader(key, state, reverse=reverse)
-    if span.low > span.high:
-        return LogStart(run, span, RecordPage([], None))
+    reader = reader_of(key, state, part)
     # A row that was added after the session's row was read is not part of this log yet.
-    current = [row for row in found if row[0] <= span.high]
-    if reverse and len(current) < len(found):
-        return LogStart(run, span, RecordPage([], span.high))
-    return LogStart(run, span, _current_page(connection, sql, run, span, current))
+    rows = [row for row in found if row[0] <= reader.high]
+    if found and not rows:
+        return reader, []
+    return reader, _page(connection, sql, reader, rows)
+
+
+def read_page(
+    connection: Connection, sql: Statements, reader: LogReader, max_rows: int
+) -> list[Record]:
+    """Read the next page of a log, of whole rows.
+
+    Raises:
+        CorruptRecordError: A row is damaged or missing.
+
+    """
+    count = min(max_rows, reader.remaining)
+    query = _page_query(sql, reader.key, reader.low, reader.high, reader.reverse, count)
+    rows = connection.execute(*query, binary=True).fetchall()
+    return _page(connection, sql, reader, rows)
+
+
+def _page_query(
+    sql: Statements,
+    key: SessionKey,
+    low: int,
+    high: int,
+    reverse: bool,  # noqa: FBT001  # passed on by position
+    max_rows: int,
+) -> Statement:
+    numbers = {"low": bigint(low), "high": bigint(high), "rows": bigint(max_rows)}
+    values = {**named(key), **numbers, "bytes": PAGE_BYTES}
+    return sql["backward" if reverse else "forward"], values
+
+
+def _page(
+    connection: Connection, sql: Statements, reader: LogReader, rows: Sequence[tuple[Any, ...]]
+) -> list[Record]:
+    try:
+        return reader.take(map(LogRow._make, rows))
+    except CorruptRecordError:
+        state = state_of(connection, sql, reader.key)
+        now = None if state is None or state.deleted else _log_state(state)
+        if not reader.accept_removal(now):
+            raise
+        return []
 
 
 def records_after(
     key: SessionKey, state: SessionState, after: int, rows: Sequence[tuple[Any, ...]]
 ) -> tuple[Record, ...] | None:
     """Return the rest of a log; None if the rows do not have all of it, or are damaged."""
-    span = RowSpan(key, state, max(after + 1, state.since), state.head)
-    try:
-        page = page_of(rows, RowReader(key, state), span)
-    except CorruptRecordError:  # raised when the log is read
-        return None
-    if page.next is not None:
-        return None
-    return tuple([record for record in page.records if record.seq >= span.low])
+    return rest_of_log(reader_of(key, state, LogPart(after)), map(LogRow._make, rows))

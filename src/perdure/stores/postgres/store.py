@@ -21,6 +21,7 @@ from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.records import Record
+from perdure.records.rows import NO_END, LogPart
 from perdure.store import (
     ALL,
     Batch,
@@ -182,29 +183,21 @@ class PostgresStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records as of now, a page of rows at a time."""
+        before, limit = NO_END if before is None else before, NO_END if limit is None else limit
+        part = LogPart(after, before, limit, reverse)
         # Row by row past damage, so that a damaged row hides no others.
         max_rows = 1 if past_damage.get() else log.PAGE_ROWS
-        remaining = log.NO_LIMIT if limit is None else limit
-        low, high = after + 1, log.NO_LIMIT if before is None else before - 1
-        if remaining <= 0 or low > high:
-            self._calls  # noqa: B018  # raises if it is closed
-            return
-        span = log.RowSpan(key, log.UNKNOWN, low, high, reverse, min(remaining, max_rows))
-        start = await self._calls.run_idempotent("read", log.read_start, span)
+        count = min(max_rows, limit)
+        start = await self._calls.run_idempotent("read", log.read_start, key, part, count)
         if start is None:
             return
-        reader, span, page = start
-        first, last = low, high = span.low, span.high
+        reader, records = start
         while True:
-            records = [record for record in page.records if first <= record.seq <= last][:remaining]
-            remaining -= len(records)
             if records:
                 yield LogChunk(tuple(records))
-            if page.next is None or remaining <= 0:
-                break
-            low, high = (low, page.next) if reverse else (page.next, high)
-            span = span._replace(low=low, high=high, rows=min(remaining, max_rows))
-            page = await self._calls.run_idempotent("read", log.read_page, reader, span)
+            if reader.is_done:
+                return
+            records = await self._calls.run_idempotent("read", log.read_page, reader, max_rows)
 
     async def head(self, key: SessionKey) -> int:
         state = await self._calls.run_idempotent("read", log.state_of, key)

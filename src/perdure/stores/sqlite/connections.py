@@ -33,9 +33,8 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.keys import SessionKey
-from perdure.records.records import Record
 from perdure.stores.sqlite.errors import CANNOT_SHARE, code_of, driver_error, is_damage
-from perdure.stores.sqlite.log import HIDDEN, LogRows, Seal, SessionRow, find
+from perdure.stores.sqlite.log import HIDDEN
 from perdure.stores.sqlite.sql import MIGRATIONS, Q
 
 if TYPE_CHECKING:
@@ -225,7 +224,6 @@ def format_of(con: sqlite3.Connection, path: str) -> int:
 # Reading: pooled connections, each read in one transaction
 
 
-PART_BYTES = 1024 * 1024
 _SHM_BYTES = 32768
 """The minimum size of SQLite's shared memory file while a process uses it."""
 
@@ -347,79 +345,6 @@ def _files_of(path: str) -> tuple[int, ...]:
         else:
             facts += (status.st_ino, status.st_size, status.st_mtime_ns)
     return tuple(facts)
-
-
-class RowPage(msgspec.Struct, frozen=True):
-    """A page of a log's records, and where the next page begins."""
-
-    records: list[Record]
-    born: int
-    at: int
-    expected: Seal | None
-    more: bool
-
-
-def read_page(
-    con: sqlite3.Connection,
-    key: SessionKey,
-    before: RowPage | None,
-    after: int,
-    *,
-    reverse: bool,
-    max_bytes: int,
-    limit: int,
-) -> RowPage | None:
-    """Return the next page of a log, None after its end; ``after`` counts for the first page.
-
-    It ends with the row that brings it to ``max_bytes`` or to ``limit`` records.
-    """
-    row = find(con, key)
-    if row is None or not row.epoch or row.is_hidden:
-        return None
-    if before is not None and before.born != row.born:
-        return None  # deleted meanwhile, and acquired again
-    return (
-        _previous_page(con, row, before, after, max_bytes, limit)
-        if reverse
-        else next_page(con, row, before, after, max_bytes, limit)
-    )
-
-
-def next_page(
-    con: sqlite3.Connection,
-    row: SessionRow,
-    before: RowPage | None,
-    after: int,
-    max_bytes: int,
-    limit: int,
-) -> RowPage | None:
-    """Return the next page of a session's log, oldest first."""
-    seq, expected = (before.at, before.expected) if before else (max(after, row.low), None)
-    if seq < row.low:
-        seq, expected = row.low, None  # trimmed meanwhile
-    if seq > row.head:
-        return None
-    rows = LogRows(con, row, seq, expected)
-    records = rows.forward(max_bytes, limit)
-    last = records[-1].seq if records else row.head
-    return RowPage(records, row.born, last + 1, rows.expected, last < row.head)
-
-
-def _previous_page(
-    con: sqlite3.Connection,
-    row: SessionRow,
-    before: RowPage | None,
-    last: int,
-    max_bytes: int,
-    limit: int,
-) -> RowPage | None:
-    seq, expected = (before.at, before.expected) if before else (min(last, row.head), None)
-    if seq < row.low:
-        return None
-    rows = LogRows(con, row, seq, expected)
-    records = rows.backward(max_bytes, limit)
-    first = records[-1].seq if records else row.low
-    return RowPage(records, row.born, first - 1, rows.expected, first > row.low)
 
 
 # The database file

@@ -26,6 +26,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.records import Record
+from perdure.records.rows import NO_END, LogPart
 from perdure.store import (
     ALL,
     Batch,
@@ -48,8 +49,8 @@ from perdure.store import (
     Terms,
     past_damage,
 )
-from perdure.stores.sqlite import connections, documents as content, inbox, leases
-from perdure.stores.sqlite.connections import PART_BYTES, RowPage, read_page, resolve
+from perdure.stores.sqlite import connections, documents as content, inbox, leases, log
+from perdure.stores.sqlite.connections import resolve
 from perdure.stores.sqlite.engine import (
     OpenDatabase,
     open_database,
@@ -57,7 +58,7 @@ from perdure.stores.sqlite.engine import (
     rebuild_indexes,
 )
 from perdure.stores.sqlite.errors import map_errors
-from perdure.stores.sqlite.log import find, find_to_open
+from perdure.stores.sqlite.log import PART_BYTES, find, find_to_open
 
 T = TypeVar("T")
 
@@ -65,10 +66,8 @@ if TYPE_CHECKING:
     import sqlite3
 
 
-_CHUNK = 256
 _FIRST_BYTES = 32 * 1024
 """Of a log that is read backward without a limit: mostly its newest records are all it takes."""
-_END = 2**62
 
 _CAPABILITIES = Capabilities(
     durability="fsync",
@@ -207,32 +206,22 @@ class SqliteStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        end = _END if before is None else before
-        remaining = _END if limit is None else limit
-        seq = end - 1 if reverse else after
-        page: RowPage | None = None
-        max_bytes = _FIRST_BYTES if reverse and limit is None else PART_BYTES
-        if past_damage.get() and not reverse:
-            seq, max_bytes = after + 1, 1  # row by row, so that a damaged one hides no others
-        while remaining > 0:
-            page = await self._database.read(
-                read_page,
-                key,
-                page,
-                seq,
-                reverse=reverse,
-                max_bytes=max_bytes,
-                limit=remaining,
-            )
-            if page is None:
+        before, limit = NO_END if before is None else before, NO_END if limit is None else limit
+        part = LogPart(after, before, limit, reverse)
+        # Row by row past damage, so that a damaged one hides no others.
+        largest = 1 if past_damage.get() else PART_BYTES
+        max_bytes = min(_FIRST_BYTES if reverse and limit == NO_END else PART_BYTES, largest)
+        start = await self._database.read(log.read_start, key, part, max_bytes)
+        if start is None:
+            return
+        reader, records = start
+        while True:
+            if records:
+                yield LogChunk(tuple(records))
+            if reader.is_done:
                 return
-            records = [record for record in page.records if after < record.seq < end][:remaining]
-            remaining -= len(records)
-            for start in range(0, len(records), _CHUNK):
-                yield LogChunk(tuple(records[start : start + _CHUNK]))
-            max_bytes = min(max_bytes * 4, PART_BYTES) if reverse else max_bytes
-            if not page.more or not (page.at > after if reverse else page.at < end):
-                return
+            max_bytes = min(max_bytes * 4, largest)
+            records = await self._database.read(log.read_page, reader, max_bytes)
 
     async def head(self, key: SessionKey) -> int:
         row = await self._database.read(find, key)
@@ -280,7 +269,7 @@ class SqliteStore:
         """Read the logs of several sessions in one snapshot, as one call of a thread."""
 
         def read(con: sqlite3.Connection, key: SessionKey) -> tuple[Record, ...] | None:
-            return content.records_after(con, find(con, key), 0)
+            return log.records_after(con, find(con, key), 0)
 
         return await self._database.read(_of_each, keys, read)
 

@@ -69,12 +69,12 @@ INSERT INTO log (session, first, last, epoch, seed, data) VALUES (?, ?, ?, ?, ?,
 -- name: rows_from
 SELECT first, last, epoch, seed, data FROM log
 WHERE session = :id AND first >= ifnull(
-    (SELECT max(first) FROM log WHERE session = :id AND first <= :at), 0)
+    (SELECT max(first) FROM log WHERE session = :id AND first <= :low), 0)
 ORDER BY first
 
 -- name: rows_back
 SELECT first, last, epoch, seed, data FROM log
-WHERE session = :id AND first <= :at
+WHERE session = :id AND first <= :high
 ORDER BY first DESC
 
 -- name: rows_below
@@ -103,8 +103,12 @@ DELETE FROM manifest WHERE session = :id
 -- name: document_names
 SELECT name FROM document WHERE session = :id
 
--- name: document
-SELECT data FROM document WHERE session = :id AND name = :name
+-- name: documents
+-- Names as bytes, so that damaged text in one row does not hide the others.
+SELECT CAST(name AS BLOB), data FROM document WHERE session = ?
+
+-- name: documents_named
+SELECT CAST(name AS BLOB), data FROM document WHERE session = ? AND name IN ({marks})
 
 -- name: put_document
 INSERT INTO document (session, name, data) VALUES (?, ?, ?)
