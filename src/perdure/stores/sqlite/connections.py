@@ -14,16 +14,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sqlite3
 import stat
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 from urllib.parse import quote
 
 import msgspec
 
-from perdure._lib.files import TEMPORARY, Folder, LinkFoundError, open_private
+from perdure._lib.files import TEMPORARY, Folder, open_private
 from perdure._lib.ids import random_id
 from perdure._lib.platform import network_file_system, sync_file
 from perdure.errors import (
@@ -33,13 +34,9 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.keys import SessionKey
-from perdure.stores.sqlite.errors import CANNOT_SHARE, code_of, driver_error, is_damage
+from perdure.stores.sqlite.errors import CANNOT_SHARE, code_of, is_damage
 from perdure.stores.sqlite.log import HIDDEN
 from perdure.stores.sqlite.sql import MIGRATIONS, Q
-
-if TYPE_CHECKING:
-    import sqlite3
-
 
 APPLICATION = 0x50524455
 """perdure's application id, in the database file's header."""
@@ -70,8 +67,6 @@ def connect(
         ConfigError: This Python's SQLite is too old.
 
     """
-    import sqlite3
-
     if sqlite3.sqlite_version_info < OLDEST:
         raise ConfigError(
             f"the SQLite of this Python is {sqlite3.sqlite_version}, and {OLDEST[0]}.{OLDEST[1]} "
@@ -112,8 +107,6 @@ def connect(
 
 def pragma(con: sqlite3.Connection, text: str) -> list[tuple[object, ...]]:
     """Run a pragma to its end: an error may be raised by its last step only."""
-    import sqlite3
-
     try:
         return con.execute(f"PRAGMA {text}").fetchall()
     except UnicodeDecodeError as error:  # SQLite quotes the damaged part of the schema
@@ -221,6 +214,18 @@ def format_of(con: sqlite3.Connection, path: str) -> int:
     return version
 
 
+def require_newest(con: sqlite3.Connection, path: str) -> None:
+    """Raise UnsupportedVersionError unless a database, which is only read, has this format."""
+    version = format_of(con, path)
+    if version < len(MIGRATIONS):
+        raise UnsupportedVersionError(
+            f"{path} has format {version}, and this release reads {len(MIGRATIONS)}: open it once "
+            "for writing, which migrates it, as `perdure doctor` does",
+            path=path,
+            format=version,
+        )
+
+
 # Reading: pooled connections, each read in one transaction
 
 
@@ -243,23 +248,19 @@ class Readers:
     def snapshot(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a read transaction: a snapshot of the database."""
         reader = self._reader()
-        con = reader.con
-        is_sound = False
         try:
-            con.execute("BEGIN")
-            yield con
+            reader.con.execute("BEGIN")
+            yield reader.con
             self._require_unchanged(reader)
-            is_sound = True
-        finally:
-            with contextlib.suppress(driver_error()):
-                if con.in_transaction:
-                    con.execute("ROLLBACK")
-            with self._lock:
-                is_reusable = self._idle is not None and is_sound
-                if is_reusable and self._idle is not None:
-                    self._idle.append(reader)
-            if not is_reusable:
-                con.close()
+            reader.con.execute("ROLLBACK")
+        except BaseException:
+            reader.con.close()
+            raise
+        with self._lock:
+            if self._idle is not None:
+                self._idle.append(reader)
+                return
+        reader.con.close()
 
     def close(self) -> None:
         """Close the idle connections now, and the others after use."""
@@ -274,13 +275,9 @@ class Readers:
         if reader is not None and self._was_changed(reader):
             reader.con.close()
             reader = None
-        if reader is None:
-            open_reader = _open_read_only if self._read_only else _open_shared
-            reader = open_reader(self._path, self._timeout)
-        return reader
-
-    def _was_changed(self, reader: _Reader) -> bool:
-        return reader.files is not None and reader.files != _files_of(self._path)
+        if reader is None and self._read_only:
+            return _open_read_only(self._path, self._timeout)
+        return reader or _Reader(connect(self._path, timeout=self._timeout, read_only=True))
 
     def _require_unchanged(self, reader: _Reader) -> None:
         if self._was_changed(reader):
@@ -290,22 +287,21 @@ class Readers:
                 path=self._path,
             )
 
+    def _was_changed(self, reader: _Reader) -> bool:
+        return reader.files is not None and reader.files != _files_of(self._path)
+
 
 class _Reader(NamedTuple):
     con: sqlite3.Connection
-    files: tuple[int, ...] | None
+    files: tuple[int, ...] | None = None
     """The files' inodes, sizes and times, if no lock keeps other processes from writing."""
-
-
-def _open_shared(path: str, timeout: float) -> _Reader:
-    return _Reader(connect(path, timeout=timeout, read_only=True), None)
 
 
 def _open_read_only(path: str, timeout: float) -> _Reader:
     """Connect with locks and shared memory, or without if their files cannot be created."""
     try:
-        return _Reader(_connect_shared(path, timeout), None)
-    except driver_error() as error:
+        return _Reader(_connect_shared(path, timeout))
+    except sqlite3.Error as error:
         if code_of(error) not in CANNOT_SHARE or _is_shared(path):
             raise
     files = _files_of(path)
@@ -390,11 +386,10 @@ def make_ready(path: str) -> Folder:
     folder_path, name = os.path.split(path)
     with open_private(folder_path, parents=False) as folder:
         _require_local(folder_path)
-        with _refuse_links(path):
-            if folder.stat(name) is None:
-                _create(folder, name)
-            _check(folder, name)
-            return folder.make(name + OWNERS)
+        if folder.stat(name) is None:
+            _create(folder, name)
+        _check(folder, name)
+        return folder.make(name + OWNERS)
 
 
 def check_existing(path: str) -> Folder | None:
@@ -409,28 +404,15 @@ def check_existing(path: str) -> Folder | None:
     folder_path, name = os.path.split(path)
     with open_private(folder_path, make=False) as folder:
         _require_local(folder_path)
-        with _refuse_links(path):
-            if folder.stat(name) is None:
-                raise StoreUnavailableError(
-                    f"there is no database at {path}: check the path", path=path, errno=errno.ENOENT
-                )
-            _check(folder, name)
-            try:
-                return folder.enter(name + OWNERS)
-            except (FileNotFoundError, PermissionError):
-                return None  # a copy of the database alone, or not readable for this user
-
-
-@contextlib.contextmanager
-def _refuse_links(path: str) -> Iterator[None]:
-    try:
-        yield
-    except LinkFoundError as error:
-        raise ConfigError(
-            f"{error.filename} is a symbolic link, which could lead anywhere: give the real "
-            "path of the database",
-            path=path,
-        ) from error
+        if folder.stat(name) is None:
+            raise StoreUnavailableError(
+                f"there is no database at {path}: check the path", path=path, errno=errno.ENOENT
+            )
+        _check(folder, name)
+        try:
+            return folder.enter(name + OWNERS)
+        except (FileNotFoundError, PermissionError):
+            return None  # a copy of the database alone, or not readable for this user
 
 
 def _require_local(folder: str) -> None:
@@ -457,7 +439,7 @@ def _create(folder: Folder, name: str) -> None:
         finally:
             os.close(fd)
         folder.link(temporary, name)
-    except driver_error() as error:
+    except sqlite3.Error as error:
         raise StoreUnavailableError(
             f"cannot create {folder.path}/{name}: {error}: free some room, or check the disk",
             path=os.path.join(folder.path, name),
@@ -517,7 +499,7 @@ def problems(con: sqlite3.Connection) -> list[str]:
     """Return the problems that SQLite's own check of every page and index finds."""
     try:
         lines = [str(line) for (line,) in pragma(con, f"integrity_check({MAX_PROBLEMS})")]
-    except driver_error() as error:
+    except sqlite3.Error as error:
         if not is_damage(error):
             raise
         return [str(error)]
@@ -526,6 +508,8 @@ def problems(con: sqlite3.Connection) -> list[str]:
 
 def reindex(path: str, timeout: float) -> list[str]:
     """Rebuild all indexes from their tables, if that repairs anything; return what remains."""
+    with check_existing(path) or contextlib.nullcontext():
+        pass
     con = connect(path, timeout=timeout)
     with contextlib.closing(con):
         format_of(con, path)
@@ -545,7 +529,7 @@ def reindex(path: str, timeout: float) -> list[str]:
 def _try_reindex(con: sqlite3.Connection, before: list[str]) -> list[str]:
     try:
         con.execute("REINDEX")
-    except driver_error() as error:  # a table is damaged, or has a row twice
+    except sqlite3.Error as error:  # a table is damaged, or has a row twice
         return [*before, f"REINDEX: {error}"]
     return problems(con)
 
@@ -559,7 +543,7 @@ def readable_keys(con: sqlite3.Connection) -> list[SessionKey]:
                 key = _key(tenant, agent, session)
                 if key is not None and epoch and not (isinstance(state, int) and state & HIDDEN):
                     keys.add(key)
-        except driver_error() as error:
+        except sqlite3.Error as error:
             if not is_damage(error):
                 raise
     return sorted(keys)

@@ -5,8 +5,9 @@ Blocking; called within a transaction.
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -32,9 +33,6 @@ from perdure.stores.sqlite.log import (
     records_after,
 )
 from perdure.stores.sqlite.sql import Q
-
-if TYPE_CHECKING:
-    import sqlite3
 
 
 def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None) -> Documents:
@@ -267,17 +265,24 @@ def tenants(con: sqlite3.Connection) -> list[str]:
 
 
 def read_to_restore(
-    con: sqlite3.Connection,
-    key: SessionKey,
-    found: tuple[SessionRow | None, object, bool],
-    names: Collection[str] | None,
+    con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
 ) -> RestoreData:
-    """Read documents, and the log after them, of a session that was found to be opened.
+    """Read documents, and the log after them.
 
     Raises:
         UnsupportedVersionError: The manifest has a newer format.
 
     """
+    return restore_data(con, key, find_to_open(con, key), names)
+
+
+def restore_data(
+    con: sqlite3.Connection,
+    key: SessionKey,
+    found: tuple[SessionRow | None, object, bool],
+    names: Collection[str] | None,
+) -> RestoreData:
+    """Read the same of a session that was found to be opened."""
     row, data, is_waiting = found
     have = _documents(con, key, row, data, names)
     after = have.log_after

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sqlite3
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from perdure._lib.files import READ_ONLY_CURE, store_error
 from perdure.errors import (
@@ -15,10 +15,6 @@ from perdure.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
-
-if TYPE_CHECKING:
-    import sqlite3
-
 
 # SQLite's primary result codes.
 _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL = 5, 6, 8, 10, 11, 13
@@ -43,20 +39,6 @@ CANNOT_SHARE = frozenset({_READONLY, _IOERR, _FULL, _CANTOPEN})
 
 class InDoubtError(Exception):
     """A commit failed, and may or may not be durable; the cause is SQLite's error."""
-
-
-def driver_error() -> type[sqlite3.Error]:
-    """Return the base class of the driver's errors; the driver is imported on first use."""
-    import sqlite3
-
-    return sqlite3.Error
-
-
-def integrity_error() -> type[sqlite3.Error]:
-    """Return the driver's error for a violated constraint of the schema or of a trigger."""
-    import sqlite3
-
-    return sqlite3.IntegrityError
 
 
 def code_of(error: BaseException | None) -> int | None:
@@ -85,8 +67,6 @@ def is_damage(error: BaseException) -> bool:
 
 def perdure_error(error: sqlite3.Error | UnicodeDecodeError, doing: str, path: str) -> PerdureError:
     """Return the error to raise for *error*, met while *doing* something to the database *path*."""
-    import sqlite3
-
     code = code_of(error)
     if is_damage(error):
         return CorruptRecordError(
@@ -140,8 +120,6 @@ def _cure_of_open(path: str) -> str:
 @contextlib.contextmanager
 def map_errors(doing: str, path: str) -> Iterator[None]:
     """Raise SQLite's and the system's errors as perdure's, with the original as the cause."""
-    import sqlite3
-
     try:
         yield
     except OSError as error:

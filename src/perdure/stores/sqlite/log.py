@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -26,10 +27,6 @@ from perdure.records.records import EPOCH, Entry, Record
 from perdure.records.rows import LogPart, LogReader, LogRow, LogState, rest_of_log
 from perdure.store import About, Batch, Outcome, Status
 from perdure.stores.sqlite.sql import MAX_ROWS, ROWS_AT_ONCE, Q, at_once
-
-if TYPE_CHECKING:
-    import sqlite3
-
 
 HELD, RELEASED, DELETED, DRAFT, COPY = 0, 1, 2, 4, 8
 """Bits of a row's state. A draft is a copy, too."""
@@ -443,3 +440,8 @@ def records_after(
     reader = reader_of(row, LogPart(after))
     with _rows(con, reader) as rows:
         return rest_of_log(reader, rows, max_bytes=PART_BYTES)
+
+
+def read_all(con: sqlite3.Connection, key: SessionKey) -> tuple[Record, ...] | None:
+    """Return a session's log; None if it is long or damaged."""
+    return records_after(con, find(con, key), 0)

@@ -185,9 +185,6 @@ DELETE FROM inbox WHERE session = ? AND id = ?
 -- name: delete_inbox
 DELETE FROM inbox WHERE session = :id
 
--- name: dead_letter_table
-SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'dead_letter'
-
 -- name: put_dead_letter
 INSERT OR REPLACE INTO dead_letter (session, op_id, data) VALUES (?, ?, ?)
 
