@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, final
 
 import anyio
+import msgspec
 
 from perdure._lib.backoff import backoff
 from perdure._lib.loop import Threads
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.store import Batch, ConnectionHook, ConnectionPool, Outcome, Status
-from perdure.stores.postgres import leases, log
+from perdure.stores.postgres import leases
 from perdure.stores.postgres.connections import (
     Connection,
     Connections,
@@ -31,88 +32,9 @@ from perdure.stores.postgres.connections import (
     PostgresSettings,
     password_reader,
 )
-from perdure.stores.postgres.errors import is_broken, is_rollback, outcome_of
-from perdure.stores.postgres.log import AppendMany, EncodedBatch, HeldSessionsByKey, arrays
-from perdure.stores.postgres.schema import PreparedStatement, Statements, durability_of, migrate
-
-# Append without a thread: sent from the event loop, which also waits for the answer
-
-
-MAX_BYTES = 1024 * 1024
-"""Maximum bytes of payload in one statement; encoding more would block the event loop."""
-
-
-async def append(
-    connections: Connections,
-    sql: Statements,
-    held_sessions: HeldSessionsByKey,
-    batches: Sequence[Batch],
-) -> list[Outcome | None]:
-    """Append the batches without blocking, or return None for each that needs a thread.
-
-    Cancelling it closes its connection: the server has the whole statement, or does nothing.
-    """
-    unsent: list[Outcome | None] = [None] * len(batches)
-    size = sum([len(entry.payload) for batch in batches for entry in batch.records])
-    connection = None if size > MAX_BYTES else connections.take_ready(sql.append.is_ready)
-    if connection is None:
-        return unsent
-    try:
-        appends = AppendMany(sql, held_sessions, batches)
-        ready, unknown = appends.encode_ready()
-        if unknown or not ready:
-            return unsent
-        with connections.watched(connection):
-            return await _send(connections, sql.append, connection, appends, ready)
-    except BaseException:
-        connection.close()
-        raise
-    finally:
-        connections.give_back(connection)
-
-
-async def _send(
-    connections: Connections,
-    statement: PreparedStatement,
-    connection: Connection,
-    appends: AppendMany,
-    ready: list[EncodedBatch],
-) -> list[Outcome | None]:
-    ready.sort(key=lambda batch: batch.session.id)
-    try:
-        moved = await _exchange(statement, connection, arrays(ready))
-    except connections.errors as error:
-        is_lost = is_broken(error, connection)
-        converted = connections.handle_error(error, connection, "write to")
-        return list(appends.fill_outcomes(outcome_of(converted, is_lost=is_lost)))
-    except OSError as error:  # the loop could not watch a connection that was just closed
-        connection.close()
-        message = "the connection was lost while its answer was due"
-        unavailable = StoreUnavailableError(message)
-        unavailable.__cause__ = error
-        return list(appends.fill_outcomes(Outcome(Status.IN_DOUBT, unavailable)))
-    if moved is not None:
-        appends.mark_appended(ready, moved)
-    return appends.outcomes
-
-
-async def _exchange(
-    statement: PreparedStatement, connection: Connection, values: Sequence[bytes]
-) -> set[int] | None:
-    """Send the statement and wait for its answer; None if it has to be prepared again."""
-    pgconn = connection.pgconn
-    fd = connection.fileno()
-    statement.send(connection, values)
-    while pgconn.flush():
-        await anyio.wait_writable(fd)
-    while pgconn.is_busy():
-        await anyio.wait_readable(fd)
-        pgconn.consume_input()
-    result = pgconn.get_result()
-    while pgconn.get_result() is not None:
-        pass
-    return statement.result_ids(connection, result)
-
+from perdure.stores.postgres.errors import is_broken, is_rollback
+from perdure.stores.postgres.log import AppendMany, HeldSessionsByKey, arrays
+from perdure.stores.postgres.schema import Statements, durability_of, migrate
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -127,6 +49,9 @@ MAX_ROLLBACKS = 5
 MARGIN = 0.1
 """Seconds after a deadline until its connection is cut."""
 
+MAX_BYTES = 1024 * 1024
+"""Bytes of payload that are appended from the event loop; encoding more would block it."""
+
 TOGETHER = 64
 """Calls at most that are one transaction."""
 TOGETHER_BYTES = 4 * 1024 * 1024
@@ -135,16 +60,13 @@ V = TypeVar("V")
 R = TypeVar("R")
 
 
-class _SharedCall:
+class _SharedCall(msgspec.Struct, eq=False):
     """A call that one thread makes together with others."""
 
-    __slots__ = ("done", "result", "size", "value")
-
-    def __init__(self, value: object, size: int) -> None:
-        self.value = value
-        self.size = size
-        self.result: Any = None
-        self.done = threading.Event()
+    value: Any
+    size: int
+    result: Any = None
+    done: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
 Function = Callable[Concatenate[Connection, Statements, P], T]
@@ -193,20 +115,42 @@ class Calls:
     ) -> list[Outcome]:
         """Append batches: simple ones from the event loop, the others in one thread call."""
         self.connections.cut()
-        outcomes: list[Outcome | None] = [None] * len(batches)
+        appends = AppendMany(self._sql, held_sessions, batches)
         with anyio.move_on_after(self._timeout + MARGIN):
-            outcomes = await append(self.connections, self._sql, held_sessions, batches)
-            unsent_indexes = [index for index, outcome in enumerate(outcomes) if outcome is None]
-            if unsent_indexes:
-                unsent = [batches[index] for index in unsent_indexes]
-                results = await self._appends.run(
-                    log.append, self.connections, self._sql, held_sessions, unsent
-                )
-                for index, outcome in zip(unsent_indexes, results, strict=True):
-                    outcomes[index] = outcome
+            await self._append_from_loop(appends)
+            if None in appends.outcomes:
+                await self._appends.run(appends.run, self.connections)
         self.connections.cut()
-        unanswered = Outcome(Status.IN_DOUBT, self._no_answer_error("write to", self._timeout))
-        return [unanswered if outcome is None else outcome for outcome in outcomes]
+        error = self._no_answer_error("write to", self._timeout)
+        return appends.fill_outcomes(Outcome(Status.IN_DOUBT, error))
+
+    async def _append_from_loop(self, appends: AppendMany) -> None:
+        """Append without a thread, where a connection is ready and all of it is simple.
+
+        Cancelling it closes the connection: the server has the whole statement, or does nothing.
+        """
+        statement, connection = self._sql.append, None
+        if appends.size <= MAX_BYTES:
+            connection = self.connections.take_ready(statement.is_ready)
+        if connection is None:
+            return
+        try:
+            ready, unknown = appends.encode_ready()
+            if unknown or not ready:
+                return
+            with (
+                self.connections.watched(connection),
+                appends.answering(self.connections, connection),
+            ):
+                ready.sort(key=lambda batch: batch.session.id)
+                moved = await statement.exchange(connection, arrays(ready))
+                if moved is not None:
+                    appends.mark_appended(ready, moved)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self.connections.give_back(connection)
 
     async def run_idempotent(
         self, doing: str, function: Function[P, T], *args: P.args, **_: P.kwargs
@@ -431,7 +375,7 @@ def _connect(
     connections = Connections(settings, password, hook)
     try:
         with connections.borrow(LONG_TIMEOUT) as connection:
-            migrate(connection, settings.schema, settings.location)
+            migrate(connection, sql, settings.location)
             leases.register_owner(connection, sql, owner)
             return connections, durability_of(connection, settings.location)
     except connections.errors as error:

@@ -305,16 +305,6 @@ def execute_all(
     return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
-class _ActiveConnection:
-    """A connection in use, and its deadline."""
-
-    __slots__ = ("connection", "until")
-
-    def __init__(self, connection: Connection, seconds: float) -> None:
-        self.connection = connection
-        self.until = time.monotonic() + seconds
-
-
 @final
 class Connections:
     """The open connections of one store."""
@@ -336,7 +326,8 @@ class Connections:
         self._conninfo = self._full_conninfo()
         self._lock = threading.Lock()
         self._idle: list[tuple[Connection, float]] = []
-        self._used: set[_ActiveConnection] = set()
+        self._used: dict[Connection, float] = {}
+        """Until when each may be used."""
         self._closed = False
         self._is_own = False  # whether a connection is known to keep its server process
 
@@ -485,37 +476,31 @@ class Connections:
 
         """
         began = time.monotonic()
-        used = _ActiveConnection(connection, self._settings.timeout if seconds is None else seconds)
         with self._lock:
-            self._used.add(used)
+            self._used[connection] = began + (seconds or self._settings.timeout)
         try:
             yield
         finally:
             with self._lock:
-                self._used.discard(used)
+                del self._used[connection]
             if is_lent:
                 self._report("used", began)
 
     def _take(self) -> Connection:
+        """Take an idle connection that the server has not closed, or connect."""
         began = time.monotonic()
-        connection = self._idle_or_new()
-        self._report("waited", began)
-        return connection
-
-    def _idle_or_new(self) -> Connection:
         while True:
             with self._lock:
                 if self._closed:
                     raise StoreUnavailableError(
                         f"the store at {self._settings.location} is closed: open a new one"
                     )
-                idle = self._idle.pop() if self._idle else None
-            if idle is None:
-                return self.connect()
-            connection, idle_since = idle
+                connection, idle_since = self._idle.pop() if self._idle else (None, began)
+            connection = connection or self.connect()
             if time.monotonic() - idle_since < FRESH or not _is_readable(connection):
+                self._report("waited", began)
                 return connection
-            connection.close()  # the server closed it
+            connection.close()
 
     def give_back(self, connection: Connection) -> None:
         """Return a connection to the pool, or close it if it is broken or in a transaction."""
@@ -535,9 +520,9 @@ class Connections:
         """Shut down the connections whose reply is late."""
         now = time.monotonic()
         with self._lock:
-            for used in self._used:
-                if everything or used.until <= now:
-                    self.shut_down(used.connection)
+            for connection, until in self._used.items():
+                if everything or until <= now:
+                    self.shut_down(connection)
 
     def shut_down(self, connection: Connection) -> None:
         """Shut down a connection that another thread waits on, which then gets an error."""
@@ -551,10 +536,8 @@ class Connections:
         """Close the idle connections, and cut those in use."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
+        self.drop_idle()
         self.cut(everything=True)
-        for connection, _ in idle:
-            connection.close()
 
 
 def _is_readable(connection: Connection) -> bool:

@@ -6,7 +6,6 @@ carries a checksum, and one that fails it counts as lost: the log has all of it.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +30,7 @@ from perdure.stores.postgres.connections import Connection, Statement, bigint, e
 from perdure.stores.postgres.log import (
     PAGE_ROWS,
     SessionState,
+    digest_of,
     label_values,
     lease_lost_error,
     named,
@@ -43,21 +43,19 @@ from perdure.stores.postgres.log import (
 from perdure.stores.postgres.schema import Statements
 
 
-class DocumentsQuery(NamedTuple):
-    """Documents to read; None for all."""
-
-    key: SessionKey
-    names: Collection[str] | None
-
-
 def read(
-    connection: Connection, sql: Statements, wanted: Sequence[DocumentsQuery]
+    connection: Connection,
+    sql: Statements,
+    wanted: Sequence[tuple[SessionKey, Collection[str] | None]],
 ) -> list[Documents | Exception]:
-    """Read documents, each checked against the manifest's hash."""
-    found = execute_all(connection, [_query(sql, one.key, one.names) for one in wanted])
+    """Read documents by their names, None for all; each is checked against the manifest's hash."""
+    found = execute_all(
+        connection,
+        [(sql["documents"], {**named(key), "ids": _ids(names)}) for key, names in wanted],
+    )
     return [
-        _checked(one.key, one.names, max([row[0] for row in rows], default=0), rows)
-        for one, rows in zip(wanted, found, strict=True)
+        _checked(key, names, max([row[0] for row in rows], default=0), rows)
+        for (key, names), rows in zip(wanted, found, strict=True)
     ]
 
 
@@ -136,12 +134,8 @@ _MANY_BYTES = 256 * 1024
 """Bytes of each log that are read together; a longer one is read by itself."""
 
 
-def _query(sql: Statements, key: SessionKey, names: Collection[str] | None) -> Statement:
-    return sql["documents"], {**named(key), "ids": _ids(names)}
-
-
 def _ids(names: Collection[str] | None) -> list[bytes] | None:
-    return None if names is None else [_hash(name) for name in names]
+    return None if names is None else [digest_of(name) for name in names]
 
 
 def _checked(
@@ -227,7 +221,7 @@ def _refusal(manifest: Manifest, head: int) -> Exception | None:
 
 def _fold(sql: Statements, fold: Fold) -> Statement:
     key, manifest = fold.key, fold.manifest
-    listed = {name: _hash(name) for name in manifest.documents}
+    listed = {name: digest_of(name) for name in manifest.documents}
     written = [name for name in fold.documents if name in listed]
     values = {
         "tenant": key.tenant,
@@ -244,10 +238,6 @@ def _fold(sql: Statements, fold: Fold) -> Statement:
         "turns": bigint(manifest.counters.get("turns", 0)),
     }
     return sql["fold"], values
-
-
-def _hash(name: str) -> bytes:
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
 
 
 # Blobs: one row each, by tenant and name. Blocking. Ages are by the server's clock

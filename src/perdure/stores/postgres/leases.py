@@ -59,15 +59,12 @@ def channel_of(schema: str, owner: str) -> str:
 
 def register_owner(connection: Connection, sql: Statements, owner: str) -> None:
     """Register an owner."""
-    connection.execute(
-        sql["enter"],
-        {
-            "owner": owner,
-            "first": first_beat(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        },
-    )
+    connection.execute(sql["enter"], _process(owner))
+
+
+def _process(owner: str) -> dict[str, object]:
+    names = {"owner": owner, "host": socket.gethostname()}
+    return {**names, "first": first_beat(), "pid": os.getpid()}
 
 
 def unregister_owner(connection: Connection, sql: Statements, owner: str) -> None:
@@ -112,16 +109,12 @@ def _holder(rows: Sequence[tuple[Any, ...]]) -> Holder:
 Acquired: TypeAlias = tuple[Taken, SessionState]
 
 
-class Acquire:
+class Acquire(msgspec.Struct, eq=False):
     """A session that somebody wants, and the answer as soon as there is one."""
 
-    __slots__ = ("answer", "key", "owner", "terms")
-
-    def __init__(self, key: SessionKey, terms: Terms, owner: str) -> None:
-        self.key: SessionKey = key
-        self.terms: Terms = terms
-        self.owner: str = owner
-        self.answer: Held | Acquired | None = None
+    key: SessionKey
+    terms: Terms
+    answer: Held | Acquired | None = None
 
 
 def acquire(
@@ -195,11 +188,11 @@ class _Epoch:
             head, seed = new.first, 0
             draft = seal(msgspec.json.encode(new.draft)) if new.draft else None
         self._seed = seed
-        self._payload = payload = epoch_payload(wanted.owner, new.base if created else None)
+        self._payload = payload = epoch_payload(wanted.terms.me, new.base if created else None)
         self._lines, crc = encode([Entry(EPOCH, payload)], first=head, epoch=epoch, crc=seed)
         is_draft = created and draft is not None
         self.state = SessionState(
-            was.id, epoch, head, crc, head, 0, 0, is_draft, wanted.owner, draft=draft
+            was.id, epoch, head, crc, head, 0, 0, is_draft, wanted.terms.me, draft=draft
         )
 
     @property
@@ -288,21 +281,15 @@ def drafts(connection: Connection, sql: Statements, tenant: str) -> list[DraftIn
     return infos
 
 
-class Release(NamedTuple):
-    """A lease to release."""
-
-    row_id: int
-    """0: not known."""
-    key: SessionKey
-    epoch: int
-
-
 def release(
-    connection: Connection, sql: Statements, leases: Sequence[Release]
-) -> list[Exception | None]:
-    """Mark sessions as released whose epochs still hold them."""
+    connection: Connection, sql: Statements, leases: Sequence[tuple[int, SessionKey, int]]
+) -> list[None]:
+    """Mark sessions as released whose epochs still hold them.
+
+    *leases* are the ids of their rows, 0 if not known, their keys and the epochs.
+    """
     ordered = sorted(leases)  # rows are always locked in the order of their ids
-    names = [(one.key.tenant, one.key.agent, one.key.session, one.epoch) for one in ordered]
+    names = [(key.tenant, key.agent, key.session, epoch) for _, key, epoch in ordered]
     execute_all(connection, [(sql["release"], values) for values in names])
     return [None] * len(leases)
 
@@ -311,16 +298,8 @@ def renew_heartbeat(
     connection: Connection, sql: Statements, owner: str, reported: tuple[int, ...]
 ) -> HeartbeatReply:
     """Renew a heartbeat; return requests not yet reported, and the other owners' counters."""
-    rows = connection.execute(
-        sql["beat"],
-        {
-            "owner": owner,
-            "first": first_beat(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "heard": list(reported),
-        },
-    ).fetchall()
+    values = {**_process(owner), "heard": list(reported)}
+    rows = connection.execute(sql["beat"], values).fetchall()
     by_kind: dict[bool, list[SessionKey]] = {True: [], False: []}
     beats: dict[str, int] = {}
     ids: list[int] = []
@@ -337,13 +316,5 @@ def renew_heartbeat(
 
 def request_handover(connection: Connection, sql: Statements, key: SessionKey, owner: str) -> None:
     """Ask an owner to hand over a session."""
-    connection.execute(
-        sql["ask"],
-        {
-            "owner": owner,
-            "tenant": key.tenant,
-            "agent": key.agent,
-            "session": key.session,
-            "channel": channel_of(sql.schema, owner),
-        },
-    )
+    values = {**named(key), "owner": owner, "channel": channel_of(sql.schema, owner)}
+    connection.execute(sql["ask"], values)

@@ -7,7 +7,9 @@ are OK; each of the others is looked up, and its log compared with the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, final
 
 import msgspec
@@ -112,27 +114,33 @@ def named(key: SessionKey) -> dict[str, object]:
     return {"tenant": key.tenant, "agent": key.agent, "session": key.session}
 
 
+def digest_of(name: str) -> bytes:
+    """Return what a row is found by whose name may be any text."""
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+
+
 def tenant_id(connection: Connection, sql: Statements, tenant: str) -> int:
     """Return a tenant's number, assigned on first use."""
-    row = connection.execute(sql["tenant"], (tenant,)).fetchone()
-    if row is None:
-        connection.execute(sql["add_tenant"], (tenant,))
-        row = connection.execute(sql["tenant"], (tenant,)).fetchone()
-    if row is None:
-        raise StoreUnavailableError("a tenant that was just added is missing: try again")
-    return int(row[0])
+    return int(_found_or_added(connection, sql["tenant"], sql["add_tenant"], (tenant,))[0])
 
 
 def lock_session(connection: Connection, sql: Statements, key: SessionKey) -> SessionState:
     """Lock a session's row until the transaction ends; insert it if it is missing."""
     values = (tenant_id(connection, sql, key.tenant), key.agent, key.session)
-    row = connection.execute(sql["lock_session"], values).fetchone()
-    if row is None:
-        connection.execute(sql["add_session"], values)
-        row = connection.execute(sql["lock_session"], values).fetchone()
-    if row is None:
-        raise StoreUnavailableError("a session that was just added is missing: try again")
+    row = _found_or_added(connection, sql["lock_session"], sql["add_session"], values)
     return SessionState(*row)
+
+
+def _found_or_added(
+    connection: Connection, find: bytes, add: bytes, values: Sequence[object]
+) -> tuple[Any, ...]:
+    row = connection.execute(find, values).fetchone()
+    if row is None:
+        connection.execute(add, values)
+        row = connection.execute(find, values).fetchone()
+    if row is None:
+        raise StoreUnavailableError("a row that was just added is missing: try again")
+    return row
 
 
 def lease_lost_error(key: SessionKey, epoch: int, state: SessionState | None) -> LeaseLostError:
@@ -165,16 +173,23 @@ class AppendMany:
         self._sql = sql
         self._held_sessions = held_sessions
         self._batches = batches
+        self.size: int = sum([len(entry.payload) for one in batches for entry in one.records])
+        """Bytes of payload."""
         self.outcomes: list[Outcome | None] = [None] * len(batches)
 
     def encode_ready(self) -> tuple[list[EncodedBatch], list[int]]:
-        """Encode batches that follow a log's known end; return them, and the others' places."""
+        """Encode batches that follow a log's known end; return them, and the others' places.
+
+        Those that have an outcome are neither.
+        """
         ready: list[EncodedBatch] = []
         unknown: list[int] = []
         keys = set()
         for index, batch in enumerate(self._batches):
             refusal = refusal_of(batch)
             session = self._held_sessions.get(batch.key)
+            if self.outcomes[index] is not None:
+                continue
             if refusal is not None:
                 self.outcomes[index] = Outcome(Status.PERMANENT, refusal)
             elif (
@@ -263,7 +278,21 @@ class AppendMany:
             return error
         return new_entries(batch, state.head, max(state.epoch_start, state.low - 1), logged)
 
-    def run(self, connection: Connection) -> None:
+    def run(self, connections: Connections) -> None:
+        """Append what has no outcome yet, in a thread. Every error becomes an outcome."""
+        changed = "others wrote to these sessions meanwhile: they are sent again"
+        try:
+            with (
+                connections.borrow() as connection,
+                self.answering(connections, connection),
+            ):
+                self._send_and_look_up(connection)
+        except Exception as error:  # noqa: BLE001  # append_many raises nothing
+            is_unsent = isinstance(error, StoreUnavailableError)
+            self.fill_outcomes(Outcome(Status.TRANSIENT if is_unsent else Status.IN_DOUBT, error))
+        self.fill_outcomes(Outcome(Status.TRANSIENT, StoreUnavailableError(changed)))
+
+    def _send_and_look_up(self, connection: Connection) -> None:
         """Send, look up what was not appended, and send its remaining records."""
         ready, unknown = self.encode_ready()
         for _ in range(ROUNDS):
@@ -282,32 +311,21 @@ class AppendMany:
                 ready += encoded
             unknown = repeated
 
+    @contextlib.contextmanager
+    def answering(self, connections: Connections, connection: Connection) -> Iterator[None]:
+        """Make the driver's errors the outcome of each batch that has none."""
+        try:
+            yield
+        except connections.errors as error:
+            is_lost = is_broken(error, connection)
+            converted = connections.handle_error(error, connection, "write to")
+            self.fill_outcomes(outcome_of(converted, is_lost=is_lost))
+
     def fill_outcomes(self, default: Outcome) -> list[Outcome]:
-        """Return all outcomes, with *default* for batches that have none."""
-        return [default if outcome is None else outcome for outcome in self.outcomes]
-
-
-def append(
-    connections: Connections,
-    sql: Statements,
-    held_sessions: HeldSessionsByKey,
-    batches: Sequence[Batch],
-) -> list[Outcome]:
-    """Append batches. Every error becomes an outcome."""
-    appends = AppendMany(sql, held_sessions, batches)
-    changed = StoreUnavailableError("others wrote to these sessions meanwhile: they are sent again")
-    try:
-        with connections.borrow() as connection:
-            try:
-                appends.run(connection)
-            except connections.errors as error:
-                is_lost = is_broken(error, connection)
-                converted = connections.handle_error(error, connection, "write to")
-                return appends.fill_outcomes(outcome_of(converted, is_lost=is_lost))
-    except Exception as error:  # noqa: BLE001  # append_many raises nothing
-        status = Status.TRANSIENT if isinstance(error, StoreUnavailableError) else Status.IN_DOUBT
-        return appends.fill_outcomes(Outcome(status, error))
-    return appends.fill_outcomes(Outcome(Status.TRANSIENT, changed))
+        """Give *default* to batches that have no outcome, and return all of them."""
+        filled = [default if outcome is None else outcome for outcome in self.outcomes]
+        self.outcomes = [*filled]
+        return filled
 
 
 def arrays(part: list[EncodedBatch]) -> list[bytes]:

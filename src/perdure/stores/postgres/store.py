@@ -212,8 +212,7 @@ class PostgresStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        wanted = content.DocumentsQuery(key, names)
-        return await self._calls.run_together("read", content.read, wanted)
+        return await self._calls.run_together("read", content.read, (key, names))
 
     async def read_for_restore(
         self, key: SessionKey, names: Collection[str] | None = None
@@ -279,7 +278,7 @@ class PostgresStore:
         return await self._calls.run_together("read", leases.holders, key)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        wanted = leases.Acquire(key, terms, self._owner)
+        wanted = leases.Acquire(key, terms)
         answer: Held | leases.Acquired = await self._calls.run_together(
             "write to", leases.acquire, wanted, is_repeatable=False
         )
@@ -298,7 +297,7 @@ class PostgresStore:
         return await self._calls.run_idempotent("read", leases.drafts, tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        lease = leases.Release(self._row_id(key), key, epoch)
+        lease = (self._row_id(key), key, epoch)
         await self._calls.run_together("write to", leases.release, lease)
         session = self._held_sessions.get(key)
         if session is not None and session.epoch == epoch:
