@@ -66,36 +66,43 @@ def read_many(
     names: Collection[str] | None,
 ) -> list[RestoreData | None]:
     """Read documents, and the logs after them; None for what has to be read by itself."""
-    places = _places(keys)
-    wanted = (sql["many_documents"], {**places, "ids": _ids(names)})
-    seen, rows = execute_all(connection, [(sql["many_states"], places), wanted])
-    parts: dict[int, list[tuple[Any, ...]]] = {}
-    for number, *part in rows:
-        parts.setdefault(number, []).append((0, *part))
     missing = RestoreData(Documents(), records=(), may_have_items=False)
-    found: dict[SessionKey, RestoreData | None] = dict.fromkeys(keys, missing)
-    have: dict[SessionKey, Documents] = {}
-    spans: dict[SessionKey, tuple[SessionState, int]] = {}
-    for number, *fields in seen:
-        key, state = keys[number - 1], SessionState(*fields)
-        documents = _checked(key, names, state.head, parts.get(number, ()))
-        found[key] = None
-        if not isinstance(documents, Exception) and documents.log_after is not None:
-            have[key], spans[key] = documents, (state, documents.log_after)
-    for key, records in _logs(connection, sql, spans).items():
-        if records is not None:
-            found[key] = RestoreData(have[key], spans[key][1], records)
-    return [found[key] for key in keys]
+    return [
+        missing if state is None else opened(key, names, state, rows)
+        for key, state, rows in _read_openings(connection, sql, keys, names)
+    ]
 
 
 def read_logs(
     connection: Connection, sql: Statements, keys: Sequence[SessionKey]
 ) -> list[tuple[Record, ...] | None]:
     """Read logs; None for what has to be read by itself."""
-    (seen,) = execute_all(connection, [(sql["many_states"], _places(keys))])
-    spans = {keys[number - 1]: (SessionState(*fields), 0) for number, *fields in seen}
-    logs = _logs(connection, sql, spans)
-    return [logs.get(key, ()) for key in keys]
+    return [
+        () if state is None else records_after(key, state, 0, _commits(rows))
+        for key, state, rows in _read_openings(connection, sql, keys, (), whole=True)
+    ]
+
+
+def _read_openings(
+    connection: Connection,
+    sql: Statements,
+    keys: Sequence[SessionKey],
+    names: Collection[str] | None,
+    *,
+    whole: bool = False,
+) -> list[tuple[SessionKey, SessionState | None, list[tuple[Any, ...]]]]:
+    """Return sessions with what restores need of them, None if missing, in one round trip."""
+    opening = opening_query(sql, keys, names, max_bytes=_MANY_BYTES, whole=whole)
+    seen, rows = execute_all(connection, [(sql["many_states"], _places(keys)), opening])
+    states = {number: SessionState(*fields) for number, *fields in seen}
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        found.setdefault(row[0], []).append(row)
+    return [(key, states.get(n), found.get(n, [])) for n, key in enumerate(keys, 1)]
+
+
+_MANY_BYTES = 256 * 1024
+"""Bytes of each log that are read together; a longer one is read by itself."""
 
 
 def _places(keys: Sequence[SessionKey]) -> dict[str, object]:
@@ -104,34 +111,6 @@ def _places(keys: Sequence[SessionKey]) -> dict[str, object]:
         "agents": [key.agent for key in keys],
         "sessions": [key.session for key in keys],
     }
-
-
-def _logs(
-    connection: Connection, sql: Statements, spans: Mapping[SessionKey, tuple[SessionState, int]]
-) -> dict[SessionKey, tuple[Record, ...] | None]:
-    """Return the logs of sessions after a record of each; None for a long or a damaged one."""
-    pending = [span for span in spans.values() if span[1] < span[0].head]
-    values = {
-        "rows": [state.id for state, _ in pending],
-        "lows": [max(after + 1, state.low) for state, after in pending],
-        "highs": [state.head for state, _ in pending],
-        "limit": bigint(PAGE_ROWS),
-        "bytes": _MANY_BYTES,
-    }
-    (rows,) = execute_all(connection, [(sql["many_logs"], values)]) if pending else ((),)
-    commits: dict[int, list[tuple[Any, ...]]] = {}
-    for row_id, *commit in rows:
-        commits.setdefault(row_id, []).append(tuple(commit))
-    return {
-        key: records_after(key, state, after, commits.get(state.id, ()))
-        if after < state.head
-        else ()
-        for key, (state, after) in spans.items()
-    }
-
-
-_MANY_BYTES = 256 * 1024
-"""Bytes of each log that are read together; a longer one is read by itself."""
 
 
 def _ids(names: Collection[str] | None) -> list[bytes] | None:
@@ -160,11 +139,17 @@ _OPENING_BYTES = 1024 * 1024
 """Bytes of the log that an open reads; a longer one is read by pages."""
 
 
-def opening_query(sql: Statements, row_id: int, names: Collection[str] | None) -> Statement:
-    """Return the query of what a restore needs: of one moment."""
-    values = {"id": bigint(row_id), "ids": _ids(names)}
-    limits = {"rows": bigint(PAGE_ROWS), "bytes": bigint(_OPENING_BYTES)}
-    return sql["opening"], {**values, **limits}
+def opening_query(
+    sql: Statements,
+    keys: Sequence[SessionKey],
+    names: Collection[str] | None,
+    *,
+    max_bytes: int = _OPENING_BYTES,
+    whole: bool = False,
+) -> Statement:
+    """Return the query of what restores need, of one moment; *whole*: of the whole log alone."""
+    limits = {"limit": bigint(PAGE_ROWS), "bytes": bigint(max_bytes)}
+    return sql["opening"], {**_places(keys), "ids": _ids(names), "whole": whole, **limits}
 
 
 def opened(
@@ -174,15 +159,18 @@ def opened(
     rows: Sequence[tuple[Any, ...]],
 ) -> RestoreData | None:
     """Return what a restore needs; None if reading it by itself will say why it cannot be used."""
-    commits = [(*row[3:], row[2]) for row in rows if row[3] is not None]
     others = [row for row in rows if row[3] is None]
     documents = _checked(key, names, state.head, [row for row in others if row[2] is not None])
     if isinstance(documents, Exception):
         return None
     after = documents.log_after
-    records = None if after is None else records_after(key, state, after, commits)
+    records = None if after is None else records_after(key, state, after, _commits(rows))
     is_waiting = any(row[2] is None for row in others)
     return RestoreData(documents, after or 0, records, is_waiting)
+
+
+def _commits(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [(*row[3:], row[2]) for row in rows if row[3] is not None]
 
 
 class Fold(NamedTuple):

@@ -219,7 +219,7 @@ class _Epoch:
         numbers |= {"epoch": self.state.epoch, "seed": self._seed}
         places = {name: bigint(number) for name, number in numbers.items()}
         take = sql["take"], {**self.values, **places, "created": self._created}
-        return take, opening_query(sql, was.id, self.wanted.terms.names)
+        return take, opening_query(sql, [self.wanted.key], self.wanted.terms.names)
 
     def taken(
         self, taken: Sequence[tuple[Any, ...]], read: Sequence[tuple[Any, ...]]

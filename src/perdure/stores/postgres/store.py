@@ -217,18 +217,18 @@ class PostgresStore:
     async def read_for_restore(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> RestoreData:
-        """Read documents, and the log after them, in two round trips."""
+        """Read documents, and the log after them, in one round trip."""
         (found,) = await self.read_many_for_restore([key], names)
         return found or RestoreData(await self.read_documents(key, names))
 
     async def read_many_for_restore(
         self, keys: Sequence[SessionKey], names: Collection[str] | None = None
     ) -> list[RestoreData | None]:
-        """Read documents, and the logs after them, of several sessions in two round trips."""
+        """Read documents, and the logs after them, of several sessions in one round trip."""
         return await self._calls.run_idempotent("read", content.read_many, keys, names)
 
     async def read_logs(self, keys: Sequence[SessionKey]) -> list[tuple[Record, ...] | None]:
-        """Read the logs of several sessions in two round trips."""
+        """Read the logs of several sessions in one round trip."""
         return await self._calls.run_idempotent("read", content.read_logs, keys)
 
     async def write_documents(
