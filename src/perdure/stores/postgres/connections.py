@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 from urllib.parse import quote, unquote
 
 import anyio
@@ -53,6 +53,9 @@ _PORT = re.compile(r"\A(?:\[[^\]]*\]|[^:\[\]]*):")
 """The part before a port: a name, or an address in brackets."""
 _NAME_BYTES = 63
 """PostgreSQL truncates longer names silently."""
+
+
+N = TypeVar("N", int, float)
 
 
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,13 +113,15 @@ def settings_of(
     own = {name: unquote(text) for name, text in parameters.items() if name in _OWN}
     schema_name = _schema(schema if schema is not None else own.get("schema", SCHEMA))
     suffix = "" if schema_name == SCHEMA else f"?schema={quote(schema_name)}"
+    most = own.get("connections", str(CONNECTIONS)) if connections is None else str(connections)
+    seconds = own.get("timeout", str(TIMEOUT))
     user, _, password = login.partition(":")
     hidden = [password, *(value for name, value in parameters.items() if name in _SECRET)]
     return PostgresSettings(
         conninfo=f"postgresql://{address}{'?' if others else ''}{'&'.join(others)}",
         schema=schema_name,
-        connections=_connections(connections, own.get("connections")),
-        timeout=_timeout(own.get("timeout")),
+        connections=_number("connections", most, int, 2, _MAX_CONNECTIONS),
+        timeout=_number("timeout", seconds, float, _MIN_TIMEOUT, _MAX_TIMEOUT),
         location=f"postgresql://{user}{at}{hosts}{slash}{database}{suffix}",
         has_password=bool(password or parameters.get("password")),
         secrets=tuple({form for text in hidden for form in (text, unquote(text)) if form}),
@@ -162,31 +167,14 @@ def _schema(name: str) -> str:
     )
 
 
-def _timeout(parameter: str | None) -> float:
-    if parameter is None:
-        return TIMEOUT
+def _number(option: str, text: str, kind: type[N], least: N, most: N) -> N:
     try:
-        seconds = float(parameter)
+        number = kind(text)
     except ValueError:
-        seconds = 0.0
-    if not _MIN_TIMEOUT <= seconds <= _MAX_TIMEOUT:
-        expected = f"{_MIN_TIMEOUT} to {_MAX_TIMEOUT:g} seconds"
+        number = kind(0)
+    if not least <= number <= most:
         raise ConfigError(
-            f"invalid timeout={parameter!r}: expected {expected}", option="timeout", value=parameter
-        )
-    return seconds
-
-
-def _connections(argument: int | None, parameter: str | None) -> int:
-    value = str(argument) if argument is not None else parameter
-    if value is None:
-        return CONNECTIONS
-    number = int(value) if value.isascii() and value.isdigit() and len(value) < 9 else 0
-    if not 2 <= number <= _MAX_CONNECTIONS:
-        raise ConfigError(
-            f"invalid connections={value!r}: expected 2 to {_MAX_CONNECTIONS}",
-            option="connections",
-            value=value,
+            f"invalid {option}={text!r}: expected {least:g} to {most:g}", option=option, value=text
         )
     return number
 

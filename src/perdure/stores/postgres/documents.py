@@ -314,8 +314,8 @@ _STEP = "floor(least(greatest(%({})s::float8 / 64, -1e15), 1e15))::bigint"
 _CONDITIONS = {
     "owner": "s.belongs = %(owner)s",
     "tag": "%(tag)s = ANY(l.tags)",
-    "prefix": "s.agent >= %(prefix)s AND starts_with(s.agent, %(prefix)s)",
-    "end": "s.agent < %(end)s",
+    "prefix": "s.agent BETWEEN %(prefix)s AND %(prefix)s::text || repeat(chr(1114111), 256) "
+    "AND starts_with(s.agent, %(prefix)s)",  # the greatest text: an id has at most 1,024 bytes
     "without": "s.agent <> ALL(%(without)s::text[])",
     "since": f"{_AT} >= %(since)s AND s.step >= {_STEP.format('since')}",
     "before": f"{_AT} < %(before)s AND s.step <= {_STEP.format('before')}",
@@ -332,7 +332,6 @@ def list_sessions(
         "owner": without_nul(query.owner),
         "tag": without_nul(query.tag),
         "prefix": without_nul(query.prefix) or None,
-        "end": end_of(query.prefix),
         "without": list(query.without) or None,
         "since": query.since,
         "before": query.before,
@@ -375,21 +374,6 @@ def list_sessions(
             rows
         )
     ]
-
-
-def end_of(prefix: str) -> str | None:
-    """Return the first text after all those with a prefix, None if there is none.
-
-    >>> end_of("app/")
-    'app0'
-    """
-    for index in range(len(prefix) - 1, -1, -1):
-        code = ord(prefix[index]) + 1
-        if code == 0xD800:  # surrogates, up to 0xE000, are not text
-            code = 0xE000
-        if code <= 0x10FFFF:
-            return prefix[:index] + chr(code)
-    return None
 
 
 def tenants(connection: Connection, sql: Statements) -> list[str]:

@@ -10,7 +10,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -43,13 +43,6 @@ from perdure.stores.postgres.log import (
     state_of,
 )
 from perdure.stores.postgres.schema import Statements
-
-
-class HeartbeatReply(NamedTuple):
-    """The requests that a heartbeat returned, and their ids for the next one to acknowledge."""
-
-    requests: HeartbeatRequests
-    ids: tuple[int, ...]
 
 
 def channel_of(schema: str, owner: str) -> str:
@@ -296,8 +289,8 @@ def release(
 
 def renew_heartbeat(
     connection: Connection, sql: Statements, owner: str, reported: tuple[int, ...]
-) -> HeartbeatReply:
-    """Renew a heartbeat; return requests not yet reported, and the other owners' counters."""
+) -> tuple[HeartbeatRequests, tuple[int, ...]]:
+    """Renew a heartbeat; return requests not reported yet, and their ids for the next one."""
     values = {**_process(owner), "heard": list(reported)}
     rows = connection.execute(sql["beat"], values).fetchall()
     by_kind: dict[bool, list[SessionKey]] = {True: [], False: []}
@@ -310,8 +303,7 @@ def renew_heartbeat(
         ids.append(number)
         if is_held:
             by_kind[mail].append(SessionKey(agent, session, name))
-    requests = HeartbeatRequests(tuple(by_kind[False]), tuple(by_kind[True]), beats)
-    return HeartbeatReply(requests, tuple(ids))
+    return HeartbeatRequests(tuple(by_kind[False]), tuple(by_kind[True]), beats), tuple(ids)
 
 
 def request_handover(connection: Connection, sql: Statements, key: SessionKey, owner: str) -> None:

@@ -304,11 +304,10 @@ class PostgresStore:
             del self._held_sessions[key]
 
     async def heartbeat(self) -> HeartbeatRequests:
-        reply = await self._calls.run_idempotent(
+        requests, self._reported_ids = await self._calls.run_idempotent(
             "write to", leases.renew_heartbeat, self._owner, self._reported_ids
         )
-        self._reported_ids = reply.ids
-        return reply.requests
+        return requests
 
     async def wait_for_notification(self, timeout: float) -> None:
         """Return when the server has sent a notification, or after ``timeout`` seconds."""

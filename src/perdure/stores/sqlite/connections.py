@@ -135,20 +135,10 @@ def connect_unlocked(path: str, *, wal: bool) -> sqlite3.Connection:
     return con
 
 
-def create(path: str) -> None:
-    """Turn an empty file into a database of the newest format."""
-    con = connect(path, timeout=1.0)
-    try:
-        pragma(con, f"page_size = {PAGE_BYTES}")
-        pragma(con, f"application_id = {APPLICATION}")
-        make_durable(con, path)
-        pragma(con, "wal_checkpoint(TRUNCATE)")
-    finally:
-        con.close()
-
-
 def make_durable(con: sqlite3.Connection, path: str) -> None:
     """Migrate a database to the newest format, and ensure that its commits are synced.
+
+    All missing migrations are one transaction; of several processes, only one runs them.
 
     Raises:
         ConfigError: It is another program's database.
@@ -158,26 +148,10 @@ def make_durable(con: sqlite3.Connection, path: str) -> None:
     """
     version = format_of(con, path)  # before anything is changed
     pragma(con, "journal_mode = WAL")
-    if version != len(MIGRATIONS):
-        migrate(con, path)
-    con.execute("BEGIN IMMEDIATE")
-    pragma(con, f"user_version = {len(MIGRATIONS)}")
-    con.execute("COMMIT")
-    # Only after a first write: before it, a failed switch to WAL looks like a successful one.
-    modes = (pragma(con, "journal_mode"), pragma(con, "synchronous"))
-    if modes != ([("wal",)], [(_FULL,)]):
-        raise StoreUnavailableError(
-            f"{path} is not in WAL mode with full syncs ({modes}), so a commit might not be "
-            "durable: check the disk, and open the store again",
-            path=path,
-        )
-
-
-def migrate(con: sqlite3.Connection, path: str) -> None:
-    """Run all missing migrations in one transaction; of several processes, only one runs them."""
     con.execute("BEGIN IMMEDIATE")
     try:
-        version = format_of(con, path)  # again, now that no other process can change it
+        if version != len(MIGRATIONS):
+            version = format_of(con, path)  # again, now that no other process can change it
         for step in MIGRATIONS[version:]:
             for statement in step:
                 con.execute(statement)
@@ -186,6 +160,14 @@ def migrate(con: sqlite3.Connection, path: str) -> None:
     finally:
         if con.in_transaction:
             con.execute("ROLLBACK")
+    # Only after a first write: before it, a failed switch to WAL looks like a successful one.
+    modes = (pragma(con, "journal_mode"), pragma(con, "synchronous"))
+    if modes != ([("wal",)], [(_FULL,)]):
+        raise StoreUnavailableError(
+            f"{path} is not in WAL mode with full syncs ({modes}), so a commit might not be "
+            "durable: check the disk, and open the store again",
+            path=path,
+        )
 
 
 def format_of(con: sqlite3.Connection, path: str) -> int:
@@ -291,9 +273,13 @@ class Readers:
         return reader.files is not None and reader.files != _files_of(self._path)
 
 
+_Status = tuple[int, int, int]
+"""A file's inode, size and time; zeros if it is missing."""
+
+
 class _Reader(NamedTuple):
     con: sqlite3.Connection
-    files: tuple[int, ...] | None = None
+    files: tuple[_Status, _Status] | None = None
     """The files' inodes, sizes and times, if no lock keeps other processes from writing."""
 
 
@@ -305,7 +291,8 @@ def _open_read_only(path: str, timeout: float) -> _Reader:
         if code_of(error) not in CANNOT_SHARE or _is_shared(path):
             raise
     files = _files_of(path)
-    return _Reader(connect_unlocked(path, wal=_size(path + "-wal") > 0), files)
+    _, (_, wal_bytes, _) = files
+    return _Reader(connect_unlocked(path, wal=wal_bytes > 0), files)
 
 
 def _connect_shared(path: str, timeout: float) -> sqlite3.Connection:
@@ -321,26 +308,20 @@ def _connect_shared(path: str, timeout: float) -> sqlite3.Connection:
 
 def _is_shared(path: str) -> bool:
     """Return whether another process may have the database open: its shared memory exists."""
-    return _size(path + "-shm") >= _SHM_BYTES and os.path.exists(path + "-wal")
+    _, size, _ = _status(path + "-shm")
+    return size >= _SHM_BYTES and os.path.exists(path + "-wal")
 
 
-def _size(path: str) -> int:
+def _files_of(path: str) -> tuple[_Status, _Status]:
+    return _status(path), _status(path + "-wal")
+
+
+def _status(path: str) -> _Status:
     try:
-        return os.stat(path).st_size
+        status = os.stat(path)
     except FileNotFoundError:
-        return 0
-
-
-def _files_of(path: str) -> tuple[int, ...]:
-    facts: list[int] = []
-    for file in (path, path + "-wal"):
-        try:
-            status = os.stat(file)
-        except FileNotFoundError:
-            facts += (0, 0, 0)
-        else:
-            facts += (status.st_ino, status.st_size, status.st_mtime_ns)
-    return tuple(facts)
+        return 0, 0, 0
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 # The database file
@@ -373,58 +354,41 @@ def resolve(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(text)
 
 
-def make_ready(path: str) -> Folder:
-    """Create the database if it is missing, check it, and return the folder of its owners.
+def open_owners(path: str, *, make: bool) -> Folder | None:
+    """Check a database, and return the folder of its owners.
+
+    Args:
+        path: Absolute.
+        make: Whether to create what is missing. Else None is returned where there is no such
+            folder, as beside a copy, or where this user may not read it.
 
     Raises:
         ConfigError: Other users can write to its folder, the folder is not local, or it is not a
             file.
         CorruptRecordError: It is empty, or not a database.
-        StoreUnavailableError: It cannot be created or read.
+        StoreUnavailableError: It does not exist, or cannot be created or read.
 
     """
     folder_path, name = os.path.split(path)
-    with open_private(folder_path, parents=False) as folder:
-        _require_local(folder_path)
-        if folder.stat(name) is None:
+    with open_private(folder_path, make=make) as folder:
+        kind = network_file_system(folder_path)
+        if kind is not None:
+            raise ConfigError(
+                f"{folder_path} is on a network file system ({kind}), where SQLite's shared "
+                "memory does not reach other machines and databases get damaged: use a local "
+                "disk, or a server store",
+                path=folder_path,
+                type=kind,
+            )
+        if make and folder.stat(name) is None:
             _create(folder, name)
         _check(folder, name)
-        return folder.make(name + OWNERS)
-
-
-def check_existing(path: str) -> Folder | None:
-    """Check an existing database for reading; return the folder of its owners if it has one.
-
-    Raises:
-        ConfigError: As `make_ready`.
-        CorruptRecordError: It is empty, or not a database.
-        StoreUnavailableError: It does not exist, or cannot be read.
-
-    """
-    folder_path, name = os.path.split(path)
-    with open_private(folder_path, make=False) as folder:
-        _require_local(folder_path)
-        if folder.stat(name) is None:
-            raise StoreUnavailableError(
-                f"there is no database at {path}: check the path", path=path, errno=errno.ENOENT
-            )
-        _check(folder, name)
+        if make:
+            return folder.make(name + OWNERS)
         try:
             return folder.enter(name + OWNERS)
         except (FileNotFoundError, PermissionError):
-            return None  # a copy of the database alone, or not readable for this user
-
-
-def _require_local(folder: str) -> None:
-    kind = network_file_system(folder)
-    if kind is not None:
-        raise ConfigError(
-            f"{folder} is on a network file system ({kind}), where SQLite's shared memory does "
-            "not reach other machines and databases get damaged: use a local disk, or a server "
-            "store",
-            path=folder,
-            type=kind,
-        )
+            return None
 
 
 def _create(folder: Folder, name: str) -> None:
@@ -432,7 +396,11 @@ def _create(folder: Folder, name: str) -> None:
     os.close(folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL))
     try:
         path = os.path.join(folder.path, temporary)
-        create(path)
+        with contextlib.closing(connect(path, timeout=1.0)) as con:
+            pragma(con, f"page_size = {PAGE_BYTES}")
+            pragma(con, f"application_id = {APPLICATION}")
+            make_durable(con, path)
+            pragma(con, "wal_checkpoint(TRUNCATE)")
         fd = folder.open(temporary, os.O_RDWR)
         try:
             sync_file(fd)
@@ -461,7 +429,7 @@ def _check(folder: Folder, name: str) -> None:
     status = folder.stat(name)
     if status is None:
         raise StoreUnavailableError(
-            f"{path} was removed while it was being opened: open it again", path=path
+            f"there is no database at {path}: check the path", path=path, errno=errno.ENOENT
         )
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(
@@ -508,10 +476,9 @@ def problems(con: sqlite3.Connection) -> list[str]:
 
 def reindex(path: str, timeout: float) -> list[str]:
     """Rebuild all indexes from their tables, if that repairs anything; return what remains."""
-    with check_existing(path) or contextlib.nullcontext():
+    with open_owners(path, make=False) or contextlib.nullcontext():
         pass
-    con = connect(path, timeout=timeout)
-    with contextlib.closing(con):
+    with contextlib.closing(connect(path, timeout=timeout)) as con:
         format_of(con, path)
         con.execute("BEGIN IMMEDIATE")
         try:

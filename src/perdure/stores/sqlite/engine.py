@@ -35,11 +35,10 @@ from perdure.store import Batch, Outcome, Status
 from perdure.stores.sqlite import leases
 from perdure.stores.sqlite.connections import (
     Readers,
-    check_existing,
     connect,
     format_of,
     make_durable,
-    make_ready,
+    open_owners,
     pragma,
     require_newest,
 )
@@ -74,7 +73,8 @@ class Engine:
         """Close the connection; the last one of all processes checkpoints the write-ahead log."""
         con, self._con = self._con, None
         if con is not None:
-            con.close()
+            with contextlib.suppress(sqlite3.Error):
+                con.close()
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -123,7 +123,7 @@ class Engine:
         try:
             format_of(con, self.path)
         finally:
-            self._drop()  # a save of one statement finds out where it connects again
+            self.close()  # a save of one statement finds out where it connects again
         raise StoreUnavailableError(
             f"{self.path} was changed to format {version} meanwhile: try again", path=self.path
         )
@@ -137,7 +137,7 @@ class Engine:
             if is_not_durable(error):
                 raise
             # Pages that a failed sync left in the WAL may reappear after a crash.
-            self._drop()
+            self.close()
             raise InDoubtError from error
 
     def _roll_back(self) -> None:
@@ -146,13 +146,7 @@ class Engine:
             try:
                 con.execute("ROLLBACK")
             except sqlite3.Error:
-                self._drop()
-
-    def _drop(self) -> None:
-        con, self._con = self._con, None
-        if con is not None:
-            with contextlib.suppress(sqlite3.Error):
-                con.close()
+                self.close()
 
     # appending
 
@@ -388,12 +382,12 @@ class OpenDatabase:
             raise
 
     def _open(self) -> None:
-        if self._owner is None:
-            self.presence = PresenceReader(check_existing(self.path))
+        owners = open_owners(self.path, make=self._owner is not None)
+        if self._owner is None or owners is None:
+            self.presence = PresenceReader(owners)
             with self.readers.snapshot() as con:
                 require_newest(con, self.path)
             return
-        owners = make_ready(self.path)
         try:
             presence = self.presence = Presence(owners, self._owner)
         except BlockingIOError:
