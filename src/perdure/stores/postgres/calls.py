@@ -76,23 +76,59 @@ Function = Callable[Concatenate[Connection, Statements, P], T]
 class Calls:
     """An open store's connections and threads."""
 
-    def __init__(
-        self, settings: PostgresSettings, sql: Statements, connections: Connections, others: Threads
-    ) -> None:
-        self.connections = connections
+    connections: Connections
+
+    def __init__(self, settings: PostgresSettings, sql: Statements) -> None:
         self.durability = ""
-        self.post: Callable[..., object] = others.post
-        """Schedules a function on the event loop."""
+        self._settings = settings
         self._sql = sql
-        self._location = settings.location
         self._timeout = settings.timeout
         self._appends = Threads(PARALLELISM, name="perdure append")
-        self._others = others
+        others = max(settings.connections - PARALLELISM, 1)
+        self._others = Threads(others, name="perdure postgres")
         self._pid = os.getpid()
         self._listener: Listener | None = None
         self._lock = threading.Lock()
         self._together: dict[Callable[..., Any], deque[_SharedCall]] = {}
         """Calls that no thread has taken yet, by what they call."""
+
+    async def open(
+        self, owner: str, password: Password | None, hook: ConnectionHook | None
+    ) -> None:
+        """Connect, create or migrate the tables, and register the owner.
+
+        Raises:
+            MissingExtraError: The driver is not installed.
+            ConfigError: The URL is not valid, or the database's encoding is not UTF-8.
+            StoreUnavailableError: The server cannot be reached, or refuses.
+            UnsupportedVersionError: A newer release has created the tables.
+
+        """
+        reader = None
+        if password is not None:
+            reader = password_reader(password, self._settings.location, self._timeout)
+        try:
+            self.durability = await self._others.run(self._connect, owner, reader, hook)
+        except BaseException:
+            self._appends.close()
+            self._others.close()
+            raise
+
+    def _connect(
+        self, owner: str, password: Callable[[], str] | None, hook: ConnectionHook | None
+    ) -> str:
+        self.connections = connections = Connections(self._settings, password, hook)
+        try:
+            with connections.borrow(LONG_TIMEOUT) as connection:
+                migrate(connection, self._sql, self._settings.location)
+                leases.register_owner(connection, self._sql, owner)
+                return durability_of(connection, self._settings.location)
+        except connections.errors as error:
+            connections.close()
+            raise connections.perdure_error(error, "open") from error
+        except BaseException:
+            connections.close()
+            raise
 
     @property
     def is_in_this_process(self) -> bool:
@@ -277,8 +313,8 @@ class Calls:
 
     def _no_answer_error(self, doing: str, deadline_seconds: float) -> StoreUnavailableError:
         return StoreUnavailableError(
-            f"cannot {doing} {self._location}: no answer within {deadline_seconds:g} s: check the "
-            "server's load and the network; saving resumes by itself"
+            f"cannot {doing} {self._settings.location}: no answer within {deadline_seconds:g} s: "
+            "check the server's load and the network; saving resumes by itself"
         )
 
     def _call_with_retries(
@@ -297,14 +333,13 @@ class Calls:
                     return function(connection, self._sql, *args)
                 except self.connections.errors as error:
                     is_lost = is_broken(error, connection)
-                    if is_lost:  # so may be the idle ones
-                        self.connections.drop_idle()
+                    converted = self.connections.handle_error(error, connection, doing)
                     if is_repeatable and rollbacks < MAX_ROLLBACKS and is_rollback(error):
                         rollbacks += 1
                     elif tries > 1 and is_lost:
                         tries -= 1
                     else:
-                        raise self.connections.handle_error(error, connection, doing) from error
+                        raise converted from error
             if rollbacks:  # the other transaction needs time to finish, or they deadlock again
                 time.sleep(backoff(rollbacks, base=0.2, cap=1.0, chance=random.uniform(0.5, 1.0)))
 
@@ -314,7 +349,7 @@ class Calls:
 
             def from_thread() -> None:
                 with contextlib.suppress(RuntimeError):  # the event loop has ended
-                    self.post(notify)
+                    self._others.post(notify)
 
             channel = leases.channel_of(self._sql.schema, owner)
             self._listener = Listener(self.connections, channel, from_thread)
@@ -333,54 +368,3 @@ class Calls:
             self.connections.close()
             self._appends.close()
             self._others.close()
-
-
-async def open_calls(
-    settings: PostgresSettings,
-    sql: Statements,
-    owner: str,
-    password: Password | None = None,
-    hook: ConnectionHook | None = None,
-) -> Calls:
-    """Connect, create or migrate the tables, and register the owner.
-
-    Raises:
-        MissingExtraError: The driver is not installed.
-        ConfigError: The URL is not valid, or the database's encoding is not UTF-8.
-        StoreUnavailableError: The server cannot be reached, or refuses.
-        UnsupportedVersionError: A newer release has created the tables.
-
-    """
-    others = Threads(max(settings.connections - PARALLELISM, 1), name="perdure postgres")
-    try:
-        reader = None
-        if password is not None:
-            reader = password_reader(password, settings.location, settings.timeout)
-        connections, durability = await others.run(_connect, settings, sql, owner, reader, hook)
-    except BaseException:
-        others.close()
-        raise
-    calls = Calls(settings, sql, connections, others)
-    calls.durability = durability
-    return calls
-
-
-def _connect(
-    settings: PostgresSettings,
-    sql: Statements,
-    owner: str,
-    password: Callable[[], str] | None,
-    hook: ConnectionHook | None,
-) -> tuple[Connections, str]:
-    connections = Connections(settings, password, hook)
-    try:
-        with connections.borrow(LONG_TIMEOUT) as connection:
-            migrate(connection, sql, settings.location)
-            leases.register_owner(connection, sql, owner)
-            return connections, durability_of(connection, settings.location)
-    except connections.errors as error:
-        connections.close()
-        raise connections.perdure_error(error, "open") from error
-    except BaseException:
-        connections.close()
-        raise

@@ -52,7 +52,7 @@ from perdure.stores.postgres import (
     leases,
     log,
 )
-from perdure.stores.postgres.calls import PARALLELISM, Calls, open_calls
+from perdure.stores.postgres.calls import PARALLELISM, Calls
 from perdure.stores.postgres.connections import Password, settings_of
 from perdure.stores.postgres.log import HeldSessionsByKey, OwnedSession
 from perdure.stores.postgres.schema import Statements
@@ -139,9 +139,9 @@ class PostgresStore:
         """
         if self._opened:
             return
-        self._opened = await open_calls(
-            self._settings, self._sql, self._owner, self._password, self._connection_hook
-        )
+        calls = Calls(self._settings, self._sql)
+        await calls.open(self._owner, self._password, self._connection_hook)
+        self._opened = calls
 
     async def aclose(self) -> None:
         """Close every connection; leases that were not released look like those of a dead owner."""

@@ -141,12 +141,10 @@ def renew(con: sqlite3.Connection, tenant: str, names: Collection[str], now: flo
 
 def remove(con: sqlite3.Connection, tenant: str, removed: Collection[str]) -> int:
     """Remove blobs, and return how many bytes they had."""
-    freed = 0
-    for name in set(removed):
-        (size,) = con.execute(Q["blob_size"], {"tenant": tenant, "name": name}).fetchone() or (0,)
-        freed += size
-        con.execute(Q["delete_blob"], (tenant, name))
-    return freed
+    values = {"tenant": tenant, "names": msgspec.json.encode(removed).decode()}
+    (freed,) = con.execute(Q["blobs_size"], values).fetchone()
+    con.execute(Q["delete_blobs"], values)
+    return int(freed)
 
 
 def sweep(

@@ -144,8 +144,12 @@ DELETE FROM blob WHERE tenant = ? AND name = ?
 -- name: blob_names
 SELECT name FROM blob WHERE tenant = :tenant ORDER BY name
 
--- name: blob_size
-SELECT length(data) FROM blob WHERE tenant = :tenant AND name = :name
+-- name: blobs_size
+SELECT coalesce(sum(length(data)), 0) FROM blob
+WHERE tenant = :tenant AND name IN (SELECT value FROM json_each(:names))
+
+-- name: delete_blobs
+DELETE FROM blob WHERE tenant = :tenant AND name IN (SELECT value FROM json_each(:names))
 
 -- name: put_draft
 INSERT OR REPLACE INTO draft (session, data) VALUES (:id, :data)
