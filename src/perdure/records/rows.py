@@ -143,20 +143,32 @@ class LogReader:
         self._next = (far[0] + step, far[1])
         return decoded.records[::step]
 
-    def accept_removal(self, now: LogState | None) -> bool:
-        """Return whether rows are missing because they were removed meanwhile; then read on.
+    def take_page(
+        self,
+        rows: Iterable[LogRow],
+        look: Callable[[], LogState | None],
+        *,
+        max_bytes: int = NO_END,
+    ) -> list[Record]:
+        """Do the same as `take`; what was removed meanwhile is passed over, and no damage.
 
         Args:
-            now: The session's row as of now, None if there is no session for readers.
+            rows: As there.
+            look: Returns the session's row as of now, None if there is no session for readers.
+            max_bytes: As there.
 
         """
-        if now is None or now.born != self.state.born:
-            self.remaining = 0  # deleted, and maybe begun anew
-            return True
-        if now.low <= self.low:
-            return False
-        self.low, self._next = now.low, None
-        return True
+        try:
+            return self.take(rows, max_bytes=max_bytes)
+        except CorruptRecordError:
+            now = look()
+            if now is None or now.born != self.state.born:
+                self.remaining = 0  # deleted, and maybe begun anew
+            elif now.low > self.low:
+                self.low, self._next = now.low, None
+            else:
+                raise
+            return []
 
     def _damage_error(self, first: int, last: int, reason: str) -> CorruptRecordError:
         return CorruptRecordError(

@@ -231,28 +231,14 @@ def _share_processes(first: Connection, second: Connection) -> bool:
     before = _process(first)
     if _process(second) == before:
         return True
-    swapped: tuple[int, int] | None = None
+    pairs: set[tuple[int, int]] = set()
     for turn in range(_ROUNDS):
-        with _transaction(first), _transaction(second):
-            pair = _process(first), _process(second)
-            if turn % 2:
-                second.execute(b"ROLLBACK", prepare=False)
-            else:
-                first.execute(b"ROLLBACK", prepare=False)
-        if pair[0] != before or (swapped is not None and pair != swapped):
-            return True
-        swapped = pair
-    return False
-
-
-@contextlib.contextmanager
-def _transaction(connection: Connection) -> Iterator[None]:
-    connection.execute(b"BEGIN READ ONLY", prepare=False)
-    try:
-        yield
-    finally:
-        if connection.pgconn.transaction_status != 0:  # PQTRANS_IDLE: it was rolled back before
+        first.execute(b"BEGIN READ ONLY", prepare=False)
+        second.execute(b"BEGIN READ ONLY", prepare=False)
+        pairs.add((_process(first), _process(second)))
+        for connection in (second, first) if turn % 2 else (first, second):
             connection.execute(b"ROLLBACK", prepare=False)
+    return len(pairs) > 1 or any(process != before for process, _ in pairs)
 
 
 def driver() -> Any:
@@ -528,13 +514,16 @@ class Connections:
         self.cut(everything=True)
 
 
-def _is_readable(connection: Connection) -> bool:
-    """Return whether an idle connection has something to read, which means that it was closed."""
+def _is_readable(connection: Connection, seconds: float = 0.0) -> bool:
+    """Return whether there is something to read, or is within so many seconds; its end, too.
+
+    An idle connection has nothing to read unless the server closed it.
+    """
     if connection.closed:
         return True
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(seconds * 1000))
 
 
 # The password, requested for each new connection, since it may have expired
@@ -638,10 +627,8 @@ class Listener:
                     self._connection = None
 
     def _wait_for_notifications(self, connection: Connection) -> None:
-        poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
         while not self._stopped.is_set():
-            if not poll.poll(_PING * 1000):
+            if not _is_readable(connection, _PING):
                 connection.execute(b"SELECT 1", prepare=False)
             connection.pgconn.consume_input()
             is_notified = False

@@ -53,6 +53,11 @@ class SessionState(NamedTuple):
     """What it is a copy of, sealed."""
 
     @property
+    def log(self) -> LogState:
+        """Its log, as who reads the rows has to know it."""
+        return LogState(self.id, self.born, self.low, self.head, self.crc)
+
+    @property
     def is_draft(self) -> bool:
         """Whether it is a draft that is not published."""
         return self.deleted and self.draft is not None
@@ -84,6 +89,7 @@ ROUNDS = 4
 STATEMENT_BYTES = 32 * 1024 * 1024
 PAGE_BYTES = 4 * 1024 * 1024
 PAGE_ROWS = 256
+_TABLE = "commits"
 
 
 class EncodedBatch(NamedTuple):
@@ -270,7 +276,7 @@ class AppendMany:
         try:
             if state.low <= batch.first <= state.head:
                 part = LogPart(batch.first - 1, batch.first + len(batch.records))
-                reader = reader_of(batch.key, state, part)
+                reader = LogReader(batch.key, state.log, part, table=_TABLE)
                 while not reader.is_done:
                     page = read_page(connection, self._sql, reader, PAGE_ROWS)
                     logged += [Entry(record.kind, record.payload, record.end) for record in page]
@@ -369,15 +375,6 @@ def without_nul(text: str | None) -> str | None:
 # Reading the rows
 
 
-def reader_of(key: SessionKey, state: SessionState, part: LogPart) -> LogReader:
-    """Return the reader of a part of a session's log."""
-    return LogReader(key, _log_state(state), part, table="commits")
-
-
-def _log_state(state: SessionState) -> LogState:
-    return LogState(state.id, state.born, state.low, state.head, state.crc)
-
-
 def read_start(
     connection: Connection, sql: Statements, key: SessionKey, part: LogPart, max_rows: int
 ) -> tuple[LogReader, list[Record]] | None:
@@ -390,7 +387,7 @@ def read_start(
     state = SessionState(*states[0]) if states else None
     if state is None or state.deleted:
         return None
-    reader = reader_of(key, state, part)
+    reader = LogReader(key, state.log, part, table=_TABLE)
     # A row that was added after the session's row was read is not part of this log yet.
     rows = [row for row in found if row[0] <= reader.high]
     if found and not rows:
@@ -429,18 +426,17 @@ def _page_query(
 def _page(
     connection: Connection, sql: Statements, reader: LogReader, rows: Sequence[tuple[Any, ...]]
 ) -> list[Record]:
-    try:
-        return reader.take(map(LogRow._make, rows))
-    except CorruptRecordError:
+    def look() -> LogState | None:
         state = state_of(connection, sql, reader.key)
-        now = None if state is None or state.deleted else _log_state(state)
-        if not reader.accept_removal(now):
-            raise
-        return []
+        return None if state is None or state.deleted else state.log
+
+    return reader.take_page(map(LogRow._make, rows), look)
 
 
 def records_after(
     key: SessionKey, state: SessionState, after: int, rows: Sequence[tuple[Any, ...]]
 ) -> tuple[Record, ...] | None:
     """Return the rest of a log; None if the rows do not have all of it, or are damaged."""
-    return rest_of_log(reader_of(key, state, LogPart(after)), map(LogRow._make, rows))
+    return rest_of_log(
+        LogReader(key, state.log, LogPart(after), table=_TABLE), map(LogRow._make, rows)
+    )

@@ -74,6 +74,11 @@ class SessionRow(msgspec.Struct, frozen=True):
         key = self.key
         return zlib.crc32(msgspec.json.encode((key.tenant, key.agent, key.session, self.born)))
 
+    @property
+    def log(self) -> LogState:
+        """Its log, as who reads the rows has to know it."""
+        return LogState(self.id, self.born, self.low, self.head, self.crc, self.seed)
+
 
 def total(base: int, head: int, crc: int) -> int:
     """Return a row's checksum."""
@@ -110,17 +115,13 @@ def _find(
     con: sqlite3.Connection, key: SessionKey, query: str
 ) -> tuple[int, SessionRow | None, tuple[Any, ...]]:
     """Return a session's row with its id, or None with the id that it would get; and the rest."""
-    id_ = _first_id(key)
+    name = msgspec.json.encode((key.tenant, key.agent, key.session))
+    id_ = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> (64 - _ID_BITS)
     while True:
         row, more = _load(con, key, id_, query)
         if row is None or row.key == key:
             return id_, row, more
         id_ += 1  # another key of the same hash
-
-
-def _first_id(key: SessionKey) -> int:
-    name = msgspec.json.encode((key.tenant, key.agent, key.session))
-    return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> (64 - _ID_BITS)
 
 
 def _load(
@@ -351,7 +352,7 @@ def _new_entries(con: sqlite3.Connection, row: SessionRow, batch: Batch) -> tupl
     """Return the entries that the log does not have yet; the others must be the same."""
     logged: list[Entry] = []
     if row.start < batch.first <= row.head:
-        reader = reader_of(row, LogPart(batch.first - 1))
+        reader = LogReader(row.key, row.log, LogPart(batch.first - 1), table="log")
         with _rows(con, reader) as rows:
             records = reader.take(rows)
         logged = [Entry(record.kind, record.payload, record.end) for record in records]
@@ -380,12 +381,6 @@ def append_epoch_record(
 PART_BYTES = 1024 * 1024
 
 
-def reader_of(row: SessionRow, part: LogPart = LogPart()) -> LogReader:  # noqa: B008  # frozen
-    """Return the reader of a part of a session's log."""
-    state = LogState(row.id, row.born, row.low, row.head, row.crc, row.seed)
-    return LogReader(row.key, state, part, table="log")
-
-
 def read_start(
     con: sqlite3.Connection, key: SessionKey, part: LogPart, max_bytes: int
 ) -> tuple[LogReader, list[Record]] | None:
@@ -393,7 +388,7 @@ def read_start(
     row = find(con, key)
     if row is None or not row.epoch or row.is_hidden:
         return None
-    reader = reader_of(row, part)
+    reader = LogReader(row.key, row.log, part, table="log")
     return reader, read_page(con, reader, max_bytes)
 
 
@@ -404,15 +399,13 @@ def read_page(con: sqlite3.Connection, reader: LogReader, max_bytes: int) -> lis
         CorruptRecordError: A row is damaged or missing.
 
     """
-    try:
-        with _rows(con, reader) as rows:
-            return reader.take(rows, max_bytes=max_bytes)
-    except CorruptRecordError:
+
+    def look() -> LogState | None:
         row = find(con, reader.key)
-        now = None if row is None or row.is_hidden else reader_of(row).state
-        if not reader.accept_removal(now):
-            raise
-        return []
+        return None if row is None or row.is_hidden else row.log
+
+    with _rows(con, reader) as rows:
+        return reader.take_page(rows, look, max_bytes=max_bytes)
 
 
 @contextlib.contextmanager
@@ -437,7 +430,7 @@ def records_after(
     """Return the rest of a log; None if it is long or damaged."""
     if row is None or not row.epoch or row.is_hidden:
         return ()
-    reader = reader_of(row, LogPart(after))
+    reader = LogReader(row.key, row.log, LogPart(after), table="log")
     with _rows(con, reader) as rows:
         return rest_of_log(reader, rows, max_bytes=PART_BYTES)
 
