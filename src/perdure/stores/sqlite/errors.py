@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -26,6 +27,8 @@ _CURES = {
     _LOCKED: "another connection writes to it: perdure retries",
     _FULL: "free some room on the disk, and saving resumes by itself",
     _IOERR: "the disk reports an error: check it before anything else",
+    _CANTOPEN: "this user may use its folder and files, so the disk or the system refused: check "
+    "the disk and the system's log before anything else",
     _READONLY: "mount its file system writable, and make the file, its folder and its -wal and "
     "-shm files writable for this user",
 }
@@ -82,39 +85,29 @@ def perdure_error(error: sqlite3.Error | UnicodeDecodeError, doing: str, path: s
     name = getattr(error, "sqlite_errorname", None)
     # For shared memory, SQLite reports a full disk as an I/O error.
     code = _FULL if name == "SQLITE_IOERR_SHMSIZE" else code
-    cure = _cure_of_open(path) if code == _CANTOPEN else _CURES.get(code or 0, "see the cause")
+    if code == _CANTOPEN:
+        try:
+            _require_usable(path)
+        except OSError as refused:
+            return store_error(refused, doing, path)
+    cure = _CURES.get(code or 0, "see the cause")
     if doing == "open" and code in {_FULL, _IOERR, _READONLY, _CANTOPEN}:
         cure = f"{cure}; {READ_ONLY_CURE}"
     return StoreUnavailableError(f"cannot {doing} {path}: {error}: {cure}", path=path, code=name)
 
 
-def _cure_of_open(path: str) -> str:
-    """Find out why SQLite could not open a file of a database, which it does not report.
+def _require_usable(path: str) -> None:
+    """Raise the system's error for what SQLite could not open, which it does not report.
 
     The database file itself is not opened: closing it would drop SQLite's locks.
     """
     folder = os.path.dirname(path)
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError:
-        return "too many files are open: raise the limit (ulimit -n)"
-    try:
-        os.listdir(folder)
-        existing = [file for file in (path, f"{path}-wal", f"{path}-shm") if os.path.lexists(file)]
-    except PermissionError:
-        existing = []
-    except OSError as error:
-        return f"the disk reports an error ({error.strerror}): check it before anything else"
-    mode = os.R_OK | os.W_OK
-    if path not in existing or not all(os.access(file, mode) for file in (folder, *existing)):
-        return (
-            "make the folder and the database's files belong to this user (chown, chmod u+rwx), or "
-            "choose another place"
-        )
-    return (
-        "this user may use its folder and files, so the disk or the system refused: check the "
-        "disk and the system's log before anything else"
-    )
+    os.close(os.open(os.devnull, os.O_RDONLY))
+    os.listdir(folder)
+    beside = [file for file in (f"{path}-wal", f"{path}-shm") if os.path.lexists(file)]
+    for file in (folder, path, *beside):
+        if not os.access(file, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
 
 
 @contextlib.contextmanager
