@@ -102,23 +102,24 @@ class LogReader:
         taken: list[Record] = []
         if self.is_done:
             return taken
-        start, end = (self.high, self.low) if self.reverse else (self.low, self.high)
+        start, step = (self.high, -1) if self.reverse else (self.low, 1)
+        wanted = min(self.remaining, self.high - self.low + 1)
         for row in rows:
             if not taken and not row.first <= start <= row.last:
                 break
-            records = self._verified(row)
-            taken += [record for record in records if self.low <= record.seq <= self.high]
+            taken += self._verified(row)
             max_bytes -= len(row.lines)
-            if max_bytes <= 0 or len(taken) >= self.remaining or taken[-1].seq == end:
+            if max_bytes <= 0 or (taken[-1].seq - start) * step >= wanted - 1:
                 break
         if not taken:
             raise self._damage_error(self.low, self.high, "rows are missing")
+        before = (start - taken[0].seq) * step
+        taken = taken[before : before + wanted]
+        self.remaining -= len(taken)
         if self.reverse:
             self.high = taken[-1].seq - 1
         else:
             self.low = taken[-1].seq + 1
-        taken = taken[: self.remaining]
-        self.remaining -= len(taken)
         return taken
 
     def _verified(self, row: LogRow) -> list[Record]:
