@@ -104,15 +104,18 @@ class LogReader:
             return taken
         start, step = (self.high, -1) if self.reverse else (self.low, 1)
         wanted = min(self.remaining, self.high - self.low + 1)
+        following = self._next
         for row in rows:
             if not taken and not row.first <= start <= row.last:
                 break
-            taken += self._verified(row)
+            records, following = self._verified(row, following)
+            taken += records
             max_bytes -= len(row.lines)
             if max_bytes <= 0 or (taken[-1].seq - start) * step >= wanted - 1:
                 break
         if not taken:
             raise self._damage_error(self.low, self.high, "rows are missing")
+        self._next = following
         before = (start - taken[0].seq) * step
         taken = taken[before : before + wanted]
         self.remaining -= len(taken)
@@ -122,8 +125,10 @@ class LogReader:
             self.low = taken[-1].seq + 1
         return taken
 
-    def _verified(self, row: LogRow) -> list[Record]:
-        """Return a row's records in the order of reading."""
+    def _verified(
+        self, row: LogRow, expected: tuple[int, int] | None
+    ) -> tuple[list[Record], tuple[int, int]]:
+        """Return a row's records in the order of reading, and how the next row begins."""
         decoded = lines(row.lines, epoch=row.epoch, start=Position(0, row.first - 1, row.seed))
         end, state = decoded.end, self.state
         is_sound = decoded.sound and end.offset == len(row.lines) and end.seq == row.last
@@ -132,7 +137,7 @@ class LogReader:
         near, far = (row.first, row.seed), (row.last, end.crc)
         if self.reverse:
             near, far = far, near
-        is_next = self._next in (None, near) and (row.first > 1 or row.seed == state.seed)
+        is_next = expected in (None, near) and (row.first > 1 or row.seed == state.seed)
         if (
             not is_next
             or row.last > state.head
@@ -141,8 +146,7 @@ class LogReader:
             reason = "the log lacks records beside them, or they are another log's"
             raise self._damage_error(row.first, row.last, reason)
         step = -1 if self.reverse else 1
-        self._next = (far[0] + step, far[1])
-        return decoded.records[::step]
+        return decoded.records[::step], (far[0] + step, far[1])
 
     def take_page(
         self,

@@ -330,7 +330,7 @@ class AppendMany:
     def fill_outcomes(self, default: Outcome) -> list[Outcome]:
         """Give *default* to batches that have no outcome, and return all of them."""
         filled = [default if outcome is None else outcome for outcome in self.outcomes]
-        self.outcomes = [*filled]
+        self.outcomes = [*filled]  # which a thread that was given up on may still change
         return filled
 
 
@@ -437,6 +437,5 @@ def records_after(
     key: SessionKey, state: SessionState, after: int, rows: Sequence[tuple[Any, ...]]
 ) -> tuple[Record, ...] | None:
     """Return the rest of a log; None if the rows do not have all of it, or are damaged."""
-    return rest_of_log(
-        LogReader(key, state.log, LogPart(after), table=_TABLE), map(LogRow._make, rows)
-    )
+    reader = LogReader(key, state.log, LogPart(after), table=_TABLE)
+    return rest_of_log(reader, map(LogRow._make, rows))

@@ -411,6 +411,9 @@ def read_page(con: sqlite3.Connection, reader: LogReader, max_bytes: int) -> lis
 @contextlib.contextmanager
 def _rows(con: sqlite3.Connection, reader: LogReader) -> Iterator[Iterator[LogRow]]:
     """Yield the rows from the next record on, which are read as they are asked for."""
+    if reader.is_done:
+        yield iter(())
+        return
     query = Q["rows_back" if reader.reverse else "rows_from"]
     values = {"id": reader.state.id, "low": reader.low, "high": reader.high}
     with contextlib.closing(con.execute(query, values)) as cursor:
