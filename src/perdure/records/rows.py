@@ -7,10 +7,12 @@ one's checksum as its seed. A row that fails raises, and is never read past.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar, final
 
+from perdure._lib.logs import LogOnce
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Documents, decode_manifest, matching_documents
@@ -20,6 +22,9 @@ NO_END = 2**63 - 1
 """The greatest number that a database has."""
 
 T = TypeVar("T")
+
+_log = logging.getLogger("perdure")
+_warned = LogOnce()
 
 
 class LogRow(NamedTuple):
@@ -224,6 +229,9 @@ def stored_documents(
     body = open_sealed(sealed) if isinstance(sealed, bytes) else None
     manifest = decode_manifest(body, f"the manifest of {key}", key=str(key))
     if manifest is None or manifest.key != key:  # no stored document can be verified
+        if sealed is not None and _warned.first((key, sealed)):
+            message = "the manifest of session %s is damaged; it is rebuilt from the log"
+            _log.warning(message, key, extra={"session": str(key)})
         return Documents(damaged=tuple(sorted(stored)), remains={**stored})
     if manifest.as_of_seq > head:
         raise CorruptRecordError(

@@ -430,10 +430,10 @@ class Connections:
         """
         newest = time.monotonic() - FRESH
         with self._lock:
-            for index in range(len(self._idle) - 1, -1, -1):
-                connection, since = self._idle[index]
+            for idle in reversed(self._idle):
+                connection, since = idle
                 if since >= newest and not connection.closed and is_suitable(connection):
-                    del self._idle[index]
+                    self._idle.remove(idle)
                     return connection
         return None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -70,12 +69,7 @@ def receive(
     if state is None or state.epoch != epoch:
         raise lease_lost_error(key, epoch, state)
     values = {"id": bigint(state.id), "limit": bigint(max(limit, 0))}
-    return items_of(connection.execute(sql["waiting"], values, binary=True).fetchall())
-
-
-def items_of(rows: Sequence[tuple[Any, ...]]) -> list[PendingItem]:
-    """Return the items in an inbox's rows."""
-    items = [_decoded(*row) for row in rows]
+    items = [_decoded(*row) for row in connection.execute(sql["waiting"], values, binary=True)]
     return [
         _with_op_id(item, items) if item.op_id.startswith(UNREADABLE) else item for item in items
     ]

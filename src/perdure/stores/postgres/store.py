@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import final
 
 import anyio
-import anyio.lowlevel
 import msgspec
 
 from perdure._lib.ids import random_id
@@ -104,7 +103,6 @@ class PostgresStore:
         self._connection_hook: ConnectionHook | None = None
         self._held_sessions: HeldSessionsByKey = {}
         self._reported_ids: tuple[int, ...] = ()
-        self._has_news = False
         self._notified = anyio.Event()
 
     def __repr__(self) -> str:
@@ -139,6 +137,7 @@ class PostgresStore:
         """
         if self._opened:
             return
+        self._notified = anyio.Event()
         calls = Calls(self._settings, self._sql)
         await calls.open(self._owner, self._password, self._connection_hook)
         self._opened = calls
@@ -312,15 +311,11 @@ class PostgresStore:
     async def wait_for_notification(self, timeout: float) -> None:
         """Return when the server has sent a notification, or after ``timeout`` seconds."""
         self._calls.listen(self._owner, self._notify)
-        if not self._has_news:
-            self._notified = anyio.Event()
-            with anyio.move_on_after(timeout):
-                await self._notified.wait()
-        await anyio.lowlevel.checkpoint()
-        self._has_news = False
+        with anyio.move_on_after(timeout):
+            await self._notified.wait()
+        self._notified = anyio.Event()
 
     def _notify(self) -> None:
-        self._has_news = True
         self._notified.set()
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:
