@@ -67,6 +67,11 @@ class OwnerState:
         self.notified: anyio.Event | None = None
         """Set when a request arrives; None unless a task waits for one."""
 
+    def __getstate__(self) -> tuple[None, dict[str, object]]:
+        """Leave out the waiting task: a copy of the backing is what another process would find."""
+        names = (name for name in self.__slots__ if name != "notified")
+        return None, {"notified": None, **{name: getattr(self, name) for name in names}}
+
     def notify(self) -> None:
         """Wake the waiting task."""
         if self.notified is not None:

@@ -100,7 +100,6 @@ class EncodedBatch(NamedTuple):
     lines: bytes
     last: int
     crc: int
-    written: int
     turns: int | None
     about: About | None
 
@@ -221,15 +220,13 @@ class AppendMany:
             return
         last = first + len(records) - 1
         batch = self._batches[index]
-        ready.append(
-            EncodedBatch(index, session, lines, last, crc, len(lines), batch.turns, batch.about)
-        )
+        ready.append(EncodedBatch(index, session, lines, last, crc, batch.turns, batch.about))
 
     def send(self, connection: Connection, ready: list[EncodedBatch]) -> list[int]:
         """Append encoded batches, in parts; return the places of those that were not appended."""
         ready.sort(key=lambda batch: batch.session.id)
         unmoved: list[int] = []
-        for part in in_parts(ready, lambda batch: batch.written, STATEMENT_BYTES):
+        for part in in_parts(ready, lambda batch: len(batch.lines), STATEMENT_BYTES):
             unmoved += self.mark_appended(part, self._sql.append.run(connection, arrays(part)))
         return unmoved
 
@@ -239,7 +236,7 @@ class AppendMany:
         for batch in part:
             if batch.session.id in moved:
                 batch.session.head, batch.session.crc = batch.last, batch.crc
-                self.outcomes[batch.place] = Outcome(Status.OK, None, batch.written)
+                self.outcomes[batch.place] = Outcome(Status.OK, None, len(batch.lines))
             else:
                 unmoved.append(batch.place)
         return unmoved
