@@ -209,6 +209,8 @@ def stored_documents(
     sealed: object,
     stored: Mapping[str, bytes],
     names: Collection[str] | None,
+    *,
+    place: Callable[[], str],
 ) -> Documents:
     """Return documents, each checked against the manifest's hash.
 
@@ -220,6 +222,7 @@ def stored_documents(
         sealed: The manifest's bytes, None if there is none.
         stored: The documents' bytes by name.
         names: Of the documents that are wanted; None for all.
+        place: Returns the place of the manifest, for a log line if it is damaged.
 
     Raises:
         CorruptRecordError: The log ends before what the documents were made from.
@@ -230,8 +233,8 @@ def stored_documents(
     manifest = decode_manifest(body, f"the manifest of {key}", key=str(key))
     if manifest is None or manifest.key != key:  # no stored document can be verified
         if sealed is not None and _warned.first((key, sealed)):
-            message = "the manifest of session %s is damaged; it is rebuilt from the log"
-            _log.warning(message, key, extra={"session": str(key)})
+            message = "the manifest of session %s is damaged in %s; it is rebuilt from the log"
+            _log.warning(message, key, place(), extra={"session": str(key)})
         return Documents(damaged=tuple(sorted(stored)), remains={**stored})
     if manifest.as_of_seq > head:
         raise CorruptRecordError(

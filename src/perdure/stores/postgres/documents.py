@@ -127,7 +127,9 @@ def _checked(
     stored = {name and name.decode("utf-8", "replace"): data for _, name, data, *_ in rows}
     sealed = stored.pop(None, None)
     try:
-        return stored_documents(key, head, sealed, stored, names)
+        return stored_documents(
+            key, head, sealed, stored, names, place=lambda: "the table manifests"
+        )
     except (CorruptRecordError, UnsupportedVersionError) as error:
         return error
 

@@ -63,7 +63,12 @@ def _documents(
         query = Q["documents_named"].format(marks=", ".join("?" * len(names)))
         rows = con.execute(query, (row.id, *names))
     stored = {name.decode(errors="replace"): body for name, body in rows if type(body) is bytes}
-    return stored_documents(key, row.head, data, stored, names)
+
+    def path() -> str:
+        (_, _, path), *_ = con.execute("PRAGMA database_list").fetchall()
+        return str(path)
+
+    return stored_documents(key, row.head, data, stored, names, place=path)
 
 
 def write(
