@@ -143,11 +143,8 @@ class LogReader:
         if self.reverse:
             near, far = far, near
         is_next = expected in (None, near) and (row.first > 1 or row.seed == state.seed)
-        if (
-            not is_next
-            or row.last > state.head
-            or (row.last == state.head and end.crc != state.crc)
-        ):
+        is_within = row.last < state.head or (row.last, end.crc) == (state.head, state.crc)
+        if not is_next or not is_within:
             reason = "the log lacks records beside them, or they are another log's"
             raise self._damage_error(row.first, row.last, reason)
         step = -1 if self.reverse else 1
