@@ -7,24 +7,24 @@ import pytest
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, encode
-from perdure.records.rows import LogPart, LogReader, LogRow, LogState
+from perdure.records.rows import CommitRow, LogExtent, LogPart, LogReader
 
 KEY = SessionKey("agent")
 
 
-def log_of(*sizes: int, seed: int = 7, low: int = 1) -> tuple[list[LogRow], LogState]:
+def log_of(*sizes: int, seed: int = 7, low: int = 1) -> tuple[list[CommitRow], LogExtent]:
     """Return rows with so many records each, and the session's row."""
-    rows: list[LogRow] = []
+    rows: list[CommitRow] = []
     crc, first = seed, low
     for size in sizes:
         entries = [Entry(MESSAGE, b'"%d"' % (first + n)) for n in range(size)]
         lines, after = encode(entries, first=first, epoch=1, crc=crc)
-        rows.append(LogRow(first, first + size - 1, 1, crc, lines))
+        rows.append(CommitRow(first, first + size - 1, 1, crc, lines))
         first, crc = first + size, after
-    return rows, LogState(1, 1, low, first - 1, crc, seed)
+    return rows, LogExtent(1, 1, low, first - 1, crc, seed)
 
 
-def reader(state: LogState, part: LogPart = LogPart()) -> LogReader:  # noqa: B008  # frozen
+def reader(state: LogExtent, part: LogPart = LogPart()) -> LogReader:  # noqa: B008  # frozen
     return LogReader(KEY, state, part, table="log")
 
 
@@ -81,8 +81,8 @@ def test_what_is_trimmed_under_a_reader_is_passed_over() -> None:
     assert one.is_done
 
 
-@pytest.mark.parametrize("now", [None, LogState(1, 2, 1, 9, 0)], ids=["deleted", "begun anew"])
-def test_a_session_that_ends_under_a_reader_is_no_damage(now: LogState | None) -> None:
+@pytest.mark.parametrize("now", [None, LogExtent(1, 2, 1, 9, 0)], ids=["deleted", "begun anew"])
+def test_a_session_that_ends_under_a_reader_is_no_damage(now: LogExtent | None) -> None:
     rows, state = log_of(2, 2, 2)
     one = reader(state)
     one.take(rows[:1], max_bytes=1)

@@ -27,7 +27,7 @@ _log = logging.getLogger("perdure")
 _warned = LogOnce()
 
 
-class LogRow(NamedTuple):
+class CommitRow(NamedTuple):
     """The row of one commit of a session."""
 
     first: int
@@ -38,7 +38,7 @@ class LogRow(NamedTuple):
     lines: bytes
 
 
-class LogState(NamedTuple):
+class LogExtent(NamedTuple):
     """A session's own row, as far as its log is concerned."""
 
     id: int
@@ -75,9 +75,9 @@ class LogReader:
 
     """
 
-    def __init__(self, key: SessionKey, state: LogState, part: LogPart, *, table: str) -> None:
+    def __init__(self, key: SessionKey, state: LogExtent, part: LogPart, *, table: str) -> None:
         self.key: SessionKey = key
-        self.state: LogState = state
+        self.state: LogExtent = state
         self.reverse: bool = part.reverse
         self.low: int = max(part.after + 1, state.low)
         """The first of the records that are still to be read."""
@@ -93,7 +93,7 @@ class LogReader:
         """Whether nothing is left to be read."""
         return self.low > self.high or self.remaining <= 0
 
-    def take(self, rows: Iterable[LogRow], *, max_bytes: int = NO_END) -> list[Record]:
+    def take(self, rows: Iterable[CommitRow], *, max_bytes: int = NO_END) -> list[Record]:
         """Return the next records of the part, and move behind them.
 
         Args:
@@ -131,7 +131,7 @@ class LogReader:
         return taken
 
     def _verified(
-        self, row: LogRow, expected: tuple[int, int] | None
+        self, row: CommitRow, expected: tuple[int, int] | None
     ) -> tuple[list[Record], tuple[int, int]]:
         """Return a row's records in the order of reading, and how the next row begins."""
         decoded = lines(row.lines, epoch=row.epoch, start=Position(0, row.first - 1, row.seed))
@@ -152,8 +152,8 @@ class LogReader:
 
     def take_page(
         self,
-        rows: Iterable[LogRow],
-        look: Callable[[], LogState | None],
+        rows: Iterable[CommitRow],
+        look: Callable[[], LogExtent | None],
         *,
         max_bytes: int = NO_END,
     ) -> list[Record]:
@@ -190,7 +190,7 @@ class LogReader:
 
 
 def rest_of_log(
-    reader: LogReader, rows: Iterable[LogRow], *, max_bytes: int = NO_END
+    reader: LogReader, rows: Iterable[CommitRow], *, max_bytes: int = NO_END
 ) -> tuple[Record, ...] | None:
     """Return all that a reader has to read; None if it is long, or the rows do not have it."""
     try:

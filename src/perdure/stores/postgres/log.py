@@ -23,7 +23,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
 from perdure.records.records import Entry, Record, encode
-from perdure.records.rows import LogPart, LogReader, LogRow, LogState, in_parts, rest_of_log
+from perdure.records.rows import CommitRow, LogExtent, LogPart, LogReader, in_parts, rest_of_log
 from perdure.store import About, Batch, Outcome, Status
 from perdure.stores.postgres.connections import (
     Connection,
@@ -53,9 +53,9 @@ class SessionState(NamedTuple):
     """What it is a copy of, sealed."""
 
     @property
-    def log(self) -> LogState:
+    def log(self) -> LogExtent:
         """Its log, as who reads the rows has to know it."""
-        return LogState(self.id, self.born, self.low, self.head, self.crc)
+        return LogExtent(self.id, self.born, self.low, self.head, self.crc)
 
     @property
     def is_draft(self) -> bool:
@@ -423,11 +423,11 @@ def _page_query(
 def _page(
     connection: Connection, sql: Statements, reader: LogReader, rows: Sequence[tuple[Any, ...]]
 ) -> list[Record]:
-    def look() -> LogState | None:
+    def look() -> LogExtent | None:
         state = state_of(connection, sql, reader.key)
         return None if state is None or state.deleted else state.log
 
-    return reader.take_page(map(LogRow._make, rows), look)
+    return reader.take_page(map(CommitRow._make, rows), look)
 
 
 def records_after(
@@ -435,4 +435,4 @@ def records_after(
 ) -> tuple[Record, ...] | None:
     """Return the rest of a log; None if the rows do not have all of it, or are damaged."""
     reader = LogReader(key, state.log, LogPart(after), table=_TABLE)
-    return rest_of_log(reader, map(LogRow._make, rows))
+    return rest_of_log(reader, map(CommitRow._make, rows))

@@ -24,7 +24,7 @@ from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.records.rows import LogPart, LogReader, LogRow, LogState, rest_of_log
+from perdure.records.rows import CommitRow, LogExtent, LogPart, LogReader, rest_of_log
 from perdure.store import About, Batch, Outcome, Status
 from perdure.stores.sqlite.sql import MAX_ROWS, ROWS_AT_ONCE, Q, at_once
 
@@ -75,9 +75,9 @@ class SessionRow(msgspec.Struct, frozen=True):
         return zlib.crc32(msgspec.json.encode((key.tenant, key.agent, key.session, self.born)))
 
     @property
-    def log(self) -> LogState:
+    def log(self) -> LogExtent:
         """Its log, as who reads the rows has to know it."""
-        return LogState(self.id, self.born, self.low, self.head, self.crc, self.seed)
+        return LogExtent(self.id, self.born, self.low, self.head, self.crc, self.seed)
 
 
 def total(base: int, head: int, crc: int) -> int:
@@ -400,7 +400,7 @@ def read_page(con: sqlite3.Connection, reader: LogReader, max_bytes: int) -> lis
 
     """
 
-    def look() -> LogState | None:
+    def look() -> LogExtent | None:
         row = find(con, reader.key)
         return None if row is None or row.is_hidden else row.log
 
@@ -409,7 +409,7 @@ def read_page(con: sqlite3.Connection, reader: LogReader, max_bytes: int) -> lis
 
 
 @contextlib.contextmanager
-def _rows(con: sqlite3.Connection, reader: LogReader) -> Iterator[Iterator[LogRow]]:
+def _rows(con: sqlite3.Connection, reader: LogReader) -> Iterator[Iterator[CommitRow]]:
     """Yield the rows from the next record on, which are read as they are asked for."""
     if reader.is_done:
         yield iter(())
@@ -417,12 +417,12 @@ def _rows(con: sqlite3.Connection, reader: LogReader) -> Iterator[Iterator[LogRo
     query = Q["rows_back" if reader.reverse else "rows_from"]
     values = {"id": reader.state.id, "low": reader.low, "high": reader.high}
     with contextlib.closing(con.execute(query, values)) as cursor:
-        yield (_log_row(reader.key, row) for row in cursor)
+        yield (_commit_row(reader.key, row) for row in cursor)
 
 
-def _log_row(key: SessionKey, values: tuple[object, ...]) -> LogRow:
+def _commit_row(key: SessionKey, values: tuple[object, ...]) -> CommitRow:
     try:
-        return msgspec.convert(values, LogRow)
+        return msgspec.convert(values, CommitRow)
     except msgspec.ValidationError as error:
         raise damage_error(key, f"a row of its log has other types: {error}") from error
 
