@@ -42,13 +42,14 @@ SURFACES = {
     "perdure.adapters.pydantic_ai_steps": frozenset(
         {"asyncio", "httpx", "pydantic", "rich", "sqlite3", "ssl", "trio"}
     ),
+    "perdure.stores.sqlite": frozenset({"sqlite3"}),
     "perdure.asgi": frozenset({"starlette", "asyncio", "ssl"}),
     "perdure.serve": frozenset({"starlette", "uvicorn", "asyncio", "ssl"}),
     "perdure.cli": frozenset({"cyclopts", "rich", "asyncio", "ssl"}),
     "perdure.inspector": frozenset({"starlette", "asyncio", "ssl"}),
     "perdure.testing": frozenset({"pytest", "asyncio", "ssl"}),
 }
-"""What a package, or a module, may bring in besides the core's dependencies."""
+"""What a package, or what is in one, may bring in besides the core's dependencies."""
 
 DISTRIBUTIONS = {
     "google": "google_adk",
@@ -103,8 +104,8 @@ def packages() -> list[str]:
 
 
 def allowed(module: str) -> frozenset[str]:
-    package = ".".join(module.split(".")[:2])
-    return SURFACES.get(package, SURFACES.get(module, frozenset()))
+    package, inside = (".".join(module.split(".")[:parts]) for parts in (2, 3))
+    return SURFACES.get(package, SURFACES.get(inside, frozenset()))
 
 
 def third_party() -> dict[str, str]:

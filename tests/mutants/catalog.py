@@ -177,12 +177,12 @@ q1  sql:do_save : without and 2
 q2  sql:do_save : without and 4
 q3  sqlite:append_one : without bool 1 3
 q4  records:new_entries : never if 2
-q5  sqlite:LogRows.forward : never if 4
-q6  sqlite:LogRows.forward : set compare 2 first != self.expected[0]
-q7  sqlite:LogRows.backward : without bool 1 2
+q5  LogReader.take : never if 4
+q6  LogReader._verified : set assign is_next 1 True
+q7  LogReader._verified : set assign is_within 1 True
 q8  sqlite:release : without bool 1 2
 q9  sqlite:delete : set call held_row 1 find(con, key)
-q10 sqlite:Engine._committing : drop call _drop 1
+q10 sqlite:Engine._committing : drop call close 1
 q11 sqlite:Engine.transaction : set call execute 1 con.execute("BEGIN")
 q12 sqlite:renew_heartbeat : drop call execute 1
 

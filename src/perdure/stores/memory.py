@@ -112,7 +112,6 @@ class MemoryStore:
         self._backing = backing or MemoryBacking()
         self._sessions = self._backing.sessions
         self._owners = self._backing.owners
-        self._blobs = self._backing.blobs
 
     @property
     def capabilities(self) -> Capabilities:
@@ -148,7 +147,7 @@ class MemoryStore:
         return [self._append(batch, now) for batch in batches]
 
     def _append(self, batch: Batch, now: float) -> Outcome:
-        session = self._session(batch.key)
+        session = self._sessions.get(batch.key) or StoredSession(batch.key)
         # In a backing restored from a copy, another owner may have been given the same epoch.
         if session.owner != self._owner:
             return Outcome(Status.CONFLICT, lease_lost(batch.key, batch.epoch, session.epoch))
@@ -164,49 +163,41 @@ class MemoryStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records as of now, without those that are appended meanwhile."""
-        await anyio.lowlevel.checkpoint()
-        records = self._session(key).read_log(
-            after=after, before=before, limit=limit, reverse=reverse
-        )
+        session = await self._session(key)
+        records = session.read_log(after=after, before=before, limit=limit, reverse=reverse)
         while chunk := tuple(itertools.islice(records, _CHUNK)):
             yield LogChunk(chunk)
             await anyio.lowlevel.checkpoint()
 
     async def head(self, key: SessionKey) -> int:
-        await anyio.lowlevel.checkpoint()
-        session = self._session(key)
+        session = await self._session(key)
         return session.head if session.is_public else 0
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
-        await anyio.lowlevel.checkpoint()
-        return self._session(key).trim(epoch, below)
+        return (await self._session(key)).trim(epoch, below)
 
     # documents
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        await anyio.lowlevel.checkpoint()
-        return self._session(key).read_documents(names)
+        return (await self._session(key)).read_documents(names)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
     ) -> None:
-        await anyio.lowlevel.checkpoint()
-        self._session(key).write_documents(documents, manifest)
+        (await self._session(key)).write_documents(documents, manifest)
 
     # blobs
 
     async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
-        await anyio.lowlevel.checkpoint()
+        kept = await self._blobs(tenant)
         require_named(blobs)
         now = self._backing.clock()
-        for name, data in blobs.items():
-            self._blobs[str(tenant)][name] = StoredBlob(data, now)
+        kept.update({name: StoredBlob(data, now) for name, data in blobs.items()})
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        await anyio.lowlevel.checkpoint()
-        blob = self._blobs[tenant].get(name)
+        blob = (await self._blobs(tenant)).get(name)
         return None if blob is None else verified(name, blob.data)
 
     async def sweep(
@@ -217,27 +208,22 @@ class MemoryStore:
         *,
         among: Collection[str] | None = None,
     ) -> BlobSweep:
-        await anyio.lowlevel.checkpoint()
-        now = self._backing.clock()
-        return sweep_blobs(self._blobs[tenant], reachable, older_than, now=now, among=among)
+        blobs = await self._blobs(tenant)
+        return sweep_blobs(blobs, reachable, older_than, now=self._backing.clock(), among=among)
 
     async def blob_names(self, tenant: str) -> list[str]:
-        await anyio.lowlevel.checkpoint()
-        return sorted(self._blobs[tenant])
+        return sorted(await self._blobs(tenant))
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
-        await anyio.lowlevel.checkpoint()
-        return renew_blobs(self._blobs[tenant], names, now=self._backing.clock())
+        return renew_blobs(await self._blobs(tenant), names, now=self._backing.clock())
 
     async def remove_blobs(self, tenant: str, names: Collection[str]) -> int:
-        await anyio.lowlevel.checkpoint()
-        return remove_blobs(self._blobs[tenant], names)
+        return remove_blobs(await self._blobs(tenant), names)
 
     # leases
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        await anyio.lowlevel.checkpoint()
-        return self._lease(self._session(key))
+        return self._lease(await self._session(key))
 
     def _lease(self, session: StoredSession) -> LeaseState | None:
         owner = self._owners.get(session.owner)
@@ -245,8 +231,7 @@ class MemoryStore:
         return session.lease(alive=alive, beat=beat)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        await anyio.lowlevel.checkpoint()
-        session = self._session(key)
+        session = await self._session(key)
         holder = self._lease(session)
         if not terms.allows(holder):
             return Held(holder)
@@ -255,8 +240,7 @@ class MemoryStore:
         return taken
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        self._session(key).publish(epoch)
+        (await self._session(key)).publish(epoch)
 
     async def drafts(self, tenant: str) -> list[DraftInfo]:
         await anyio.lowlevel.checkpoint()
@@ -267,8 +251,7 @@ class MemoryStore:
         ]
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        await anyio.lowlevel.checkpoint()
-        self._session(key).release(epoch)
+        (await self._session(key)).release(epoch)
 
     async def heartbeat(self) -> HeartbeatRequests:
         await anyio.lowlevel.checkpoint()
@@ -304,8 +287,7 @@ class MemoryStore:
     async def enqueue(
         self, key: SessionKey, items: Sequence[PendingItem], *, limit: InboxLimit | None = None
     ) -> int:
-        await anyio.lowlevel.checkpoint()
-        session = self._session(key)
+        session = await self._session(key)
         new = session.enqueue(items, limit)
         self._sessions[key] = session
         if owner := self._owners.get(session.owner):
@@ -314,8 +296,7 @@ class MemoryStore:
         return new
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
-        await anyio.lowlevel.checkpoint()
-        return self._session(key).receive(epoch, limit)
+        return (await self._session(key)).receive(epoch, limit)
 
     async def ack(
         self,
@@ -325,8 +306,7 @@ class MemoryStore:
         *,
         dead: Sequence[DeadLetter] = (),
     ) -> None:
-        await anyio.lowlevel.checkpoint()
-        self._session(key).ack(epoch, op_ids, dead)
+        (await self._session(key)).ack(epoch, op_ids, dead)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         await anyio.lowlevel.checkpoint()
@@ -336,8 +316,7 @@ class MemoryStore:
         )
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
-        await anyio.lowlevel.checkpoint()
-        return self._session(key).letters()
+        return (await self._session(key)).letters()
 
     # directory
 
@@ -350,17 +329,22 @@ class MemoryStore:
     async def tenants(self) -> list[str]:
         await anyio.lowlevel.checkpoint()
         owning = {key.tenant for key, session in self._sessions.items() if session.is_public}
-        return sorted(owning | {tenant for tenant, blobs in self._blobs.items() if blobs})
+        return sorted(owning | {tenant for tenant, blobs in self._backing.blobs.items() if blobs})
 
     async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Remove all that the session owns; its epoch stays, marked as deleted."""
-        await anyio.lowlevel.checkpoint()
-        self._session(key).delete(epoch, keep_posts=keep_posts)
+        (await self._session(key)).delete(epoch, keep_posts=keep_posts)
 
     async def scrub(self) -> None:
         """Do nothing: removed data is not kept anywhere."""
         await anyio.lowlevel.checkpoint()
 
-    def _session(self, key: SessionKey) -> StoredSession:
-        """Return a session; one that nobody has begun is not kept yet."""
+    async def _session(self, key: SessionKey) -> StoredSession:
+        """Pass the call's checkpoint; return a session, not kept if nobody has begun it."""
+        await anyio.lowlevel.checkpoint()
         return self._sessions.get(key) or StoredSession(key)
+
+    async def _blobs(self, tenant: str) -> dict[str, StoredBlob]:
+        """Pass the call's checkpoint; return a tenant's blobs by name."""
+        await anyio.lowlevel.checkpoint()
+        return self._backing.blobs[str(tenant)]

@@ -57,6 +57,15 @@ async def test_a_page_and_a_range_of_time_begin_in_the_index(
     assert ")::double" not in index
 
 
+@pytest.mark.parametrize("prefix", ["a", "app/", "a\ud7ff", "a\U0010ffff", "\U0010ffff"])
+async def test_all_that_begins_with_a_prefix_is_listed(store: PostgresStore, prefix: str) -> None:
+    ends = ["", "x", "\U0010ffff", "\U0010ffff" * 200 + "x"]
+    keys = [SessionKey(f"{prefix}{end}") for end in ends]
+    for key in [*keys, SessionKey("A"), SessionKey("b"), SessionKey("\uffff")]:
+        await take(store, key)
+    assert {info.key for info in await store.sessions(SessionQuery(prefix=prefix))} == set(keys)
+
+
 async def test_a_range_of_time_may_be_infinite(store: PostgresStore) -> None:
     await take(store)
     for since, before in ((-math.inf, math.inf), (-1e300, 1e300)):

@@ -8,7 +8,6 @@ import perdure
 from perdure.errors import ConfigError
 from perdure.stores.postgres import PostgresStore
 from perdure.stores.postgres.connections import quoted, settings_of
-from perdure.stores.postgres.documents import end_of
 
 SECRET = "hun%ter2"
 URL = "postgresql://me:hun%25ter2@db.example:5433/agents"
@@ -86,18 +85,3 @@ def test_what_is_no_url_is_refused(url: str) -> None:
 
 def test_a_name_is_quoted_whatever_is_in_it() -> None:
     assert quoted('a"; DROP SCHEMA public; --') == '"a""; DROP SCHEMA public; --"'
-
-
-@pytest.mark.parametrize(
-    ("prefix", "end"),
-    [
-        ("", None),
-        ("a", "b"),
-        ("app/", "app0"),
-        ("a\ud7ff", "a\ue000"),
-        ("a\U0010ffff", "b"),
-        ("\U0010ffff", None),
-    ],
-)
-def test_what_follows_a_prefix(prefix: str, end: str | None) -> None:
-    assert end_of(prefix) == end

@@ -397,18 +397,12 @@ async def test_a_trim_keeps_the_rest_readable_from_both_ends(path: Path) -> None
 async def test_a_forked_child_keeps_its_hands_off(path: Path) -> None:
     store = await opened(path)
     here = store._database
-    object.__setattr__(
-        store,
-        "_opened",
-        type(here)(
-            *[-1 if name == "pid" else getattr(here, name) for name in here.__struct_fields__]
-        ),
-    )
+    here.pid = -1
     with pytest.raises(StoreUnavailableError, match="another process"):
         await store.head(KEY)
     (outcome,) = await store.append_many([Batch(KEY, 1, 1, group("a"))])
     assert outcome.status is Status.TRANSIENT
-    object.__setattr__(store, "_opened", here)
+    here.pid = os.getpid()
     await store.aclose()
 
 

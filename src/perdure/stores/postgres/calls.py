@@ -17,12 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar, final
 
 import anyio
+import msgspec
 
 from perdure._lib.backoff import backoff
 from perdure._lib.loop import Threads
 from perdure.errors import PerdureError, StoreUnavailableError
 from perdure.store import Batch, ConnectionHook, ConnectionPool, Outcome, Status
-from perdure.stores.postgres import leases, log
+from perdure.stores.postgres import leases
 from perdure.stores.postgres.connections import (
     Connection,
     Connections,
@@ -31,88 +32,9 @@ from perdure.stores.postgres.connections import (
     PostgresSettings,
     password_reader,
 )
-from perdure.stores.postgres.errors import is_broken, is_rollback, outcome_of
-from perdure.stores.postgres.log import AppendMany, EncodedBatch, HeldSessionsByKey, arrays
-from perdure.stores.postgres.schema import PreparedStatement, Statements, durability_of, migrate
-
-# Append without a thread: sent from the event loop, which also waits for the answer
-
-
-MAX_BYTES = 1024 * 1024
-"""Maximum bytes of payload in one statement; encoding more would block the event loop."""
-
-
-async def append(
-    connections: Connections,
-    sql: Statements,
-    held_sessions: HeldSessionsByKey,
-    batches: Sequence[Batch],
-) -> list[Outcome | None]:
-    """Append the batches without blocking, or return None for each that needs a thread.
-
-    Cancelling it closes its connection: the server has the whole statement, or does nothing.
-    """
-    unsent: list[Outcome | None] = [None] * len(batches)
-    size = sum([len(entry.payload) for batch in batches for entry in batch.records])
-    connection = None if size > MAX_BYTES else connections.take_ready(sql.append.is_ready)
-    if connection is None:
-        return unsent
-    try:
-        appends = AppendMany(sql, held_sessions, batches)
-        ready, unknown = appends.encode_ready()
-        if unknown or not ready:
-            return unsent
-        with connections.watched(connection):
-            return await _send(connections, sql.append, connection, appends, ready)
-    except BaseException:
-        connection.close()
-        raise
-    finally:
-        connections.give_back(connection)
-
-
-async def _send(
-    connections: Connections,
-    statement: PreparedStatement,
-    connection: Connection,
-    appends: AppendMany,
-    ready: list[EncodedBatch],
-) -> list[Outcome | None]:
-    ready.sort(key=lambda batch: batch.session.id)
-    try:
-        moved = await _exchange(statement, connection, arrays(ready))
-    except connections.errors as error:
-        is_lost = is_broken(error, connection)
-        converted = connections.handle_error(error, connection, "write to")
-        return list(appends.fill_outcomes(outcome_of(converted, is_lost=is_lost)))
-    except OSError as error:  # the loop could not watch a connection that was just closed
-        connection.close()
-        message = "the connection was lost while its answer was due"
-        unavailable = StoreUnavailableError(message)
-        unavailable.__cause__ = error
-        return list(appends.fill_outcomes(Outcome(Status.IN_DOUBT, unavailable)))
-    if moved is not None:
-        appends.mark_appended(ready, moved)
-    return appends.outcomes
-
-
-async def _exchange(
-    statement: PreparedStatement, connection: Connection, values: Sequence[bytes]
-) -> set[int] | None:
-    """Send the statement and wait for its answer; None if it has to be prepared again."""
-    pgconn = connection.pgconn
-    fd = connection.fileno()
-    statement.send(connection, values)
-    while pgconn.flush():
-        await anyio.wait_writable(fd)
-    while pgconn.is_busy():
-        await anyio.wait_readable(fd)
-        pgconn.consume_input()
-    result = pgconn.get_result()
-    while pgconn.get_result() is not None:
-        pass
-    return statement.result_ids(connection, result)
-
+from perdure.stores.postgres.errors import is_broken, is_rollback
+from perdure.stores.postgres.log import AppendMany, HeldSessionsByKey, arrays
+from perdure.stores.postgres.schema import Statements, durability_of, migrate
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -127,6 +49,9 @@ MAX_ROLLBACKS = 5
 MARGIN = 0.1
 """Seconds after a deadline until its connection is cut."""
 
+MAX_BYTES = 1024 * 1024
+"""Bytes of payload that are appended from the event loop; encoding more would block it."""
+
 TOGETHER = 64
 """Calls at most that are one transaction."""
 TOGETHER_BYTES = 4 * 1024 * 1024
@@ -135,16 +60,13 @@ V = TypeVar("V")
 R = TypeVar("R")
 
 
-class _SharedCall:
+class _SharedCall(msgspec.Struct, eq=False):
     """A call that one thread makes together with others."""
 
-    __slots__ = ("done", "result", "size", "value")
-
-    def __init__(self, value: object, size: int) -> None:
-        self.value = value
-        self.size = size
-        self.result: Any = None
-        self.done = threading.Event()
+    value: Any
+    size: int
+    result: Any = None
+    done: threading.Event = msgspec.field(default_factory=threading.Event)
 
 
 Function = Callable[Concatenate[Connection, Statements, P], T]
@@ -154,23 +76,59 @@ Function = Callable[Concatenate[Connection, Statements, P], T]
 class Calls:
     """An open store's connections and threads."""
 
-    def __init__(
-        self, settings: PostgresSettings, sql: Statements, connections: Connections, others: Threads
-    ) -> None:
-        self.connections = connections
+    connections: Connections
+
+    def __init__(self, settings: PostgresSettings, sql: Statements) -> None:
         self.durability = ""
-        self.post: Callable[..., object] = others.post
-        """Schedules a function on the event loop."""
+        self._settings = settings
         self._sql = sql
-        self._location = settings.location
         self._timeout = settings.timeout
         self._appends = Threads(PARALLELISM, name="perdure append")
-        self._others = others
+        others = max(settings.connections - PARALLELISM, 1)
+        self._others = Threads(others, name="perdure postgres")
         self._pid = os.getpid()
         self._listener: Listener | None = None
         self._lock = threading.Lock()
         self._together: dict[Callable[..., Any], deque[_SharedCall]] = {}
         """Calls that no thread has taken yet, by what they call."""
+
+    async def open(
+        self, owner: str, password: Password | None, hook: ConnectionHook | None
+    ) -> None:
+        """Connect, create or migrate the tables, and register the owner.
+
+        Raises:
+            MissingExtraError: The driver is not installed.
+            ConfigError: The URL is not valid, or the database's encoding is not UTF-8.
+            StoreUnavailableError: The server cannot be reached, or refuses.
+            UnsupportedVersionError: A newer release has created the tables.
+
+        """
+        reader = None
+        if password is not None:
+            reader = password_reader(password, self._settings.location, self._timeout)
+        try:
+            self.durability = await self._others.run(self._connect, owner, reader, hook)
+        except BaseException:
+            self._appends.close()
+            self._others.close()
+            raise
+
+    def _connect(
+        self, owner: str, password: Callable[[], str] | None, hook: ConnectionHook | None
+    ) -> str:
+        self.connections = connections = Connections(self._settings, password, hook)
+        try:
+            with connections.borrow(LONG_TIMEOUT) as connection:
+                migrate(connection, self._sql, self._settings.location)
+                leases.register_owner(connection, self._sql, owner)
+                return durability_of(connection, self._settings.location)
+        except connections.errors as error:
+            connections.close()
+            raise connections.perdure_error(error, "open") from error
+        except BaseException:
+            connections.close()
+            raise
 
     @property
     def is_in_this_process(self) -> bool:
@@ -193,20 +151,42 @@ class Calls:
     ) -> list[Outcome]:
         """Append batches: simple ones from the event loop, the others in one thread call."""
         self.connections.cut()
-        outcomes: list[Outcome | None] = [None] * len(batches)
+        appends = AppendMany(self._sql, held_sessions, batches)
         with anyio.move_on_after(self._timeout + MARGIN):
-            outcomes = await append(self.connections, self._sql, held_sessions, batches)
-            unsent_indexes = [index for index, outcome in enumerate(outcomes) if outcome is None]
-            if unsent_indexes:
-                unsent = [batches[index] for index in unsent_indexes]
-                results = await self._appends.run(
-                    log.append, self.connections, self._sql, held_sessions, unsent
-                )
-                for index, outcome in zip(unsent_indexes, results, strict=True):
-                    outcomes[index] = outcome
+            await self._append_from_loop(appends)
+            if None in appends.outcomes:
+                await self._appends.run(appends.run, self.connections)
         self.connections.cut()
-        unanswered = Outcome(Status.IN_DOUBT, self._no_answer_error("write to", self._timeout))
-        return [unanswered if outcome is None else outcome for outcome in outcomes]
+        error = self._no_answer_error("write to", self._timeout)
+        return appends.fill_outcomes(Outcome(Status.IN_DOUBT, error))
+
+    async def _append_from_loop(self, appends: AppendMany) -> None:
+        """Append without a thread, where a connection is ready and all of it is simple.
+
+        Cancelling it closes the connection: the server has the whole statement, or does nothing.
+        """
+        statement, connection = self._sql.append, None
+        if appends.size <= MAX_BYTES:
+            connection = self.connections.take_ready(statement.is_ready)
+        if connection is None:
+            return
+        try:
+            ready, unknown = appends.encode_ready()
+            if unknown or not ready:
+                return
+            with (
+                self.connections.watched(connection),
+                appends.answering(self.connections, connection),
+            ):
+                ready.sort(key=lambda batch: batch.session.id)
+                moved = await statement.exchange(connection, arrays(ready))
+                if moved is not None:
+                    appends.mark_appended(ready, moved)
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self.connections.give_back(connection)
 
     async def run_idempotent(
         self, doing: str, function: Function[P, T], *args: P.args, **_: P.kwargs
@@ -333,8 +313,8 @@ class Calls:
 
     def _no_answer_error(self, doing: str, deadline_seconds: float) -> StoreUnavailableError:
         return StoreUnavailableError(
-            f"cannot {doing} {self._location}: no answer within {deadline_seconds:g} s: check the "
-            "server's load and the network; saving resumes by itself"
+            f"cannot {doing} {self._settings.location}: no answer within {deadline_seconds:g} s: "
+            "check the server's load and the network; saving resumes by itself"
         )
 
     def _call_with_retries(
@@ -353,14 +333,13 @@ class Calls:
                     return function(connection, self._sql, *args)
                 except self.connections.errors as error:
                     is_lost = is_broken(error, connection)
-                    if is_lost:  # so may be the idle ones
-                        self.connections.drop_idle()
+                    converted = self.connections.handle_error(error, connection, doing)
                     if is_repeatable and rollbacks < MAX_ROLLBACKS and is_rollback(error):
                         rollbacks += 1
                     elif tries > 1 and is_lost:
                         tries -= 1
                     else:
-                        raise self.connections.handle_error(error, connection, doing) from error
+                        raise converted from error
             if rollbacks:  # the other transaction needs time to finish, or they deadlock again
                 time.sleep(backoff(rollbacks, base=0.2, cap=1.0, chance=random.uniform(0.5, 1.0)))
 
@@ -370,7 +349,7 @@ class Calls:
 
             def from_thread() -> None:
                 with contextlib.suppress(RuntimeError):  # the event loop has ended
-                    self.post(notify)
+                    self._others.post(notify)
 
             channel = leases.channel_of(self._sql.schema, owner)
             self._listener = Listener(self.connections, channel, from_thread)
@@ -389,54 +368,3 @@ class Calls:
             self.connections.close()
             self._appends.close()
             self._others.close()
-
-
-async def open_calls(
-    settings: PostgresSettings,
-    sql: Statements,
-    owner: str,
-    password: Password | None = None,
-    hook: ConnectionHook | None = None,
-) -> Calls:
-    """Connect, create or migrate the tables, and register the owner.
-
-    Raises:
-        MissingExtraError: The driver is not installed.
-        ConfigError: The URL is not valid, or the database's encoding is not UTF-8.
-        StoreUnavailableError: The server cannot be reached, or refuses.
-        UnsupportedVersionError: A newer release has created the tables.
-
-    """
-    others = Threads(max(settings.connections - PARALLELISM, 1), name="perdure postgres")
-    try:
-        reader = None
-        if password is not None:
-            reader = password_reader(password, settings.location, settings.timeout)
-        connections, durability = await others.run(_connect, settings, sql, owner, reader, hook)
-    except BaseException:
-        others.close()
-        raise
-    calls = Calls(settings, sql, connections, others)
-    calls.durability = durability
-    return calls
-
-
-def _connect(
-    settings: PostgresSettings,
-    sql: Statements,
-    owner: str,
-    password: Callable[[], str] | None,
-    hook: ConnectionHook | None,
-) -> tuple[Connections, str]:
-    connections = Connections(settings, password, hook)
-    try:
-        with connections.borrow(LONG_TIMEOUT) as connection:
-            migrate(connection, settings.schema, settings.location)
-            leases.register_owner(connection, sql, owner)
-            return connections, durability_of(connection, settings.location)
-    except connections.errors as error:
-        connections.close()
-        raise connections.perdure_error(error, "open") from error
-    except BaseException:
-        connections.close()
-        raise

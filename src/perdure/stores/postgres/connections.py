@@ -24,7 +24,7 @@ import socket
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, final
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, final
 from urllib.parse import quote, unquote
 
 import anyio
@@ -53,6 +53,9 @@ _PORT = re.compile(r"\A(?:\[[^\]]*\]|[^:\[\]]*):")
 """The part before a port: a name, or an address in brackets."""
 _NAME_BYTES = 63
 """PostgreSQL truncates longer names silently."""
+
+
+N = TypeVar("N", int, float)
 
 
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,13 +113,15 @@ def settings_of(
     own = {name: unquote(text) for name, text in parameters.items() if name in _OWN}
     schema_name = _schema(schema if schema is not None else own.get("schema", SCHEMA))
     suffix = "" if schema_name == SCHEMA else f"?schema={quote(schema_name)}"
+    most = own.get("connections", str(CONNECTIONS)) if connections is None else str(connections)
+    seconds = own.get("timeout", str(TIMEOUT))
     user, _, password = login.partition(":")
     hidden = [password, *(value for name, value in parameters.items() if name in _SECRET)]
     return PostgresSettings(
         conninfo=f"postgresql://{address}{'?' if others else ''}{'&'.join(others)}",
         schema=schema_name,
-        connections=_connections(connections, own.get("connections")),
-        timeout=_timeout(own.get("timeout")),
+        connections=_number("connections", most, int, 2, _MAX_CONNECTIONS),
+        timeout=_number("timeout", seconds, float, _MIN_TIMEOUT, _MAX_TIMEOUT),
         location=f"postgresql://{user}{at}{hosts}{slash}{database}{suffix}",
         has_password=bool(password or parameters.get("password")),
         secrets=tuple({form for text in hidden for form in (text, unquote(text)) if form}),
@@ -162,31 +167,14 @@ def _schema(name: str) -> str:
     )
 
 
-def _timeout(parameter: str | None) -> float:
-    if parameter is None:
-        return TIMEOUT
+def _number(option: str, text: str, kind: type[N], least: N, most: N) -> N:
     try:
-        seconds = float(parameter)
+        number = kind(text)
     except ValueError:
-        seconds = 0.0
-    if not _MIN_TIMEOUT <= seconds <= _MAX_TIMEOUT:
-        expected = f"{_MIN_TIMEOUT} to {_MAX_TIMEOUT:g} seconds"
+        number = kind(0)
+    if not least <= number <= most:
         raise ConfigError(
-            f"invalid timeout={parameter!r}: expected {expected}", option="timeout", value=parameter
-        )
-    return seconds
-
-
-def _connections(argument: int | None, parameter: str | None) -> int:
-    value = str(argument) if argument is not None else parameter
-    if value is None:
-        return CONNECTIONS
-    number = int(value) if value.isascii() and value.isdigit() and len(value) < 9 else 0
-    if not 2 <= number <= _MAX_CONNECTIONS:
-        raise ConfigError(
-            f"invalid connections={value!r}: expected 2 to {_MAX_CONNECTIONS}",
-            option="connections",
-            value=value,
+            f"invalid {option}={text!r}: expected {least:g} to {most:g}", option=option, value=text
         )
     return number
 
@@ -243,28 +231,14 @@ def _share_processes(first: Connection, second: Connection) -> bool:
     before = _process(first)
     if _process(second) == before:
         return True
-    swapped: tuple[int, int] | None = None
+    pairs: set[tuple[int, int]] = set()
     for turn in range(_ROUNDS):
-        with _transaction(first), _transaction(second):
-            pair = _process(first), _process(second)
-            if turn % 2:
-                second.execute(b"ROLLBACK", prepare=False)
-            else:
-                first.execute(b"ROLLBACK", prepare=False)
-        if pair[0] != before or (swapped is not None and pair != swapped):
-            return True
-        swapped = pair
-    return False
-
-
-@contextlib.contextmanager
-def _transaction(connection: Connection) -> Iterator[None]:
-    connection.execute(b"BEGIN READ ONLY", prepare=False)
-    try:
-        yield
-    finally:
-        if connection.pgconn.transaction_status != 0:  # PQTRANS_IDLE: it was rolled back before
+        first.execute(b"BEGIN READ ONLY", prepare=False)
+        second.execute(b"BEGIN READ ONLY", prepare=False)
+        pairs.add((_process(first), _process(second)))
+        for connection in (second, first) if turn % 2 else (first, second):
             connection.execute(b"ROLLBACK", prepare=False)
+    return len(pairs) > 1 or any(process != before for process, _ in pairs)
 
 
 def driver() -> Any:
@@ -305,16 +279,6 @@ def execute_all(
     return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
-class _ActiveConnection:
-    """A connection in use, and its deadline."""
-
-    __slots__ = ("connection", "until")
-
-    def __init__(self, connection: Connection, seconds: float) -> None:
-        self.connection = connection
-        self.until = time.monotonic() + seconds
-
-
 @final
 class Connections:
     """The open connections of one store."""
@@ -336,7 +300,8 @@ class Connections:
         self._conninfo = self._full_conninfo()
         self._lock = threading.Lock()
         self._idle: list[tuple[Connection, float]] = []
-        self._used: set[_ActiveConnection] = set()
+        self._used: dict[Connection, float] = {}
+        """Until when each may be used."""
         self._closed = False
         self._is_own = False  # whether a connection is known to keep its server process
 
@@ -465,10 +430,10 @@ class Connections:
         """
         newest = time.monotonic() - FRESH
         with self._lock:
-            for index in range(len(self._idle) - 1, -1, -1):
-                connection, since = self._idle[index]
+            for idle in reversed(self._idle):
+                connection, since = idle
                 if since >= newest and not connection.closed and is_suitable(connection):
-                    del self._idle[index]
+                    self._idle.remove(idle)
                     return connection
         return None
 
@@ -485,37 +450,31 @@ class Connections:
 
         """
         began = time.monotonic()
-        used = _ActiveConnection(connection, self._settings.timeout if seconds is None else seconds)
         with self._lock:
-            self._used.add(used)
+            self._used[connection] = began + (seconds or self._settings.timeout)
         try:
             yield
         finally:
             with self._lock:
-                self._used.discard(used)
+                del self._used[connection]
             if is_lent:
                 self._report("used", began)
 
     def _take(self) -> Connection:
+        """Take an idle connection that the server has not closed, or connect."""
         began = time.monotonic()
-        connection = self._idle_or_new()
-        self._report("waited", began)
-        return connection
-
-    def _idle_or_new(self) -> Connection:
         while True:
             with self._lock:
                 if self._closed:
                     raise StoreUnavailableError(
                         f"the store at {self._settings.location} is closed: open a new one"
                     )
-                idle = self._idle.pop() if self._idle else None
-            if idle is None:
-                return self.connect()
-            connection, idle_since = idle
+                connection, idle_since = self._idle.pop() if self._idle else (None, began)
+            connection = connection or self.connect()
             if time.monotonic() - idle_since < FRESH or not _is_readable(connection):
+                self._report("waited", began)
                 return connection
-            connection.close()  # the server closed it
+            connection.close()
 
     def give_back(self, connection: Connection) -> None:
         """Return a connection to the pool, or close it if it is broken or in a transaction."""
@@ -535,9 +494,9 @@ class Connections:
         """Shut down the connections whose reply is late."""
         now = time.monotonic()
         with self._lock:
-            for used in self._used:
-                if everything or used.until <= now:
-                    self.shut_down(used.connection)
+            for connection, until in self._used.items():
+                if everything or until <= now:
+                    self.shut_down(connection)
 
     def shut_down(self, connection: Connection) -> None:
         """Shut down a connection that another thread waits on, which then gets an error."""
@@ -551,19 +510,20 @@ class Connections:
         """Close the idle connections, and cut those in use."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
+        self.drop_idle()
         self.cut(everything=True)
-        for connection, _ in idle:
-            connection.close()
 
 
-def _is_readable(connection: Connection) -> bool:
-    """Return whether an idle connection has something to read, which means that it was closed."""
+def _is_readable(connection: Connection, seconds: float = 0.0) -> bool:
+    """Return whether there is something to read, or is within so many seconds; its end, too.
+
+    An idle connection has nothing to read unless the server closed it.
+    """
     if connection.closed:
         return True
     poll = select.poll()
     poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
+    return bool(poll.poll(seconds * 1000))
 
 
 # The password, requested for each new connection, since it may have expired
@@ -667,10 +627,8 @@ class Listener:
                     self._connection = None
 
     def _wait_for_notifications(self, connection: Connection) -> None:
-        poll = select.poll()
-        poll.register(connection.fileno(), select.POLLIN)
         while not self._stopped.is_set():
-            if not poll.poll(_PING * 1000):
+            if not _is_readable(connection, _PING):
                 connection.execute(b"SELECT 1", prepare=False)
             connection.pgconn.consume_input()
             is_notified = False

@@ -6,9 +6,7 @@ carries a checksum, and one that fails it counts as lost: the log has all of it.
 
 from __future__ import annotations
 
-import hashlib
-import logging
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -19,20 +17,20 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.chunks import require_named, verified
-from perdure.records.keys import SessionKey, salvage_cure
+from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     Manifest,
     SessionQuery,
-    decode_manifest,
-    matching_documents,
     require_logged,
 )
 from perdure.records.records import Record, open_sealed, seal
+from perdure.records.rows import in_parts, stored_documents
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.postgres.connections import Connection, Statement, bigint, execute_all, quoted
 from perdure.stores.postgres.log import (
     PAGE_ROWS,
     SessionState,
+    digest_of,
     label_values,
     lease_lost_error,
     named,
@@ -44,24 +42,20 @@ from perdure.stores.postgres.log import (
 )
 from perdure.stores.postgres.schema import Statements
 
-_log = logging.getLogger("perdure")
-
-
-class DocumentsQuery(NamedTuple):
-    """Documents to read; None for all."""
-
-    key: SessionKey
-    names: Collection[str] | None
-
 
 def read(
-    connection: Connection, sql: Statements, wanted: Sequence[DocumentsQuery]
+    connection: Connection,
+    sql: Statements,
+    wanted: Sequence[tuple[SessionKey, Collection[str] | None]],
 ) -> list[Documents | Exception]:
-    """Read documents, each checked against the manifest's hash."""
-    found = execute_all(connection, [_query(sql, one.key, one.names) for one in wanted])
+    """Read documents by their names, None for all; each is checked against the manifest's hash."""
+    found = execute_all(
+        connection,
+        [(sql["documents"], {**named(key), "ids": _ids(names)}) for key, names in wanted],
+    )
     return [
-        _checked(one.key, one.names, max([row[0] for row in rows], default=0), rows)
-        for one, rows in zip(wanted, found, strict=True)
+        _checked(key, names, max([row[0] for row in rows], default=0), rows)
+        for (key, names), rows in zip(wanted, found, strict=True)
     ]
 
 
@@ -72,36 +66,43 @@ def read_many(
     names: Collection[str] | None,
 ) -> list[RestoreData | None]:
     """Read documents, and the logs after them; None for what has to be read by itself."""
-    places = _places(keys)
-    wanted = (sql["many_documents"], {**places, "ids": _ids(names)})
-    seen, rows = execute_all(connection, [(sql["many_states"], places), wanted])
-    parts: dict[int, list[tuple[Any, ...]]] = {}
-    for number, *part in rows:
-        parts.setdefault(number, []).append((0, *part))
     missing = RestoreData(Documents(), records=(), may_have_items=False)
-    found: dict[SessionKey, RestoreData | None] = dict.fromkeys(keys, missing)
-    have: dict[SessionKey, Documents] = {}
-    spans: dict[SessionKey, tuple[SessionState, int]] = {}
-    for number, *fields in seen:
-        key, state = keys[number - 1], SessionState(*fields)
-        documents = _checked(key, names, state.head, parts.get(number, ()))
-        found[key] = None
-        if not isinstance(documents, Exception) and documents.log_after is not None:
-            have[key], spans[key] = documents, (state, documents.log_after)
-    for key, records in _logs(connection, sql, spans).items():
-        if records is not None:
-            found[key] = RestoreData(have[key], spans[key][1], records)
-    return [found[key] for key in keys]
+    return [
+        missing if state is None else opened(key, names, state, rows)
+        for key, state, rows in _read_openings(connection, sql, keys, names)
+    ]
 
 
 def read_logs(
     connection: Connection, sql: Statements, keys: Sequence[SessionKey]
 ) -> list[tuple[Record, ...] | None]:
     """Read logs; None for what has to be read by itself."""
-    (seen,) = execute_all(connection, [(sql["many_states"], _places(keys))])
-    spans = {keys[number - 1]: (SessionState(*fields), 0) for number, *fields in seen}
-    logs = _logs(connection, sql, spans)
-    return [logs.get(key, ()) for key in keys]
+    return [
+        () if state is None else records_after(key, state, 0, _commits(rows))
+        for key, state, rows in _read_openings(connection, sql, keys, (), whole=True)
+    ]
+
+
+def _read_openings(
+    connection: Connection,
+    sql: Statements,
+    keys: Sequence[SessionKey],
+    names: Collection[str] | None,
+    *,
+    whole: bool = False,
+) -> list[tuple[SessionKey, SessionState | None, list[tuple[Any, ...]]]]:
+    """Return sessions with what restores need of them, None if missing, in one round trip."""
+    opening = opening_query(sql, keys, names, max_bytes=_MANY_BYTES, whole=whole)
+    seen, rows = execute_all(connection, [(sql["many_states"], _places(keys)), opening])
+    states = {number: SessionState(*fields) for number, *fields in seen}
+    found: dict[int, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        found.setdefault(row[0], []).append(row)
+    return [(key, states.get(n), found.get(n, [])) for n, key in enumerate(keys, 1)]
+
+
+_MANY_BYTES = 256 * 1024
+"""Bytes of each log that are read together; a longer one is read by itself."""
 
 
 def _places(keys: Sequence[SessionKey]) -> dict[str, object]:
@@ -112,40 +113,8 @@ def _places(keys: Sequence[SessionKey]) -> dict[str, object]:
     }
 
 
-def _logs(
-    connection: Connection, sql: Statements, spans: Mapping[SessionKey, tuple[SessionState, int]]
-) -> dict[SessionKey, tuple[Record, ...] | None]:
-    """Return the logs of sessions after a record of each; None for a long or a damaged one."""
-    pending = [span for span in spans.values() if span[1] < span[0].head]
-    values = {
-        "rows": [state.id for state, _ in pending],
-        "lows": [max(after + 1, state.since) for state, after in pending],
-        "highs": [state.head for state, _ in pending],
-        "limit": bigint(PAGE_ROWS),
-        "bytes": _MANY_BYTES,
-    }
-    (rows,) = execute_all(connection, [(sql["many_logs"], values)]) if pending else ((),)
-    commits: dict[int, list[tuple[Any, ...]]] = {}
-    for row_id, *commit in rows:
-        commits.setdefault(row_id, []).append(tuple(commit))
-    return {
-        key: records_after(key, state, after, commits.get(state.id, ()))
-        if after < state.head
-        else ()
-        for key, (state, after) in spans.items()
-    }
-
-
-_MANY_BYTES = 256 * 1024
-"""Bytes of each log that are read together; a longer one is read by itself."""
-
-
-def _query(sql: Statements, key: SessionKey, names: Collection[str] | None) -> Statement:
-    return sql["documents"], {**named(key), "ids": _ids(names)}
-
-
 def _ids(names: Collection[str] | None) -> list[bytes] | None:
-    return None if names is None else [_hash(name) for name in names]
+    return None if names is None else [digest_of(name) for name in names]
 
 
 def _checked(
@@ -156,14 +125,13 @@ def _checked(
     The second column is a document's name, NULL for the manifest; the third is its bytes.
     """
     stored = {name and name.decode("utf-8", "replace"): data for _, name, data, *_ in rows}
-    sealed = stored.pop(None, b"")
+    sealed = stored.pop(None, None)
     try:
-        manifest = _manifest(key, sealed, head) if sealed else None
+        return stored_documents(
+            key, head, sealed, stored, names, place=lambda: "the table manifests"
+        )
     except (CorruptRecordError, UnsupportedVersionError) as error:
         return error
-    if manifest is None:  # missing or damaged: no stored document can be verified
-        return Documents(damaged=tuple(sorted(stored)), remains=stored)
-    return matching_documents(manifest, stored, names)
 
 
 # What a restore needs, read behind the take of a session
@@ -173,11 +141,17 @@ _OPENING_BYTES = 1024 * 1024
 """Bytes of the log that an open reads; a longer one is read by pages."""
 
 
-def opening_query(sql: Statements, row_id: int, names: Collection[str] | None) -> Statement:
-    """Return the query of what a restore needs: of one moment."""
-    values = {"id": bigint(row_id), "ids": _ids(names)}
-    limits = {"rows": bigint(PAGE_ROWS), "bytes": bigint(_OPENING_BYTES)}
-    return sql["opening"], {**values, **limits}
+def opening_query(
+    sql: Statements,
+    keys: Sequence[SessionKey],
+    names: Collection[str] | None,
+    *,
+    max_bytes: int = _OPENING_BYTES,
+    whole: bool = False,
+) -> Statement:
+    """Return the query of what restores need, of one moment; *whole*: of the whole log alone."""
+    limits = {"limit": bigint(PAGE_ROWS), "bytes": bigint(max_bytes)}
+    return sql["opening"], {**_places(keys), "ids": _ids(names), "whole": whole, **limits}
 
 
 def opened(
@@ -187,38 +161,18 @@ def opened(
     rows: Sequence[tuple[Any, ...]],
 ) -> RestoreData | None:
     """Return what a restore needs; None if reading it by itself will say why it cannot be used."""
-    commits = [(*row[3:], row[2]) for row in rows if row[3] is not None]
     others = [row for row in rows if row[3] is None]
     documents = _checked(key, names, state.head, [row for row in others if row[2] is not None])
     if isinstance(documents, Exception):
         return None
     after = documents.log_after
-    records = None if after is None else records_after(key, state, after, commits)
+    records = None if after is None else records_after(key, state, after, _commits(rows))
     is_waiting = any(row[2] is None for row in others)
     return RestoreData(documents, after or 0, records, is_waiting)
 
 
-def _manifest(key: SessionKey, sealed: bytes, head: int) -> Manifest | None:
-    manifest = decode_manifest(open_sealed(sealed), f"the manifest of {key}", key=str(key))
-    if manifest is None:
-        _log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
-        return None
-    if manifest.key != key:
-        raise CorruptRecordError(
-            f"the manifest of {key} belongs to {manifest.key}: restore the table manifests",
-            key=str(key),
-            table="manifests",
-        )
-    if manifest.as_of_seq > head:
-        raise CorruptRecordError(
-            f"the log of {key} ends at record {head}, but documents were made from record "
-            f"{manifest.as_of_seq}: rows are missing; restore the tables from a copy, or "
-            f"{salvage_cure(key)}",
-            key=str(key),
-            head=head,
-            as_of_seq=manifest.as_of_seq,
-        )
-    return manifest
+def _commits(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return [(*row[3:], row[2]) for row in rows if row[3] is not None]
 
 
 class Fold(NamedTuple):
@@ -257,7 +211,7 @@ def _refusal(manifest: Manifest, head: int) -> Exception | None:
 
 def _fold(sql: Statements, fold: Fold) -> Statement:
     key, manifest = fold.key, fold.manifest
-    listed = {name: _hash(name) for name in manifest.documents}
+    listed = {name: digest_of(name) for name in manifest.documents}
     written = [name for name in fold.documents if name in listed]
     values = {
         "tenant": key.tenant,
@@ -276,10 +230,6 @@ def _fold(sql: Statements, fold: Fold) -> Statement:
     return sql["fold"], values
 
 
-def _hash(name: str) -> bytes:
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
-
-
 # Blobs: one row each, by tenant and name. Blocking. Ages are by the server's clock
 
 
@@ -291,21 +241,9 @@ def put(connection: Connection, sql: Statements, tenant: str, blobs: Mapping[str
     require_named(blobs)
     if blobs:
         tenant_number = tenant_id(connection, sql, tenant)
-        for part in _parts(blobs):
+        for part in in_parts(sorted(blobs), lambda name: len(blobs[name]), PUT_BYTES):
             values = [blobs[name] for name in part]
             connection.execute(sql["put_blobs"], (tenant_number, part, values))
-
-
-def _parts(blobs: Mapping[str, bytes]) -> Iterator[list[str]]:
-    part: list[str] = []
-    size = 0
-    for name in sorted(blobs):
-        if part and size + len(blobs[name]) > PUT_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(name)
-        size += len(blobs[name])
-    yield part
 
 
 def get(connection: Connection, sql: Statements, tenant: str, name: str) -> bytes | None:
@@ -378,8 +316,8 @@ _STEP = "floor(least(greatest(%({})s::float8 / 64, -1e15), 1e15))::bigint"
 _CONDITIONS = {
     "owner": "s.belongs = %(owner)s",
     "tag": "%(tag)s = ANY(l.tags)",
-    "prefix": "s.agent >= %(prefix)s AND starts_with(s.agent, %(prefix)s)",
-    "end": "s.agent < %(end)s",
+    "prefix": "s.agent BETWEEN %(prefix)s AND %(prefix)s::text || repeat(chr(1114111), 256) "
+    "AND starts_with(s.agent, %(prefix)s)",  # the greatest text: an id has at most 1,024 bytes
     "without": "s.agent <> ALL(%(without)s::text[])",
     "since": f"{_AT} >= %(since)s AND s.step >= {_STEP.format('since')}",
     "before": f"{_AT} < %(before)s AND s.step <= {_STEP.format('before')}",
@@ -396,7 +334,6 @@ def list_sessions(
         "owner": without_nul(query.owner),
         "tag": without_nul(query.tag),
         "prefix": without_nul(query.prefix) or None,
-        "end": end_of(query.prefix),
         "without": list(query.without) or None,
         "since": query.since,
         "before": query.before,
@@ -439,21 +376,6 @@ def list_sessions(
             rows
         )
     ]
-
-
-def end_of(prefix: str) -> str | None:
-    """Return the first text after all those with a prefix, None if there is none.
-
-    >>> end_of("app/")
-    'app0'
-    """
-    for index in range(len(prefix) - 1, -1, -1):
-        code = ord(prefix[index]) + 1
-        if code == 0xD800:  # surrogates, up to 0xE000, are not text
-            code = 0xE000
-        if code <= 0x10FFFF:
-            return prefix[:index] + chr(code)
-    return None
 
 
 def tenants(connection: Connection, sql: Statements) -> list[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
@@ -23,7 +21,13 @@ from perdure.records.records import open_sealed, seal
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 from perdure.stores.postgres.connections import Connection, bigint
 from perdure.stores.postgres.leases import channel_of
-from perdure.stores.postgres.log import lease_lost_error, lock_session, require_held, state_of
+from perdure.stores.postgres.log import (
+    digest_of,
+    lease_lost_error,
+    lock_session,
+    require_held,
+    state_of,
+)
 from perdure.stores.postgres.schema import Statements
 
 
@@ -38,7 +42,7 @@ def enqueue(
     for item in items:
         if len(item.payload) > MAX_RECORD_BYTES:
             raise too_large(key, len(item.payload), what="an item for")
-    ops = [_hash(item.op_id) for item in items]
+    ops = [digest_of(item.op_id) for item in items]
     sealed = [seal(msgspec.json.encode(item)) for item in items]
     with connection.transaction():
         # Under the session's lock: the next holder finds the items, or is notified of them.
@@ -65,12 +69,7 @@ def receive(
     if state is None or state.epoch != epoch:
         raise lease_lost_error(key, epoch, state)
     values = {"id": bigint(state.id), "limit": bigint(max(limit, 0))}
-    return items_of(connection.execute(sql["waiting"], values, binary=True).fetchall())
-
-
-def items_of(rows: Sequence[tuple[Any, ...]]) -> list[PendingItem]:
-    """Return the items in an inbox's rows."""
-    items = [_decoded(*row) for row in rows]
+    items = [_decoded(*row) for row in connection.execute(sql["waiting"], values, binary=True)]
     return [
         _with_op_id(item, items) if item.op_id.startswith(UNREADABLE) else item for item in items
     ]
@@ -80,7 +79,7 @@ def _decoded(number: int, op_hash: bytes, item: bytes) -> PendingItem:
     body = open_sealed(item)
     if body is not None:
         pending = json.decode(body, PendingItem)
-        if _hash(pending.op_id) == op_hash:
+        if digest_of(pending.op_id) == op_hash:
             return pending
     damage = f"item {number} of the table inbox does not match its checksum"
     return PendingItem(f"{UNREADABLE}{op_hash.hex()}", "", item, 0.0, damage)
@@ -94,7 +93,7 @@ def _with_op_id(damaged: PendingItem, page: Sequence[PendingItem]) -> PendingIte
     for item in page:
         for index in range(len(page) + 1):
             op_id = f"{item.key}/{index}"
-            if f"{UNREADABLE}{_hash(op_id).hex()}" == damaged.op_id:
+            if f"{UNREADABLE}{digest_of(op_id).hex()}" == damaged.op_id:
                 return msgspec.structs.replace(damaged, op_id=op_id)
     return damaged
 
@@ -145,8 +144,4 @@ def _row_hash(op_id: str) -> bytes:
             return bytes.fromhex(op_id.removeprefix(UNREADABLE))
         except ValueError:
             pass  # a caller's own op id
-    return _hash(op_id)
-
-
-def _hash(op_id: str) -> bytes:
-    return hashlib.sha256(op_id.encode("utf-8", "surrogatepass")).digest()
+    return digest_of(op_id)

@@ -10,7 +10,7 @@ import hashlib
 import os
 import socket
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -45,13 +45,6 @@ from perdure.stores.postgres.log import (
 from perdure.stores.postgres.schema import Statements
 
 
-class HeartbeatReply(NamedTuple):
-    """The requests that a heartbeat returned, and their ids for the next one to acknowledge."""
-
-    requests: HeartbeatRequests
-    ids: tuple[int, ...]
-
-
 def channel_of(schema: str, owner: str) -> str:
     """Return the channel on which an owner is notified."""
     return "perdure_" + hashlib.sha256(f"{schema}\0{owner}".encode()).hexdigest()[:32]
@@ -59,15 +52,12 @@ def channel_of(schema: str, owner: str) -> str:
 
 def register_owner(connection: Connection, sql: Statements, owner: str) -> None:
     """Register an owner."""
-    connection.execute(
-        sql["enter"],
-        {
-            "owner": owner,
-            "first": first_beat(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-        },
-    )
+    connection.execute(sql["enter"], _process(owner))
+
+
+def _process(owner: str) -> dict[str, object]:
+    names = {"owner": owner, "host": socket.gethostname()}
+    return {**names, "first": first_beat(), "pid": os.getpid()}
 
 
 def unregister_owner(connection: Connection, sql: Statements, owner: str) -> None:
@@ -112,16 +102,12 @@ def _holder(rows: Sequence[tuple[Any, ...]]) -> Holder:
 Acquired: TypeAlias = tuple[Taken, SessionState]
 
 
-class Acquire:
+class Acquire(msgspec.Struct, eq=False):
     """A session that somebody wants, and the answer as soon as there is one."""
 
-    __slots__ = ("answer", "key", "owner", "terms")
-
-    def __init__(self, key: SessionKey, terms: Terms, owner: str) -> None:
-        self.key: SessionKey = key
-        self.terms: Terms = terms
-        self.owner: str = owner
-        self.answer: Held | Acquired | None = None
+    key: SessionKey
+    terms: Terms
+    answer: Held | Acquired | None = None
 
 
 def acquire(
@@ -195,11 +181,11 @@ class _Epoch:
             head, seed = new.first, 0
             draft = seal(msgspec.json.encode(new.draft)) if new.draft else None
         self._seed = seed
-        self._payload = payload = epoch_payload(wanted.owner, new.base if created else None)
+        self._payload = payload = epoch_payload(wanted.terms.me, new.base if created else None)
         self._lines, crc = encode([Entry(EPOCH, payload)], first=head, epoch=epoch, crc=seed)
         is_draft = created and draft is not None
         self.state = SessionState(
-            was.id, epoch, head, crc, head, 0, 0, is_draft, wanted.owner, draft=draft
+            was.id, epoch, head, crc, head, 0, 0, is_draft, wanted.terms.me, draft=draft
         )
 
     @property
@@ -226,7 +212,7 @@ class _Epoch:
         numbers |= {"epoch": self.state.epoch, "seed": self._seed}
         places = {name: bigint(number) for name, number in numbers.items()}
         take = sql["take"], {**self.values, **places, "created": self._created}
-        return take, opening_query(sql, was.id, self.wanted.terms.names)
+        return take, opening_query(sql, [self.wanted.key], self.wanted.terms.names)
 
     def taken(
         self, taken: Sequence[tuple[Any, ...]], read: Sequence[tuple[Any, ...]]
@@ -234,8 +220,8 @@ class _Epoch:
         """Return what was acquired; None if the session was in another state by then."""
         if not taken:
             return None
-        number, generation, since = taken[0]
-        state = self.state._replace(id=number, generation=generation, since=since)
+        number, born, low = taken[0]
+        state = self.state._replace(id=number, born=born, low=low)
         found = opened(self.wanted.key, self.wanted.terms.names, state, read)
         return self._acquired(state, found)
 
@@ -288,39 +274,25 @@ def drafts(connection: Connection, sql: Statements, tenant: str) -> list[DraftIn
     return infos
 
 
-class Release(NamedTuple):
-    """A lease to release."""
-
-    row_id: int
-    """0: not known."""
-    key: SessionKey
-    epoch: int
-
-
 def release(
-    connection: Connection, sql: Statements, leases: Sequence[Release]
-) -> list[Exception | None]:
-    """Mark sessions as released whose epochs still hold them."""
+    connection: Connection, sql: Statements, leases: Sequence[tuple[int, SessionKey, int]]
+) -> list[None]:
+    """Mark sessions as released whose epochs still hold them.
+
+    *leases* are the ids of their rows, 0 if not known, their keys and the epochs.
+    """
     ordered = sorted(leases)  # rows are always locked in the order of their ids
-    names = [(one.key.tenant, one.key.agent, one.key.session, one.epoch) for one in ordered]
+    names = [(key.tenant, key.agent, key.session, epoch) for _, key, epoch in ordered]
     execute_all(connection, [(sql["release"], values) for values in names])
     return [None] * len(leases)
 
 
 def renew_heartbeat(
     connection: Connection, sql: Statements, owner: str, reported: tuple[int, ...]
-) -> HeartbeatReply:
-    """Renew a heartbeat; return requests not yet reported, and the other owners' counters."""
-    rows = connection.execute(
-        sql["beat"],
-        {
-            "owner": owner,
-            "first": first_beat(),
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "heard": list(reported),
-        },
-    ).fetchall()
+) -> tuple[HeartbeatRequests, tuple[int, ...]]:
+    """Renew a heartbeat; return requests not reported yet, and their ids for the next one."""
+    values = {**_process(owner), "heard": list(reported)}
+    rows = connection.execute(sql["beat"], values).fetchall()
     by_kind: dict[bool, list[SessionKey]] = {True: [], False: []}
     beats: dict[str, int] = {}
     ids: list[int] = []
@@ -331,19 +303,10 @@ def renew_heartbeat(
         ids.append(number)
         if is_held:
             by_kind[mail].append(SessionKey(agent, session, name))
-    requests = HeartbeatRequests(tuple(by_kind[False]), tuple(by_kind[True]), beats)
-    return HeartbeatReply(requests, tuple(ids))
+    return HeartbeatRequests(tuple(by_kind[False]), tuple(by_kind[True]), beats), tuple(ids)
 
 
 def request_handover(connection: Connection, sql: Statements, key: SessionKey, owner: str) -> None:
     """Ask an owner to hand over a session."""
-    connection.execute(
-        sql["ask"],
-        {
-            "owner": owner,
-            "tenant": key.tenant,
-            "agent": key.agent,
-            "session": key.session,
-            "channel": channel_of(sql.schema, owner),
-        },
-    )
+    values = {**named(key), "owner": owner, "channel": channel_of(sql.schema, owner)}
+    connection.execute(sql["ask"], values)

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib.resources
-import re
 import struct
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
+import anyio
+
 from perdure.errors import ConfigError, UnsupportedVersionError
+from perdure.records.rows import named_statements
 from perdure.stores.postgres.connections import Connection, driver, quoted
 
 if TYPE_CHECKING:
+    import psycopg
     from psycopg.pq.abc import PGresult
 
 
@@ -78,34 +81,49 @@ class PreparedStatement:
         """
         if connection not in self._ready:
             self._prepare(connection)
-        moved = self.result_ids(connection, self._exec(connection, values))
+        moved = self._result_ids(connection, self._exec(connection, values))
         if moved is None:
             self._prepare(connection)
-            moved = self.result_ids(connection, self._exec(connection, values))
+            moved = self._result_ids(connection, self._exec(connection, values))
         return moved or set()
 
     def is_ready(self, connection: Connection) -> bool:
         """Return whether it is prepared on a connection."""
         return connection in self._ready
 
-    def send(self, connection: Connection, values: Sequence[bytes]) -> None:
-        """Start sending it, without waiting."""
-        connection.pgconn.send_query_prepared(self._name, values, self._formats, _BINARY)
-
-    def result_ids(self, connection: Connection, result: PGresult | None) -> set[int] | None:
-        """Return the first column of an answer; None if it has to be prepared again.
+    async def exchange(self, connection: Connection, values: Sequence[bytes]) -> set[int] | None:
+        """Run it from the event loop; None if it has to be prepared again.
 
         Raises:
-            psycopg.Error: The server's error, or a lost connection.
+            psycopg.Error: As `run`.
 
         """
+        pgconn, fd = connection.pgconn, connection.fileno()
+        pgconn.send_query_prepared(self._name, values, self._formats, _BINARY)
+        try:
+            while pgconn.flush():
+                await anyio.wait_writable(fd)
+            while pgconn.is_busy():
+                await anyio.wait_readable(fd)
+                pgconn.consume_input()
+        except OSError as error:  # the loop could not watch a connection that was just closed
+            message = "the connection was lost while its answer was due"
+            raise driver().OperationalError(message) from error
+        result = pgconn.get_result()
+        while pgconn.get_result() is not None:
+            pass
+        return self._result_ids(connection, result)
+
+    def _result_ids(self, connection: Connection, result: PGresult | None) -> set[int] | None:
         if result is None:
             raise driver().OperationalError("the connection was lost")
-        if result.status not in (_COMMAND, _TUPLES) and _code(result) == _UNKNOWN_STATEMENT:
+        error = _error_in(result)
+        if error is not None and error.sqlstate == _UNKNOWN_STATEMENT:
             # The driver deallocates every statement when it rolls back.
             self._ready.discard(connection)
             return None
-        _check(result)
+        if error is not None:
+            raise error
         values = [result.get_value(row, 0) for row in range(result.ntuples)]
         return {int.from_bytes(value, "big") for value in values if value is not None}
 
@@ -113,33 +131,23 @@ class PreparedStatement:
         return connection.pgconn.exec_prepared(self._name, values, self._formats, _BINARY)
 
     def _prepare(self, connection: Connection) -> None:
-        _check(connection.pgconn.prepare(self._name, self._query))
+        error = _error_in(connection.pgconn.prepare(self._name, self._query))
+        if error is not None:
+            raise error
         self._ready.add(connection)
 
 
-def _code(result: PGresult) -> str:
-    code = result.error_field(driver().pq.DiagnosticField.SQLSTATE)
-    return code.decode() if code else ""
-
-
-def _check(result: PGresult) -> None:
+def _error_in(result: PGresult) -> psycopg.Error | None:
     if result.status in (_COMMAND, _TUPLES):
-        return
-    errors = driver().errors
-    text = result.error_field(driver().pq.DiagnosticField.MESSAGE_PRIMARY) or result.error_message
-    code = _code(result)
-    try:
-        kind = errors.lookup(code) if code else errors.OperationalError
-    except KeyError:
-        kind = errors.DatabaseError
-    raise kind(text.decode("utf-8", "replace").strip())
+        return None
+    error: psycopg.Error = driver().errors.error_from_result(result)
+    return error
 
 
 LATEST = 4
 """The version of the tables that this release writes."""
 
-_FILES = ("log", "leases", "documents", "blobs", "inbox", "directory")
-_NAME = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
+_FILES = ("version", "log", "leases", "documents", "blobs", "inbox", "directory")
 
 
 @final
@@ -152,24 +160,14 @@ class Statements:
         self._by_name: dict[str, bytes] = {}
         name = quoted(schema).replace("%", "%%")
         for file in _FILES:
-            _, *parts = _NAME.split(_text(f"{file}.sql"))
-            for word, body in zip(parts[::2], parts[1::2], strict=True):
-                self._by_name[word] = body.strip().replace("{schema}", name).encode()
+            for word, body in named_statements(_text(f"{file}.sql")).items():
+                self._by_name[word] = body.replace("{schema}", name).encode()
         self.append: PreparedStatement = PreparedStatement(
             "append", self["append"].replace(b"%%", b"%"), numbers=7
         )
 
     def __getitem__(self, name: str) -> bytes:
         return self._by_name[name]
-
-
-def migrations(schema: str, since: int) -> list[tuple[int, bytes]]:
-    """Return the migrations from a version of the tables to the latest, in order."""
-    name = quoted(schema)
-    return [
-        (number, _text(f"{number:04}.sql").replace("{schema}", name).encode())
-        for number in range(since + 1, LATEST + 1)
-    ]
 
 
 def _text(name: str) -> str:
@@ -181,53 +179,39 @@ def _text(name: str) -> str:
 
 _PATIENCE = 120
 """Seconds that one replica waits for another's migration."""
-_VERSION_TABLE_EXISTS = b"""
-SELECT 1 FROM pg_catalog.pg_class AS c
-JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relname = 'perdure'
-"""
 _SAFE = ("on", "local", "remote_write", "remote_apply")
 
 
-def migrate(connection: Connection, schema: str, location: str) -> None:
+def migrate(connection: Connection, sql: Statements, location: str) -> None:
     """Create or migrate the tables; nothing is written if they are up to date.
 
     Raises:
         UnsupportedVersionError: A newer release has created them.
 
     """
-    if _version(connection, schema, location) == LATEST:
+    if _version(connection, sql, location) == LATEST:
         return
     with connection.transaction():
         connection.execute(b"SELECT set_config('statement_timeout', '0', true)")
         connection.execute(b"SELECT set_config('lock_timeout', %s, true)", (str(_PATIENCE * 1000),))
-        connection.execute(b"SELECT pg_advisory_xact_lock(%s)", (_lock(schema),))
-        version = _version(connection, schema, location)
+        connection.execute(b"SELECT pg_advisory_xact_lock(%s)", (_lock(sql.schema),))
+        version = _version(connection, sql, location)
         if not version:
-            name = quoted(schema).encode()
-            connection.execute(b"CREATE SCHEMA IF NOT EXISTS " + name)
-            connection.execute(
-                b"CREATE TABLE IF NOT EXISTS " + name + b".perdure (version integer NOT NULL)"
-            )
-        for _, step in migrations(schema, version):
-            connection.execute(step, prepare=False)
-        _save_version(connection, schema, version)
+            connection.execute(sql["create_schema"], ())
+            connection.execute(sql["create_version_table"], ())
+            connection.execute(sql["add_version"], (0,))
+        for number in range(version + 1, LATEST + 1):
+            step = _text(f"{number:04}.sql").replace("{schema}", quoted(sql.schema))
+            connection.execute(step.encode(), prepare=False)
+        connection.execute(sql["change_version"], (LATEST,))
 
 
-def _save_version(connection: Connection, schema: str, before: int) -> None:
-    table = quoted(schema).replace("%", "%%").encode() + b".perdure"
-    change = b"UPDATE %b SET version = %%s" if before else b"INSERT INTO %b VALUES (%%s)"
-    connection.execute(change % table, (LATEST,))
-
-
-def _version(connection: Connection, schema: str, location: str) -> int:
+def _version(connection: Connection, sql: Statements, location: str) -> int:
     """Return the version of the tables, 0 if there are none."""
-    table = f"{quoted(schema)}.perdure"
     # Not to_regclass, which may use what this connection saw before it waited for the lock.
-    if connection.execute(_VERSION_TABLE_EXISTS, (schema,)).fetchone() is None:
+    if connection.execute(sql["version_table"], (sql.schema,)).fetchone() is None:
         return 0
-    query = b"SELECT version FROM %b" % table.encode()  # an identifier, quoted
-    row = connection.execute(query).fetchone()
+    row = connection.execute(sql["version"], ()).fetchone()
     version = int(row[0]) if row else 0
     if version > LATEST:
         raise UnsupportedVersionError(

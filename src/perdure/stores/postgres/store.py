@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import final
 
 import anyio
-import anyio.lowlevel
 import msgspec
 
 from perdure._lib.ids import random_id
@@ -21,6 +20,7 @@ from perdure.errors import ConfigError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.records import Record
+from perdure.records.rows import NO_END, LogPart
 from perdure.store import (
     ALL,
     Batch,
@@ -51,7 +51,7 @@ from perdure.stores.postgres import (
     leases,
     log,
 )
-from perdure.stores.postgres.calls import PARALLELISM, Calls, open_calls
+from perdure.stores.postgres.calls import PARALLELISM, Calls
 from perdure.stores.postgres.connections import Password, settings_of
 from perdure.stores.postgres.log import HeldSessionsByKey, OwnedSession
 from perdure.stores.postgres.schema import Statements
@@ -103,7 +103,6 @@ class PostgresStore:
         self._connection_hook: ConnectionHook | None = None
         self._held_sessions: HeldSessionsByKey = {}
         self._reported_ids: tuple[int, ...] = ()
-        self._has_news = False
         self._notified = anyio.Event()
 
     def __repr__(self) -> str:
@@ -138,9 +137,10 @@ class PostgresStore:
         """
         if self._opened:
             return
-        self._opened = await open_calls(
-            self._settings, self._sql, self._owner, self._password, self._connection_hook
-        )
+        self._notified = anyio.Event()
+        calls = Calls(self._settings, self._sql)
+        await calls.open(self._owner, self._password, self._connection_hook)
+        self._opened = calls
 
     async def aclose(self) -> None:
         """Close every connection; leases that were not released look like those of a dead owner."""
@@ -182,29 +182,21 @@ class PostgresStore:
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records as of now, a page of rows at a time."""
+        before, limit = NO_END if before is None else before, NO_END if limit is None else limit
+        part = LogPart(after, before, limit, reverse)
         # Row by row past damage, so that a damaged row hides no others.
         max_rows = 1 if past_damage.get() else log.PAGE_ROWS
-        remaining = log.NO_LIMIT if limit is None else limit
-        low, high = after + 1, log.NO_LIMIT if before is None else before - 1
-        if remaining <= 0 or low > high:
-            self._calls  # noqa: B018  # raises if it is closed
-            return
-        span = log.RowSpan(key, log.UNKNOWN, low, high, reverse, min(remaining, max_rows))
-        start = await self._calls.run_idempotent("read", log.read_start, span)
+        count = min(max_rows, limit)
+        start = await self._calls.run_idempotent("read", log.read_start, key, part, count)
         if start is None:
             return
-        reader, span, page = start
-        first, last = low, high = span.low, span.high
+        reader, records = start
         while True:
-            records = [record for record in page.records if first <= record.seq <= last][:remaining]
-            remaining -= len(records)
             if records:
                 yield LogChunk(tuple(records))
-            if page.next is None or remaining <= 0:
-                break
-            low, high = (low, page.next) if reverse else (page.next, high)
-            span = span._replace(low=low, high=high, rows=min(remaining, max_rows))
-            page = await self._calls.run_idempotent("read", log.read_page, reader, span)
+            if reader.is_done:
+                return
+            records = await self._calls.run_idempotent("read", log.read_page, reader, max_rows)
 
     async def head(self, key: SessionKey) -> int:
         state = await self._calls.run_idempotent("read", log.state_of, key)
@@ -219,24 +211,23 @@ class PostgresStore:
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        wanted = content.DocumentsQuery(key, names)
-        return await self._calls.run_together("read", content.read, wanted)
+        return await self._calls.run_together("read", content.read, (key, names))
 
     async def read_for_restore(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> RestoreData:
-        """Read documents, and the log after them, in two round trips."""
+        """Read documents, and the log after them, in one round trip."""
         (found,) = await self.read_many_for_restore([key], names)
         return found or RestoreData(await self.read_documents(key, names))
 
     async def read_many_for_restore(
         self, keys: Sequence[SessionKey], names: Collection[str] | None = None
     ) -> list[RestoreData | None]:
-        """Read documents, and the logs after them, of several sessions in two round trips."""
+        """Read documents, and the logs after them, of several sessions in one round trip."""
         return await self._calls.run_idempotent("read", content.read_many, keys, names)
 
     async def read_logs(self, keys: Sequence[SessionKey]) -> list[tuple[Record, ...] | None]:
-        """Read the logs of several sessions in two round trips."""
+        """Read the logs of several sessions in one round trip."""
         return await self._calls.run_idempotent("read", content.read_logs, keys)
 
     async def write_documents(
@@ -286,7 +277,7 @@ class PostgresStore:
         return await self._calls.run_together("read", leases.holders, key)
 
     async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
-        wanted = leases.Acquire(key, terms, self._owner)
+        wanted = leases.Acquire(key, terms)
         answer: Held | leases.Acquired = await self._calls.run_together(
             "write to", leases.acquire, wanted, is_repeatable=False
         )
@@ -305,31 +296,26 @@ class PostgresStore:
         return await self._calls.run_idempotent("read", leases.drafts, tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        lease = leases.Release(self._row_id(key), key, epoch)
+        lease = (self._row_id(key), key, epoch)
         await self._calls.run_together("write to", leases.release, lease)
         session = self._held_sessions.get(key)
         if session is not None and session.epoch == epoch:
             del self._held_sessions[key]
 
     async def heartbeat(self) -> HeartbeatRequests:
-        reply = await self._calls.run_idempotent(
+        requests, self._reported_ids = await self._calls.run_idempotent(
             "write to", leases.renew_heartbeat, self._owner, self._reported_ids
         )
-        self._reported_ids = reply.ids
-        return reply.requests
+        return requests
 
     async def wait_for_notification(self, timeout: float) -> None:
         """Return when the server has sent a notification, or after ``timeout`` seconds."""
         self._calls.listen(self._owner, self._notify)
-        if not self._has_news:
-            self._notified = anyio.Event()
-            with anyio.move_on_after(timeout):
-                await self._notified.wait()
-        await anyio.lowlevel.checkpoint()
-        self._has_news = False
+        with anyio.move_on_after(timeout):
+            await self._notified.wait()
+        self._notified = anyio.Event()
 
     def _notify(self) -> None:
-        self._has_news = True
         self._notified.set()
 
     async def request_handover(self, key: SessionKey, holder: LeaseState) -> None:

@@ -14,16 +14,17 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import sqlite3
 import stat
 import sys
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, final
+from typing import Any, NamedTuple, final
 from urllib.parse import quote
 
 import msgspec
 
-from perdure._lib.files import TEMPORARY, Folder, LinkFoundError, open_private
+from perdure._lib.files import TEMPORARY, Folder, open_private
 from perdure._lib.ids import random_id
 from perdure._lib.platform import network_file_system, sync_file
 from perdure.errors import (
@@ -33,14 +34,9 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.keys import SessionKey
-from perdure.records.records import Record
-from perdure.stores.sqlite.errors import CANNOT_SHARE, code_of, driver_error, is_damage
-from perdure.stores.sqlite.log import HIDDEN, LogRows, Seal, SessionRow, find
+from perdure.stores.sqlite.errors import CANNOT_SHARE, code_of, is_damage
+from perdure.stores.sqlite.log import HIDDEN
 from perdure.stores.sqlite.sql import MIGRATIONS, Q
-
-if TYPE_CHECKING:
-    import sqlite3
-
 
 APPLICATION = 0x50524455
 """perdure's application id, in the database file's header."""
@@ -71,8 +67,6 @@ def connect(
         ConfigError: This Python's SQLite is too old.
 
     """
-    import sqlite3
-
     if sqlite3.sqlite_version_info < OLDEST:
         raise ConfigError(
             f"the SQLite of this Python is {sqlite3.sqlite_version}, and {OLDEST[0]}.{OLDEST[1]} "
@@ -113,8 +107,6 @@ def connect(
 
 def pragma(con: sqlite3.Connection, text: str) -> list[tuple[object, ...]]:
     """Run a pragma to its end: an error may be raised by its last step only."""
-    import sqlite3
-
     try:
         return con.execute(f"PRAGMA {text}").fetchall()
     except UnicodeDecodeError as error:  # SQLite quotes the damaged part of the schema
@@ -143,20 +135,10 @@ def connect_unlocked(path: str, *, wal: bool) -> sqlite3.Connection:
     return con
 
 
-def create(path: str) -> None:
-    """Turn an empty file into a database of the newest format."""
-    con = connect(path, timeout=1.0)
-    try:
-        pragma(con, f"page_size = {PAGE_BYTES}")
-        pragma(con, f"application_id = {APPLICATION}")
-        make_durable(con, path)
-        pragma(con, "wal_checkpoint(TRUNCATE)")
-    finally:
-        con.close()
-
-
 def make_durable(con: sqlite3.Connection, path: str) -> None:
     """Migrate a database to the newest format, and ensure that its commits are synced.
+
+    All missing migrations are one transaction; of several processes, only one runs them.
 
     Raises:
         ConfigError: It is another program's database.
@@ -166,26 +148,10 @@ def make_durable(con: sqlite3.Connection, path: str) -> None:
     """
     version = format_of(con, path)  # before anything is changed
     pragma(con, "journal_mode = WAL")
-    if version != len(MIGRATIONS):
-        migrate(con, path)
-    con.execute("BEGIN IMMEDIATE")
-    pragma(con, f"user_version = {len(MIGRATIONS)}")
-    con.execute("COMMIT")
-    # Only after a first write: before it, a failed switch to WAL looks like a successful one.
-    modes = (pragma(con, "journal_mode"), pragma(con, "synchronous"))
-    if modes != ([("wal",)], [(_FULL,)]):
-        raise StoreUnavailableError(
-            f"{path} is not in WAL mode with full syncs ({modes}), so a commit might not be "
-            "durable: check the disk, and open the store again",
-            path=path,
-        )
-
-
-def migrate(con: sqlite3.Connection, path: str) -> None:
-    """Run all missing migrations in one transaction; of several processes, only one runs them."""
     con.execute("BEGIN IMMEDIATE")
     try:
-        version = format_of(con, path)  # again, now that no other process can change it
+        if version != len(MIGRATIONS):
+            version = format_of(con, path)  # again, now that no other process can change it
         for step in MIGRATIONS[version:]:
             for statement in step:
                 con.execute(statement)
@@ -194,6 +160,14 @@ def migrate(con: sqlite3.Connection, path: str) -> None:
     finally:
         if con.in_transaction:
             con.execute("ROLLBACK")
+    # Only after a first write: before it, a failed switch to WAL looks like a successful one.
+    modes = (pragma(con, "journal_mode"), pragma(con, "synchronous"))
+    if modes != ([("wal",)], [(_FULL,)]):
+        raise StoreUnavailableError(
+            f"{path} is not in WAL mode with full syncs ({modes}), so a commit might not be "
+            "durable: check the disk, and open the store again",
+            path=path,
+        )
 
 
 def format_of(con: sqlite3.Connection, path: str) -> int:
@@ -222,10 +196,21 @@ def format_of(con: sqlite3.Connection, path: str) -> int:
     return version
 
 
+def require_newest(con: sqlite3.Connection, path: str) -> None:
+    """Raise UnsupportedVersionError unless a database, which is only read, has this format."""
+    version = format_of(con, path)
+    if version < len(MIGRATIONS):
+        raise UnsupportedVersionError(
+            f"{path} has format {version}, and this release reads {len(MIGRATIONS)}: open it once "
+            "for writing, which migrates it, as `perdure doctor` does",
+            path=path,
+            format=version,
+        )
+
+
 # Reading: pooled connections, each read in one transaction
 
 
-PART_BYTES = 1024 * 1024
 _SHM_BYTES = 32768
 """The minimum size of SQLite's shared memory file while a process uses it."""
 
@@ -245,23 +230,19 @@ class Readers:
     def snapshot(self) -> Iterator[sqlite3.Connection]:
         """Yield a connection in a read transaction: a snapshot of the database."""
         reader = self._reader()
-        con = reader.con
-        is_sound = False
         try:
-            con.execute("BEGIN")
-            yield con
+            reader.con.execute("BEGIN")
+            yield reader.con
             self._require_unchanged(reader)
-            is_sound = True
-        finally:
-            with contextlib.suppress(driver_error()):
-                if con.in_transaction:
-                    con.execute("ROLLBACK")
-            with self._lock:
-                is_reusable = self._idle is not None and is_sound
-                if is_reusable and self._idle is not None:
-                    self._idle.append(reader)
-            if not is_reusable:
-                con.close()
+            reader.con.execute("ROLLBACK")
+        except BaseException:
+            reader.con.close()
+            raise
+        with self._lock:
+            if self._idle is not None:
+                self._idle.append(reader)
+                return
+        reader.con.close()
 
     def close(self) -> None:
         """Close the idle connections now, and the others after use."""
@@ -276,13 +257,9 @@ class Readers:
         if reader is not None and self._was_changed(reader):
             reader.con.close()
             reader = None
-        if reader is None:
-            open_reader = _open_read_only if self._read_only else _open_shared
-            reader = open_reader(self._path, self._timeout)
-        return reader
-
-    def _was_changed(self, reader: _Reader) -> bool:
-        return reader.files is not None and reader.files != _files_of(self._path)
+        if reader is None and self._read_only:
+            return _open_read_only(self._path, self._timeout)
+        return reader or _Reader(connect(self._path, timeout=self._timeout, read_only=True))
 
     def _require_unchanged(self, reader: _Reader) -> None:
         if self._was_changed(reader):
@@ -292,26 +269,30 @@ class Readers:
                 path=self._path,
             )
 
+    def _was_changed(self, reader: _Reader) -> bool:
+        return reader.files is not None and reader.files != _files_of(self._path)
+
+
+_Status = tuple[int, int, int]
+"""A file's inode, size and time; zeros if it is missing."""
+
 
 class _Reader(NamedTuple):
     con: sqlite3.Connection
-    files: tuple[int, ...] | None
+    files: tuple[_Status, _Status] | None = None
     """The files' inodes, sizes and times, if no lock keeps other processes from writing."""
-
-
-def _open_shared(path: str, timeout: float) -> _Reader:
-    return _Reader(connect(path, timeout=timeout, read_only=True), None)
 
 
 def _open_read_only(path: str, timeout: float) -> _Reader:
     """Connect with locks and shared memory, or without if their files cannot be created."""
     try:
-        return _Reader(_connect_shared(path, timeout), None)
-    except driver_error() as error:
+        return _Reader(_connect_shared(path, timeout))
+    except sqlite3.Error as error:
         if code_of(error) not in CANNOT_SHARE or _is_shared(path):
             raise
     files = _files_of(path)
-    return _Reader(connect_unlocked(path, wal=_size(path + "-wal") > 0), files)
+    _, (_, wal_bytes, _) = files
+    return _Reader(connect_unlocked(path, wal=wal_bytes > 0), files)
 
 
 def _connect_shared(path: str, timeout: float) -> sqlite3.Connection:
@@ -327,99 +308,20 @@ def _connect_shared(path: str, timeout: float) -> sqlite3.Connection:
 
 def _is_shared(path: str) -> bool:
     """Return whether another process may have the database open: its shared memory exists."""
-    return _size(path + "-shm") >= _SHM_BYTES and os.path.exists(path + "-wal")
+    _, size, _ = _status(path + "-shm")
+    return size >= _SHM_BYTES and os.path.exists(path + "-wal")
 
 
-def _size(path: str) -> int:
+def _files_of(path: str) -> tuple[_Status, _Status]:
+    return _status(path), _status(path + "-wal")
+
+
+def _status(path: str) -> _Status:
     try:
-        return os.stat(path).st_size
+        status = os.stat(path)
     except FileNotFoundError:
-        return 0
-
-
-def _files_of(path: str) -> tuple[int, ...]:
-    facts: list[int] = []
-    for file in (path, path + "-wal"):
-        try:
-            status = os.stat(file)
-        except FileNotFoundError:
-            facts += (0, 0, 0)
-        else:
-            facts += (status.st_ino, status.st_size, status.st_mtime_ns)
-    return tuple(facts)
-
-
-class RowPage(msgspec.Struct, frozen=True):
-    """A page of a log's records, and where the next page begins."""
-
-    records: list[Record]
-    born: int
-    at: int
-    expected: Seal | None
-    more: bool
-
-
-def read_page(
-    con: sqlite3.Connection,
-    key: SessionKey,
-    before: RowPage | None,
-    after: int,
-    *,
-    reverse: bool,
-    max_bytes: int,
-    limit: int,
-) -> RowPage | None:
-    """Return the next page of a log, None after its end; ``after`` counts for the first page.
-
-    It ends with the row that brings it to ``max_bytes`` or to ``limit`` records.
-    """
-    row = find(con, key)
-    if row is None or not row.epoch or row.is_hidden:
-        return None
-    if before is not None and before.born != row.born:
-        return None  # deleted meanwhile, and acquired again
-    return (
-        _previous_page(con, row, before, after, max_bytes, limit)
-        if reverse
-        else next_page(con, row, before, after, max_bytes, limit)
-    )
-
-
-def next_page(
-    con: sqlite3.Connection,
-    row: SessionRow,
-    before: RowPage | None,
-    after: int,
-    max_bytes: int,
-    limit: int,
-) -> RowPage | None:
-    """Return the next page of a session's log, oldest first."""
-    seq, expected = (before.at, before.expected) if before else (max(after, row.low), None)
-    if seq < row.low:
-        seq, expected = row.low, None  # trimmed meanwhile
-    if seq > row.head:
-        return None
-    rows = LogRows(con, row, seq, expected)
-    records = rows.forward(max_bytes, limit)
-    last = records[-1].seq if records else row.head
-    return RowPage(records, row.born, last + 1, rows.expected, last < row.head)
-
-
-def _previous_page(
-    con: sqlite3.Connection,
-    row: SessionRow,
-    before: RowPage | None,
-    last: int,
-    max_bytes: int,
-    limit: int,
-) -> RowPage | None:
-    seq, expected = (before.at, before.expected) if before else (min(last, row.head), None)
-    if seq < row.low:
-        return None
-    rows = LogRows(con, row, seq, expected)
-    records = rows.backward(max_bytes, limit)
-    first = records[-1].seq if records else row.low
-    return RowPage(records, row.born, first - 1, rows.expected, first > row.low)
+        return 0, 0, 0
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 # The database file
@@ -452,72 +354,41 @@ def resolve(path: str | os.PathLike[str]) -> str:
     return os.path.abspath(text)
 
 
-def make_ready(path: str) -> Folder:
-    """Create the database if it is missing, check it, and return the folder of its owners.
+def open_owners(path: str, *, make: bool) -> Folder | None:
+    """Check a database, and return the folder of its owners.
+
+    Args:
+        path: Absolute.
+        make: Whether to create what is missing. Else None is returned where there is no such
+            folder, as beside a copy, or where this user may not read it.
 
     Raises:
         ConfigError: Other users can write to its folder, the folder is not local, or it is not a
             file.
         CorruptRecordError: It is empty, or not a database.
-        StoreUnavailableError: It cannot be created or read.
+        StoreUnavailableError: It does not exist, or cannot be created or read.
 
     """
     folder_path, name = os.path.split(path)
-    with open_private(folder_path, parents=False) as folder:
-        _require_local(folder_path)
-        with _refuse_links(path):
-            if folder.stat(name) is None:
-                _create(folder, name)
-            _check(folder, name)
+    with open_private(folder_path, make=make) as folder:
+        kind = network_file_system(folder_path)
+        if kind is not None:
+            raise ConfigError(
+                f"{folder_path} is on a network file system ({kind}), where SQLite's shared "
+                "memory does not reach other machines and databases get damaged: use a local "
+                "disk, or a server store",
+                path=folder_path,
+                type=kind,
+            )
+        if make and folder.stat(name) is None:
+            _create(folder, name)
+        _check(folder, name)
+        if make:
             return folder.make(name + OWNERS)
-
-
-def check_existing(path: str) -> Folder | None:
-    """Check an existing database for reading; return the folder of its owners if it has one.
-
-    Raises:
-        ConfigError: As `make_ready`.
-        CorruptRecordError: It is empty, or not a database.
-        StoreUnavailableError: It does not exist, or cannot be read.
-
-    """
-    folder_path, name = os.path.split(path)
-    with open_private(folder_path, make=False) as folder:
-        _require_local(folder_path)
-        with _refuse_links(path):
-            if folder.stat(name) is None:
-                raise StoreUnavailableError(
-                    f"there is no database at {path}: check the path", path=path, errno=errno.ENOENT
-                )
-            _check(folder, name)
-            try:
-                return folder.enter(name + OWNERS)
-            except (FileNotFoundError, PermissionError):
-                return None  # a copy of the database alone, or not readable for this user
-
-
-@contextlib.contextmanager
-def _refuse_links(path: str) -> Iterator[None]:
-    try:
-        yield
-    except LinkFoundError as error:
-        raise ConfigError(
-            f"{error.filename} is a symbolic link, which could lead anywhere: give the real "
-            "path of the database",
-            path=path,
-        ) from error
-
-
-def _require_local(folder: str) -> None:
-    kind = network_file_system(folder)
-    if kind is not None:
-        raise ConfigError(
-            f"{folder} is on a network file system ({kind}), where SQLite's shared memory does "
-            "not reach other machines and databases get damaged: use a local disk, or a server "
-            "store",
-            path=folder,
-            type=kind,
-        )
+        try:
+            return folder.enter(name + OWNERS)
+        except (FileNotFoundError, PermissionError):
+            return None
 
 
 def _create(folder: Folder, name: str) -> None:
@@ -525,14 +396,18 @@ def _create(folder: Folder, name: str) -> None:
     os.close(folder.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL))
     try:
         path = os.path.join(folder.path, temporary)
-        create(path)
+        with contextlib.closing(connect(path, timeout=1.0)) as con:
+            pragma(con, f"page_size = {PAGE_BYTES}")
+            pragma(con, f"application_id = {APPLICATION}")
+            make_durable(con, path)
+            pragma(con, "wal_checkpoint(TRUNCATE)")
         fd = folder.open(temporary, os.O_RDWR)
         try:
             sync_file(fd)
         finally:
             os.close(fd)
         folder.link(temporary, name)
-    except driver_error() as error:
+    except sqlite3.Error as error:
         raise StoreUnavailableError(
             f"cannot create {folder.path}/{name}: {error}: free some room, or check the disk",
             path=os.path.join(folder.path, name),
@@ -554,7 +429,7 @@ def _check(folder: Folder, name: str) -> None:
     status = folder.stat(name)
     if status is None:
         raise StoreUnavailableError(
-            f"{path} was removed while it was being opened: open it again", path=path
+            f"there is no database at {path}: check the path", path=path, errno=errno.ENOENT
         )
     if stat.S_ISLNK(status.st_mode):
         raise ConfigError(
@@ -592,7 +467,7 @@ def problems(con: sqlite3.Connection) -> list[str]:
     """Return the problems that SQLite's own check of every page and index finds."""
     try:
         lines = [str(line) for (line,) in pragma(con, f"integrity_check({MAX_PROBLEMS})")]
-    except driver_error() as error:
+    except sqlite3.Error as error:
         if not is_damage(error):
             raise
         return [str(error)]
@@ -601,8 +476,9 @@ def problems(con: sqlite3.Connection) -> list[str]:
 
 def reindex(path: str, timeout: float) -> list[str]:
     """Rebuild all indexes from their tables, if that repairs anything; return what remains."""
-    con = connect(path, timeout=timeout)
-    with contextlib.closing(con):
+    with open_owners(path, make=False) or contextlib.nullcontext():
+        pass
+    with contextlib.closing(connect(path, timeout=timeout)) as con:
         format_of(con, path)
         con.execute("BEGIN IMMEDIATE")
         try:
@@ -620,7 +496,7 @@ def reindex(path: str, timeout: float) -> list[str]:
 def _try_reindex(con: sqlite3.Connection, before: list[str]) -> list[str]:
     try:
         con.execute("REINDEX")
-    except driver_error() as error:  # a table is damaged, or has a row twice
+    except sqlite3.Error as error:  # a table is damaged, or has a row twice
         return [*before, f"REINDEX: {error}"]
     return problems(con)
 
@@ -634,7 +510,7 @@ def readable_keys(con: sqlite3.Connection) -> list[SessionKey]:
                 key = _key(tenant, agent, session)
                 if key is not None and epoch and not (isinstance(state, int) and state & HIDDEN):
                     keys.add(key)
-        except driver_error() as error:
+        except sqlite3.Error as error:
             if not is_damage(error):
                 raise
     return sorted(keys)

@@ -5,45 +5,34 @@ Blocking; called within a transaction.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Collection, Mapping
-from typing import TYPE_CHECKING, Any
+import sqlite3
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import msgspec
 
-from perdure._lib.logs import LogOnce
-from perdure.errors import ConfigError, CorruptRecordError, FormatError
+from perdure.errors import CorruptRecordError
 from perdure.records.chunks import require_named, verified
-from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import (
     About,
     Manifest,
     SessionQuery,
-    decode_manifest,
-    matching_documents,
     require_logged,
     session_info,
 )
-from perdure.records.records import Record, open_sealed, seal
+from perdure.records.records import open_sealed, seal
+from perdure.records.rows import stored_documents
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
-from perdure.stores.sqlite.connections import PART_BYTES, next_page
 from perdure.stores.sqlite.log import (
     SessionRow,
     comparable_tag,
     find_to_open,
     held_row,
     labels_of,
+    records_after,
 )
 from perdure.stores.sqlite.sql import Q
-
-if TYPE_CHECKING:
-    import sqlite3
-
-
-log: logging.Logger = logging.getLogger("perdure")
-
-_warned = LogOnce()
 
 
 def read(con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None) -> Documents:
@@ -67,48 +56,19 @@ def _documents(
     """Read the documents of a session's row and manifest; raises as `read`."""
     if row is None or row.is_hidden:
         return Documents()
-    if data is None:  # nothing was folded yet, or it is lost
-        return _unlisted_documents(con, row.id, names)
-    body = open_sealed(data) if isinstance(data, bytes) else None
-    manifest = decode_manifest(body, f"the manifest of {key}", key=str(key))
-    if manifest is None or manifest.key != key:
-        _warn_damaged(con, key, data)
-        return _unlisted_documents(con, row.id, names)
-    requested = [name for name in manifest.documents if names is None or name in names]
-    return matching_documents(manifest, _stored_documents(con, row.id, requested), names)
+    rows: Iterable[tuple[bytes, object]] = ()
+    if names is None:
+        rows = con.execute(Q["documents"], (row.id,))
+    elif names:
+        query = Q["documents_named"].format(marks=", ".join("?" * len(names)))
+        rows = con.execute(query, (row.id, *names))
+    stored = {name.decode(errors="replace"): body for name, body in rows if type(body) is bytes}
 
+    def path() -> str:
+        (_, _, path), *_ = con.execute("PRAGMA database_list").fetchall()
+        return str(path)
 
-def _warn_damaged(con: sqlite3.Connection, key: SessionKey, data: object) -> None:
-    """Warn once about each damaged manifest."""
-    (_, _, path), *_ = con.execute("PRAGMA database_list").fetchall()
-    if _warned.first((path, key, data)):
-        message = "the manifest of session %s is damaged in %s; it is rebuilt from the log"
-        log.warning(message, key, path, extra={"session": str(key), "path": path})
-
-
-def _stored_documents(con: sqlite3.Connection, id: int, names: Collection[str]) -> dict[str, bytes]:
-    rows = {name: con.execute(Q["document"], {"id": id, "name": name}).fetchone() for name in names}
-    return {name: row[0] for name, row in rows.items() if row and isinstance(row[0], bytes)}
-
-
-def _unlisted_documents(
-    con: sqlite3.Connection, id: int, names: Collection[str] | None
-) -> Documents:
-    """Return stored documents that no readable manifest lists, as damaged ones."""
-    rows = con.execute(Q["document_names"], {"id": id}).fetchall()
-    lost = [name for (name,) in rows if names is None or name in names]
-    return Documents(damaged=tuple(lost), remains=_stored_documents(con, id, lost))
-
-
-def manifest_in(data: object) -> Manifest | None:
-    """Return the manifest of its stored bytes, None if they are damaged."""
-    body = open_sealed(data) if isinstance(data, bytes) else None
-    if body is None:
-        return None
-    try:
-        return decode(body, Manifest)
-    except (FormatError, ConfigError):
-        return None
+    return stored_documents(key, row.head, data, stored, names, place=path)
 
 
 def write(
@@ -186,12 +146,10 @@ def renew(con: sqlite3.Connection, tenant: str, names: Collection[str], now: flo
 
 def remove(con: sqlite3.Connection, tenant: str, removed: Collection[str]) -> int:
     """Remove blobs, and return how many bytes they had."""
-    freed = 0
-    for name in set(removed):
-        (size,) = con.execute(Q["blob_size"], {"tenant": tenant, "name": name}).fetchone() or (0,)
-        freed += size
-        con.execute(Q["delete_blob"], (tenant, name))
-    return freed
+    values = {"tenant": tenant, "names": msgspec.json.encode(removed).decode()}
+    (freed,) = con.execute(Q["blobs_size"], values).fetchone()
+    con.execute(Q["delete_blobs"], values)
+    return int(freed)
 
 
 def sweep(
@@ -310,34 +268,26 @@ def tenants(con: sqlite3.Connection) -> list[str]:
 
 
 def read_to_restore(
-    con: sqlite3.Connection,
-    key: SessionKey,
-    found: tuple[SessionRow | None, object, bool],
-    names: Collection[str] | None,
+    con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
 ) -> RestoreData:
-    """Read documents, and the log after them, of a session that was found to be opened.
+    """Read documents, and the log after them.
 
     Raises:
         UnsupportedVersionError: The manifest has a newer format.
 
     """
+    return restore_data(con, key, find_to_open(con, key), names)
+
+
+def restore_data(
+    con: sqlite3.Connection,
+    key: SessionKey,
+    found: tuple[SessionRow | None, object, bool],
+    names: Collection[str] | None,
+) -> RestoreData:
+    """Read the same of a session that was found to be opened."""
     row, data, is_waiting = found
     have = _documents(con, key, row, data, names)
     after = have.log_after
     records = None if after is None else records_after(con, row, after)
     return RestoreData(have, after or 0, records, is_waiting)
-
-
-def records_after(
-    con: sqlite3.Connection, row: SessionRow | None, after: int
-) -> tuple[Record, ...] | None:
-    """Return the rest of a log; None if it is long or damaged."""
-    if row is None or not row.epoch or row.is_hidden:
-        return ()
-    try:
-        page = next_page(con, row, None, after, PART_BYTES, PART_BYTES)
-    except CorruptRecordError:  # raised when the log is read
-        return None
-    if page is None:
-        return ()
-    return None if page.more else tuple([one for one in page.records if one.seq > after])

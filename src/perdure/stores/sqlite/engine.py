@@ -9,15 +9,15 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, final
+from typing import Any, Concatenate, ParamSpec, TypeVar, final
 
 import anyio
 import msgspec
 
-from perdure._lib.files import Folder
 from perdure._lib.locks import Presence, PresenceReader
 from perdure._lib.loop import Threads
 from perdure._lib.platform import host_name
@@ -35,18 +35,15 @@ from perdure.store import Batch, Outcome, Status
 from perdure.stores.sqlite import leases
 from perdure.stores.sqlite.connections import (
     Readers,
-    check_existing,
     connect,
     format_of,
     make_durable,
-    make_ready,
+    open_owners,
     pragma,
-    reindex,
+    require_newest,
 )
 from perdure.stores.sqlite.errors import (
     InDoubtError,
-    driver_error,
-    integrity_error,
     is_busy,
     is_not_durable,
     map_errors,
@@ -54,9 +51,6 @@ from perdure.stores.sqlite.errors import (
 )
 from perdure.stores.sqlite.log import LogTail, PlannedWrite, append_one, plan_write, save_all
 from perdure.stores.sqlite.sql import MAX_ROWS, MIGRATIONS
-
-if TYPE_CHECKING:
-    import sqlite3
 
 _log = logging.getLogger("perdure")
 
@@ -79,7 +73,8 @@ class Engine:
         """Close the connection; the last one of all processes checkpoints the write-ahead log."""
         con, self._con = self._con, None
         if con is not None:
-            con.close()
+            with contextlib.suppress(sqlite3.Error):
+                con.close()
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -128,8 +123,7 @@ class Engine:
         try:
             format_of(con, self.path)
         finally:
-            self._roll_back()
-            self._drop()
+            self.close()  # a save of one statement finds out where it connects again
         raise StoreUnavailableError(
             f"{self.path} was changed to format {version} meanwhile: try again", path=self.path
         )
@@ -138,12 +132,12 @@ class Engine:
     def _committing(self) -> Iterator[None]:
         try:
             yield
-        except driver_error() as error:
+        except sqlite3.Error as error:
             self._roll_back()
             if is_not_durable(error):
                 raise
             # Pages that a failed sync left in the WAL may reappear after a crash.
-            self._drop()
+            self.close()
             raise InDoubtError from error
 
     def _roll_back(self) -> None:
@@ -151,41 +145,35 @@ class Engine:
         if con is not None and con.in_transaction:
             try:
                 con.execute("ROLLBACK")
-            except driver_error():
-                self._drop()
-
-    def _drop(self) -> None:
-        con, self._con = self._con, None
-        if con is not None:
-            with contextlib.suppress(driver_error()):
-                con.close()
+            except sqlite3.Error:
+                self.close()
 
     # appending
 
     def append(self, batches: Sequence[Batch]) -> list[Outcome]:
         """Make batches durable in one commit; raise nothing."""
         now = time.time()
-        plans = self._plan(batches)
         try:
+            plans = self._plan(batches)
             if plans is not None and self._save(plans, now):
                 return [Outcome(Status.OK, None, len(plan.data)) for plan in plans]
             return self._one_by_one(batches, now)
-        except (driver_error(), InDoubtError, PerdureError, OSError, UnicodeDecodeError) as error:
+        except (sqlite3.Error, InDoubtError, PerdureError, OSError, UnicodeDecodeError) as error:
             return self._outcomes_of_error(batches, error, now)
 
     def _plan(self, batches: Sequence[Batch]) -> list[PlannedWrite] | None:
-        plans: list[PlannedWrite] = []
-        tails = self.tails
+        """Return a write for each batch; None if one does not simply follow a log's known end."""
+        plans: dict[int, PlannedWrite] = {}
         for batch in batches:
-            tail = tails.get(batch.key)
+            tail = self.tails.get(batch.key)
             try:
-                plan = None if tail is None else plan_write(tail, batch)
+                plan = None if tail is None or tail.id in plans else plan_write(tail, batch)
             except NotStorableError:
                 plan = None
             if plan is None:
                 return None
-            plans.append(plan)
-        return plans if len({plan.tail.id for plan in plans}) == len(plans) else None
+            plans[plan.tail.id] = plan
+        return [*plans.values()]
 
     def _save(self, plans: list[PlannedWrite], now: float) -> bool:
         """Append all of them; False if a log is not where its holder left it."""
@@ -197,7 +185,7 @@ class Engine:
             else:
                 with self.transaction() as con:
                     save_all(con, plans, now)
-        except integrity_error():
+        except sqlite3.IntegrityError:
             return False
         for plan in plans:
             plan.tail.advance(plan, now)
@@ -224,10 +212,10 @@ class Engine:
         status = Status.TRANSIENT
         if isinstance(error, InDoubtError):
             status = Status.IN_DOUBT
-            assert isinstance(error.__cause__, driver_error())
+            assert isinstance(error.__cause__, sqlite3.Error)
             error = error.__cause__
         cause: Exception = error
-        if isinstance(error, (driver_error(), UnicodeDecodeError)):
+        if isinstance(error, sqlite3.Error | UnicodeDecodeError):
             cause = perdure_error(error, "append to", self.path)
             cause.__cause__ = error
         if isinstance(cause, UnsupportedVersionError):
@@ -261,24 +249,17 @@ _TOGETHER_SECONDS = 0.02
 """How long a transaction takes in more writes: an append may be waiting behind it."""
 
 
-class _WriteError(Exception):
-    """One of several writes raised, and all were rolled back."""
-
-
-class _SharedWrite(Generic[T]):
+class _SharedWrite(msgspec.Struct, eq=False):
     """One caller's write, and what became of it."""
 
-    __slots__ = ("error", "function", "is_awaited", "is_done", "reads_first", "since", "value")
-
-    def __init__(self, function: Callable[[sqlite3.Connection], T], *, reads_first: bool) -> None:
-        self.function: Callable[[sqlite3.Connection], T] = function
-        self.reads_first: bool = reads_first
-        self.is_awaited: bool = True
-        """Whether its caller waits for it: if not, it is not begun any more."""
-        self.is_done: bool = False
-        self.since: float = time.monotonic()
-        self.error: Exception | None = None
-        self.value: T
+    function: Callable[[sqlite3.Connection], Any]
+    reads_first: bool
+    since: float
+    is_awaited: bool = True
+    """Whether its caller waits for it: if not, it is not begun any more."""
+    is_done: bool = False
+    error: Exception | None = None
+    value: Any = None
 
 
 class SharedWrites:
@@ -290,25 +271,25 @@ class SharedWrites:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._waiting: deque[_SharedWrite[Any]] = deque()
+        self._waiting: deque[_SharedWrite] = deque()
 
     def add(
-        self, function: Callable[[sqlite3.Connection], T], *, reads_first: bool = False
-    ) -> _SharedWrite[T]:
+        self, function: Callable[[sqlite3.Connection], object], *, reads_first: bool = False
+    ) -> _SharedWrite:
         """Queue a function; it may be called twice, where another one's error rolls it back.
 
         One that *reads first*, and then may write, needs no write lock until it does.
         """
-        write: _SharedWrite[T] = _SharedWrite(function, reads_first=reads_first)
+        write = _SharedWrite(function, reads_first, time.monotonic())
         self._waiting.append(write)
         return write
 
-    def run(self, write: _SharedWrite[Any]) -> None:
+    def run(self, write: _SharedWrite) -> None:
         """Commit what waits, in its order, until a write is done; an earlier commit may have it."""
         while not write.is_done and (first := self._next()):
             self._commit([first], reads_first=first.reads_first)
 
-    def _next(self) -> _SharedWrite[Any] | None:
+    def _next(self) -> _SharedWrite | None:
         """Take the first write whose caller still waits."""
         while self._waiting:
             write = self._waiting.popleft()
@@ -317,51 +298,43 @@ class SharedWrites:
             write.is_done = True
         return None
 
-    def _commit(self, writes: list[_SharedWrite[Any]], *, reads_first: bool) -> None:
+    def _commit(
+        self, writes: list[_SharedWrite], *, reads_first: bool, most: int = TOGETHER
+    ) -> None:
+        """Commit writes together with those that wait, up to ``most`` in all."""
         began = time.monotonic()
+        is_writing = False
         try:
             with self._engine.transaction(reads_first=reads_first) as con:
-                self._take_in(con, writes)
-        except _WriteError as error:
-            if reads_first and is_busy(error.__cause__):
+                is_writing = True
+                self._take_in(con, writes, most)
+                is_writing = False
+        except Exception as error:  # noqa: BLE001  # raised in the callers
+            if is_writing and reads_first and is_busy(error):
                 # Another process wrote after the first read, or writes now: wait for it.
                 self._commit(writes, reads_first=False)
                 return
-            self._run_alone(writes, error)
-        except Exception as error:  # noqa: BLE001  # raised in the callers
+            if is_writing and len(writes) > 1:  # one of them raised, and all were rolled back
+                for write in writes:
+                    self._commit([write], reads_first=False, most=1)
+                return
             if is_busy(error):
-                self._take_waiting((began + time.monotonic()) / 2, writes)
-            for one in writes:
-                one.error = error
-        for one in writes:
-            one.is_done = True
-
-    def _take_waiting(self, since: float, writes: list[_SharedWrite[Any]]) -> None:
-        """Take what has waited for the same lock, at least half as long as SQLite has."""
-        while self._waiting and self._waiting[0].since <= since:
-            writes.append(self._waiting.popleft())
-
-    def _take_in(self, con: sqlite3.Connection, writes: list[_SharedWrite[Any]]) -> None:
-        until = time.monotonic() + _TOGETHER_SECONDS
-        try:
-            for write in writes:  # which others join meanwhile
-                write.value = write.function(con)
-                may_join = write is writes[-1] and len(writes) < TOGETHER
-                if may_join and time.monotonic() < until and (other := self._next()):
-                    writes.append(other)
-        except Exception as error:
-            raise _WriteError from error
-
-    def _run_alone(self, writes: list[_SharedWrite[Any]], error: _WriteError) -> None:
-        if len(writes) == 1 and isinstance(error.__cause__, Exception):
-            writes[0].error = error.__cause__
-            return
+                # What has waited for the same lock, at least half as long as SQLite has, fails too.
+                since = (began + time.monotonic()) / 2
+                while self._waiting and self._waiting[0].since <= since:
+                    writes.append(self._waiting.popleft())
+            for write in writes:
+                write.error = error
         for write in writes:
-            try:
-                with self._engine.transaction() as con:
-                    write.value = write.function(con)
-            except Exception as own:  # noqa: BLE001  # raised in the caller
-                write.error = own
+            write.is_done = True
+
+    def _take_in(self, con: sqlite3.Connection, writes: list[_SharedWrite], most: int) -> None:
+        until = time.monotonic() + _TOGETHER_SECONDS
+        for write in writes:  # which grows
+            write.value = write.function(con)
+            may_join = write is writes[-1] and len(writes) < most
+            if may_join and time.monotonic() < until and (other := self._next()):
+                writes.append(other)
 
 
 # Opening a database, and running functions in its threads
@@ -372,27 +345,73 @@ _POLL = 0.1
 """Seconds between two polls for a notification."""
 
 
-class OpenDatabase(msgspec.Struct, frozen=True):
-    """An open database: one thread that writes, a few that read, and the owner's lock."""
+@final
+class OpenDatabase:
+    """An open database: one thread that writes, a few that read, and the owner's lock.
 
-    path: str
-    engine: Engine
-    readers: Readers
-    presence: Presence | PresenceReader
-    writes: Threads
-    reads: Threads
-    pid: int
-    last_notified: list[int]
-    """The notification counter at the last poll: one item, since the struct is frozen."""
-    shared: SharedWrites
-    read_only: bool = False
+    Args:
+        path: Absolute.
+        timeout: Seconds to wait for another process that writes.
+        owner: Who writes; None to read only.
 
-    async def write(
+    """
+
+    def __init__(self, path: str, timeout: float, owner: str | None) -> None:
+        self.path: str = path
+        self.pid: int = os.getpid()
+        self.engine: Engine = Engine(path, timeout)
+        self.readers: Readers = Readers(path, timeout, read_only=owner is None)
+        self.presence: Presence | PresenceReader = PresenceReader(None)
+        self.shared: SharedWrites = SharedWrites(self.engine)
+        self.writes: Threads = Threads(1, name="perdure sqlite write", prompt=True)
+        self.reads: Threads = Threads(_READERS, name="perdure sqlite read")
+        self._owner = owner
+        self._last_notified = 0
+        """The notification counter at the last poll."""
+
+    async def open(self) -> None:
+        """Open it, and create it if it is missing and there is an owner."""
+        try:
+            with map_errors("read" if self._owner is None else "open", self.path):
+                await self.writes.run(self._open)
+        except BaseException:
+            # After a cancellation the thread is still opening it: it closes it behind that.
+            self.writes.start(self._close, then=bool)
+            self.writes.close()
+            self.reads.close()
+            raise
+
+    def _open(self) -> None:
+        owners = open_owners(self.path, make=self._owner is not None)
+        if self._owner is None or owners is None:
+            self.presence = PresenceReader(owners)
+            with self.readers.snapshot() as con:
+                require_newest(con, self.path)
+            return
+        try:
+            presence = self.presence = Presence(owners, self._owner)
+        except BlockingIOError:
+            owners.close()
+            raise ConfigError(
+                f"owner id {self._owner!r} is in use by another process or store object at "
+                f"{self.path}: leave owner out, or give each its own",
+                owner=self._owner,
+            ) from None
+        with self.engine.transaction() as con:
+            leases.register_owner(con, self._owner, host_name(), os.getpid(), presence)
+        presence.sweep()
+
+    def _close(self) -> None:
+        self.readers.close()
+        self.engine.close()
+        self.presence.close()
+
+    async def act(
         self,
         doing: str,
-        function: Callable[Concatenate[sqlite3.Connection, P], T],
-        *args: P.args,
-        **options: P.kwargs,
+        function: Callable[[sqlite3.Connection], T],
+        *,
+        reads_first: bool = False,
     ) -> T:
         """Call a function in a durable transaction.
 
@@ -403,20 +422,7 @@ class OpenDatabase(msgspec.Struct, frozen=True):
             SessionError: The store was opened read-only.
 
         """
-        return await self._write(doing, lambda con: function(con, *args, **options))
-
-    async def write_if(self, doing: str, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Call a function that reads, and then may write; as `write`."""
-        return await self._write(doing, function, reads_first=True)
-
-    async def _write(
-        self,
-        doing: str,
-        function: Callable[[sqlite3.Connection], T],
-        *,
-        reads_first: bool = False,
-    ) -> T:
-        if self.read_only:
+        if self._owner is None:
             raise SessionError(
                 f"cannot {doing} {self.path}: it was opened read-only", path=self.path
             )
@@ -430,7 +436,18 @@ class OpenDatabase(msgspec.Struct, frozen=True):
                 raise
             if write.error is not None:
                 raise write.error.with_traceback(None)
-            return write.value
+            value: T = write.value
+            return value
+
+    async def write(
+        self,
+        doing: str,
+        function: Callable[Concatenate[sqlite3.Connection, P], T],
+        *args: P.args,
+        **options: P.kwargs,
+    ) -> T:
+        """Call a function in a durable transaction, as `act`."""
+        return await self.act(doing, lambda con: function(con, *args, **options))
 
     async def read(
         self,
@@ -457,8 +474,8 @@ class OpenDatabase(msgspec.Struct, frozen=True):
         with anyio.move_on_after(timeout):
             while True:
                 notified = await self.reads.run(self.presence.notified)
-                if notified != self.last_notified[0]:
-                    self.last_notified[0] = notified
+                if notified != self._last_notified:
+                    self._last_notified = notified
                     return
                 await anyio.sleep(_POLL)
 
@@ -470,7 +487,7 @@ class OpenDatabase(msgspec.Struct, frozen=True):
     async def aclose(self) -> None:
         """Close everything, after the pending writes; if the caller's time ends, only begin to."""
         try:
-            await self.writes.run(_close_all, self)
+            await self.writes.run(self._close)
         except anyio.get_cancelled_exc_class():
             _log.warning(
                 "the database was busy while the store was closed: it stays open until its last "
@@ -483,100 +500,6 @@ class OpenDatabase(msgspec.Struct, frozen=True):
             self.reads.close()
 
 
-async def open_database(path: str, owner: str, timeout: float) -> OpenDatabase:
-    """Open a database as an owner."""
-    writes = Threads(1, name="perdure sqlite write", prompt=True)
-    opened: list[tuple[Engine, Presence]] = []
-    try:
-        with map_errors("open", path):
-            await writes.run(lambda: opened.append(_open_as_owner(path, owner, timeout)))
-    except BaseException:  # after a cancellation the thread is still opening it
-        writes.start(_abandon, opened, then=bool)  # after that, in the same thread
-        writes.close()
-        raise
-    ((engine, presence),) = opened
-    reads = Threads(_READERS, name="perdure sqlite read")
-    readers = Readers(path, timeout)
-    shared = SharedWrites(engine)
-    return OpenDatabase(path, engine, readers, presence, writes, reads, os.getpid(), [0], shared)
-
-
-def _open_as_owner(path: str, owner: str, timeout: float) -> tuple[Engine, Presence]:
-    owners = make_ready(path)
-    try:
-        presence = Presence(owners, owner)
-    except BlockingIOError:
-        owners.close()
-        raise ConfigError(
-            f"owner id {owner!r} is in use by another process or store object at {path}: leave "
-            "owner out, or give each its own",
-            owner=owner,
-        ) from None
-    engine = Engine(path, timeout)
-    try:
-        with engine.transaction() as con:
-            leases.register_owner(con, owner, host_name(), os.getpid(), presence)
-        presence.sweep()
-    except BaseException:
-        engine.close()
-        presence.close()
-        raise
-    return engine, presence
-
-
-def _abandon(opened: list[tuple[Engine, Presence]]) -> None:
-    for engine, presence in opened:
-        engine.close()
-        presence.close()
-
-
-async def open_database_read_only(path: str, timeout: float) -> OpenDatabase:
-    """Open an existing database for reading."""
-    writes = Threads(1, name="perdure sqlite close", prompt=True)
-    readers = Readers(path, timeout, read_only=True)
-    with map_errors("read", path):
-        owners = await writes.run(_open_files, path, readers)
-    reads = Threads(_READERS, name="perdure sqlite read")
-    engine = Engine(path, timeout)  # connects when it writes, which is never
-    presence = PresenceReader(owners)
-    pid, shared = os.getpid(), SharedWrites(engine)
-    return OpenDatabase(
-        path, engine, readers, presence, writes, reads, pid, [0], shared, read_only=True
-    )
-
-
-def _open_files(path: str, readers: Readers) -> Folder | None:
-    owners = check_existing(path)
-    try:
-        with readers.snapshot() as con:
-            _require_newest(con, path)
-    except BaseException:
-        readers.close()
-        if owners is not None:
-            owners.close()
-        raise
-    return owners
-
-
-def rebuild_indexes(path: str, timeout: float) -> list[str]:
-    """Rebuild a database's indexes, and return the remaining problems. Blocking."""
-    owners = check_existing(path)
-    if owners is not None:
-        owners.close()
-    return reindex(path, timeout)
-
-
-def _require_newest(con: sqlite3.Connection, path: str) -> None:
-    version = format_of(con, path)
-    if version < len(MIGRATIONS):
-        raise UnsupportedVersionError(
-            f"{path} has format {version}, and this release reads {len(MIGRATIONS)}: open it once "
-            "for writing, which migrates it, as `perdure doctor` does",
-            path=path,
-            format=version,
-        )
-
-
 def _scrub(engine: Engine) -> None:
     con = engine.connection
     con.execute("VACUUM")
@@ -587,9 +510,3 @@ def _scrub(engine: Engine) -> None:
             "again when no other connection reads",
             path=engine.path,
         )
-
-
-def _close_all(database: OpenDatabase) -> None:
-    database.readers.close()
-    database.engine.close()
-    database.presence.close()

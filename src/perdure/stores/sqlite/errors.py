@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import sqlite3
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from perdure._lib.files import READ_ONLY_CURE, store_error
 from perdure.errors import (
@@ -15,10 +16,6 @@ from perdure.errors import (
     StoreUnavailableError,
     TooLargeError,
 )
-
-if TYPE_CHECKING:
-    import sqlite3
-
 
 # SQLite's primary result codes.
 _BUSY, _LOCKED, _READONLY, _IOERR, _CORRUPT, _FULL = 5, 6, 8, 10, 11, 13
@@ -30,6 +27,8 @@ _CURES = {
     _LOCKED: "another connection writes to it: perdure retries",
     _FULL: "free some room on the disk, and saving resumes by itself",
     _IOERR: "the disk reports an error: check it before anything else",
+    _CANTOPEN: "this user may use its folder and files, so the disk or the system refused: check "
+    "the disk and the system's log before anything else",
     _READONLY: "mount its file system writable, and make the file, its folder and its -wal and "
     "-shm files writable for this user",
 }
@@ -43,20 +42,6 @@ CANNOT_SHARE = frozenset({_READONLY, _IOERR, _FULL, _CANTOPEN})
 
 class InDoubtError(Exception):
     """A commit failed, and may or may not be durable; the cause is SQLite's error."""
-
-
-def driver_error() -> type[sqlite3.Error]:
-    """Return the base class of the driver's errors; the driver is imported on first use."""
-    import sqlite3
-
-    return sqlite3.Error
-
-
-def integrity_error() -> type[sqlite3.Error]:
-    """Return the driver's error for a violated constraint of the schema or of a trigger."""
-    import sqlite3
-
-    return sqlite3.IntegrityError
 
 
 def code_of(error: BaseException | None) -> int | None:
@@ -85,8 +70,6 @@ def is_damage(error: BaseException) -> bool:
 
 def perdure_error(error: sqlite3.Error | UnicodeDecodeError, doing: str, path: str) -> PerdureError:
     """Return the error to raise for *error*, met while *doing* something to the database *path*."""
-    import sqlite3
-
     code = code_of(error)
     if is_damage(error):
         return CorruptRecordError(
@@ -102,46 +85,34 @@ def perdure_error(error: sqlite3.Error | UnicodeDecodeError, doing: str, path: s
     name = getattr(error, "sqlite_errorname", None)
     # For shared memory, SQLite reports a full disk as an I/O error.
     code = _FULL if name == "SQLITE_IOERR_SHMSIZE" else code
-    cure = _cure_of_open(path) if code == _CANTOPEN else _CURES.get(code or 0, "see the cause")
+    if code == _CANTOPEN:
+        try:
+            _require_usable(path)
+        except OSError as refused:
+            return store_error(refused, doing, path)
+    cure = _CURES.get(code or 0, "see the cause")
     if doing == "open" and code in {_FULL, _IOERR, _READONLY, _CANTOPEN}:
         cure = f"{cure}; {READ_ONLY_CURE}"
     return StoreUnavailableError(f"cannot {doing} {path}: {error}: {cure}", path=path, code=name)
 
 
-def _cure_of_open(path: str) -> str:
-    """Find out why SQLite could not open a file of a database, which it does not report.
+def _require_usable(path: str) -> None:
+    """Raise the system's error for what SQLite could not open, which it does not report.
 
     The database file itself is not opened: closing it would drop SQLite's locks.
     """
     folder = os.path.dirname(path)
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY))
-    except OSError:
-        return "too many files are open: raise the limit (ulimit -n)"
-    try:
-        os.listdir(folder)
-        existing = [file for file in (path, f"{path}-wal", f"{path}-shm") if os.path.lexists(file)]
-    except PermissionError:
-        existing = []
-    except OSError as error:
-        return f"the disk reports an error ({error.strerror}): check it before anything else"
-    mode = os.R_OK | os.W_OK
-    if path not in existing or not all(os.access(file, mode) for file in (folder, *existing)):
-        return (
-            "make the folder and the database's files belong to this user (chown, chmod u+rwx), or "
-            "choose another place"
-        )
-    return (
-        "this user may use its folder and files, so the disk or the system refused: check the "
-        "disk and the system's log before anything else"
-    )
+    os.close(os.open(os.devnull, os.O_RDONLY))
+    os.listdir(folder)
+    beside = [file for file in (f"{path}-wal", f"{path}-shm") if os.path.lexists(file)]
+    for file in (folder, path, *beside):
+        if not os.access(file, os.R_OK | os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), file)
 
 
 @contextlib.contextmanager
 def map_errors(doing: str, path: str) -> Iterator[None]:
     """Raise SQLite's and the system's errors as perdure's, with the original as the cause."""
-    import sqlite3
-
     try:
         yield
     except OSError as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 import zlib
 from collections.abc import Collection, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -25,9 +26,6 @@ from perdure.stores.sqlite.log import (
     lease_lost_error,
 )
 from perdure.stores.sqlite.sql import Q
-
-if TYPE_CHECKING:
-    import sqlite3
 
 
 def enqueue(
@@ -121,7 +119,7 @@ def ack(
 def dead_letters(con: sqlite3.Connection, key: SessionKey) -> list[DeadLetter]:
     """Return a session's dead letters."""
     row = find(con, key)
-    if row is None or not _has_table(con):
+    if row is None:
         return []
     return oldest_first(
         [
@@ -133,15 +131,8 @@ def dead_letters(con: sqlite3.Connection, key: SessionKey) -> list[DeadLetter]:
 
 def sessions_with_pending_items(con: sqlite3.Connection, *, dead_letters: bool) -> list[SessionKey]:
     """List the sessions that have pending items, or dead letters, by key."""
-    if dead_letters and not _has_table(con):
-        return []
     rows = con.execute(Q["with_dead_letters" if dead_letters else "waiting"])
     return sorted(SessionKey(agent, session, tenant) for tenant, agent, session in rows)
-
-
-def _has_table(con: sqlite3.Connection) -> bool:
-    """Return whether the table of dead letters exists: not in format 1, opened read-only."""
-    return con.execute(Q["dead_letter_table"]).fetchone() is not None
 
 
 def _sum(row: SessionRow, item: PendingItem) -> int:

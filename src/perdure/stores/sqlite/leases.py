@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import sqlite3
 
 import msgspec
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import epoch_payload
 from perdure.records.records import EPOCH, Record, open_sealed, seal
 from perdure.store import Draft, DraftInfo, HeartbeatRequests, Held, LeaseState, Taken, Terms
-from perdure.stores.sqlite.documents import read_to_restore
+from perdure.stores.sqlite.documents import restore_data
 from perdure.stores.sqlite.log import (
     COPY,
     DELETED,
@@ -33,9 +33,6 @@ from perdure.stores.sqlite.log import (
     save,
 )
 from perdure.stores.sqlite.sql import Q
-
-if TYPE_CHECKING:
-    import sqlite3
 
 
 def register_owner(
@@ -136,7 +133,7 @@ def acquire(
     holder = None if row is None or not row.epoch else _state_of(con, row, presence)
     if not terms.allows(holder):
         return Held(holder), None
-    found = read_to_restore(con, key, opened, terms.names)
+    found = restore_data(con, key, opened, terms.names)
     row, new = row or find_or_create(con, key, at), terms.beginning
     created, epoch = holder is None or holder.deleted, row.epoch + 1
     if created:
@@ -162,7 +159,11 @@ def acquire(
     return taken, LogTail(row)
 
 
-def publish(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> LogTail:
+Tails = dict[SessionKey, LogTail]
+"""Where the logs of the held sessions end. After a failed commit a tail matches no row."""
+
+
+def publish(con: sqlite3.Connection, tails: Tails, key: SessionKey, epoch: int, at: float) -> None:
     """Make a draft a session, as its holder.
 
     Raises:
@@ -172,11 +173,13 @@ def publish(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> 
     row = held_row(con, key, epoch)
     row = replace(row, state=row.state & ~DRAFT)
     save(con, row, at)
-    return LogTail(row)
+    tails[key] = LogTail(row)
 
 
-def release(con: sqlite3.Connection, key: SessionKey, epoch: int, at: float) -> None:
+def release(con: sqlite3.Connection, tails: Tails, key: SessionKey, epoch: int, at: float) -> None:
     """Mark the session as released, if the epoch still holds it."""
+    if (tail := tails.get(key)) is not None and tail.epoch == epoch:
+        del tails[key]
     row = find(con, key)
     if row is not None and row.epoch == epoch and not row.state & (RELEASED | DELETED):
         save(con, replace(row, state=row.state | RELEASED), at)
@@ -209,7 +212,12 @@ def request_handover(con: sqlite3.Connection, owner: str, key: SessionKey) -> No
 
 
 def delete(
-    con: sqlite3.Connection, key: SessionKey, epoch: int, at: float, *, keep_posts: bool
+    con: sqlite3.Connection,
+    tails: Tails,
+    key: SessionKey,
+    epoch: int,
+    keep_posts: bool,  # noqa: FBT001  # passed on by position
+    at: float,
 ) -> None:
     """Delete a session, as its holder; its epoch stays.
 
@@ -222,6 +230,7 @@ def delete(
         con.execute(Q["delete_inbox"], {"id": row.id})
     _remove_content(con, row)
     save(con, replace(row, state=DELETED, head=0, low=1, crc=0), at)
+    tails.pop(key, None)
 
 
 def _remove_content(con: sqlite3.Connection, row: SessionRow) -> None:
@@ -230,8 +239,8 @@ def _remove_content(con: sqlite3.Connection, row: SessionRow) -> None:
 
 
 def trim(
-    con: sqlite3.Connection, key: SessionKey, epoch: int, below: int, at: float
-) -> tuple[int, LogTail]:
+    con: sqlite3.Connection, tails: Tails, key: SessionKey, epoch: int, below: int, at: float
+) -> int:
     """Remove the rows whose records are all below *below*; return how many bytes they had.
 
     Raises:
@@ -242,8 +251,9 @@ def trim(
     values = {"id": row.id, "below": below}
     _, last, freed = con.execute(Q["rows_below"], values).fetchone()
     if last is None:
-        return 0, LogTail(row)
+        return 0
     con.execute(Q["trim"], values)
     row = replace(row, low=last + 1)
     save(con, row, at)
-    return freed, LogTail(row)
+    tails[key] = LogTail(row)
+    return int(freed)

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -22,13 +23,10 @@ from perdure.records import records as frames
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
-from perdure.records.records import EPOCH, Entry, Position, Record
+from perdure.records.records import EPOCH, Entry, Record
+from perdure.records.rows import CommitRow, LogExtent, LogPart, LogReader, rest_of_log
 from perdure.store import About, Batch, Outcome, Status
 from perdure.stores.sqlite.sql import MAX_ROWS, ROWS_AT_ONCE, Q, at_once
-
-if TYPE_CHECKING:
-    import sqlite3
-
 
 HELD, RELEASED, DELETED, DRAFT, COPY = 0, 1, 2, 4, 8
 """Bits of a row's state. A draft is a copy, too."""
@@ -76,6 +74,11 @@ class SessionRow(msgspec.Struct, frozen=True):
         key = self.key
         return zlib.crc32(msgspec.json.encode((key.tenant, key.agent, key.session, self.born)))
 
+    @property
+    def log(self) -> LogExtent:
+        """Its log, as who reads the rows has to know it."""
+        return LogExtent(self.id, self.born, self.low, self.head, self.crc, self.seed)
+
 
 def total(base: int, head: int, crc: int) -> int:
     """Return a row's checksum."""
@@ -112,17 +115,13 @@ def _find(
     con: sqlite3.Connection, key: SessionKey, query: str
 ) -> tuple[int, SessionRow | None, tuple[Any, ...]]:
     """Return a session's row with its id, or None with the id that it would get; and the rest."""
-    id_ = _first_id(key)
+    name = msgspec.json.encode((key.tenant, key.agent, key.session))
+    id_ = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> (64 - _ID_BITS)
     while True:
         row, more = _load(con, key, id_, query)
         if row is None or row.key == key:
             return id_, row, more
         id_ += 1  # another key of the same hash
-
-
-def _first_id(key: SessionKey) -> int:
-    name = msgspec.json.encode((key.tenant, key.agent, key.session))
-    return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> (64 - _ID_BITS)
 
 
 def _load(
@@ -353,11 +352,10 @@ def _new_entries(con: sqlite3.Connection, row: SessionRow, batch: Batch) -> tupl
     """Return the entries that the log does not have yet; the others must be the same."""
     logged: list[Entry] = []
     if row.start < batch.first <= row.head:
-        logged = [
-            Entry(record.kind, record.payload, record.end)
-            for record in LogRows(con, row, batch.first).forward()
-            if record.seq >= batch.first
-        ]
+        reader = LogReader(row.key, row.log, LogPart(batch.first - 1), table="log")
+        with _rows(con, reader) as rows:
+            records = reader.take(rows)
+        logged = [Entry(record.kind, record.payload, record.end) for record in records]
     entries = new_entries(batch, row.head, row.start, logged)
     if isinstance(entries, Exception):
         raise entries
@@ -377,106 +375,69 @@ def append_epoch_record(
     return new
 
 
-_ALL = 1 << 62
-
-Seal = tuple[int, int]
-"""A seq, and the checksum that the record at it is chained to."""
+# Reading the rows
 
 
-class LogRows:
-    """The rows of one session's log, each checked against the one before.
+PART_BYTES = 1024 * 1024
 
-    Args:
-        con: Within a transaction.
-        row: The session.
-        at: The seq to begin with.
-        expected: Where an earlier page ended.
+
+def read_start(
+    con: sqlite3.Connection, key: SessionKey, part: LogPart, max_bytes: int
+) -> tuple[LogReader, list[Record]] | None:
+    """Return the reader of a part of a log, and the first page; None if there is no session."""
+    row = find(con, key)
+    if row is None or not row.epoch or row.is_hidden:
+        return None
+    reader = LogReader(row.key, row.log, part, table="log")
+    return reader, read_page(con, reader, max_bytes)
+
+
+def read_page(con: sqlite3.Connection, reader: LogReader, max_bytes: int) -> list[Record]:
+    """Return the next page of a log, up to the row that brings it to ``max_bytes``.
+
+    Raises:
+        CorruptRecordError: A row is damaged or missing.
 
     """
 
-    def __init__(
-        self, con: sqlite3.Connection, row: SessionRow, at: int, expected: Seal | None = None
-    ) -> None:
-        self._con = con
-        self._row = row
-        self._at = at
-        self.expected: Seal | None = expected
-        """Where the next page continues."""
+    def look() -> LogExtent | None:
+        row = find(con, reader.key)
+        return None if row is None or row.is_hidden else row.log
 
-    def forward(self, max_bytes: int = _ALL, limit: int = _ALL) -> list[Record]:
-        """Return records from the row that holds ``at`` on; the row that reaches a limit is last.
-
-        Those up to ``at`` do not count.
-        """
-        records_found: list[Record] = []
-        for records, seed, crc, size in self._each("rows_from"):
-            first = records[0].seq
-            if self.expected is None:
-                self._require_start(first, seed)
-            elif (first, seed) != self.expected:
-                raise damage_error(
-                    self._row.key, f"its log does not continue at {self.expected[0]}"
-                )
-            self.expected = (records[-1].seq + 1, crc)
-            records_found += records
-            max_bytes -= size
-            if max_bytes <= 0 or records[-1].seq - self._at >= limit:
-                return records_found
-        row, end = self._row, self.expected
-        if row.head >= row.low and end != (row.head + 1, row.crc):
-            raise damage_error(row.key, f"its log ends before record {row.head}")
-        return records_found
-
-    def backward(self, max_bytes: int, limit: int) -> list[Record]:
-        """Return records from ``at`` backward, newest first; the row that reaches a limit is last.
-
-        Those after ``at`` do not count.
-        """
-        records_found: list[Record] = []
-        row = self._row
-        for records, seed, crc, size in self._each("rows_back"):
-            last = records[-1].seq
-            if self.expected is None:
-                is_gap = last < self._at or (last == row.head and crc != row.crc)
-            else:
-                is_gap = (last + 1, crc) != self.expected
-            if is_gap:
-                raise damage_error(row.key, f"its log lacks records after {last}")
-            self.expected = (records[0].seq, seed)
-            records_found += reversed(records)
-            max_bytes -= size
-            if max_bytes <= 0 or self._at - records[0].seq + 1 >= limit:
-                return records_found
-        first, seed = self.expected or (0, 0)
-        if first != row.low or (first == 1 and seed != row.seed):
-            raise damage_error(row.key, f"its log lacks record {row.low}")
-        return records_found
-
-    def _each(self, query: str) -> Iterator[tuple[list[Record], int, int, int]]:
-        cursor = self._con.execute(Q[query], {"id": self._row.id, "at": self._at})
-        with contextlib.closing(cursor):
-            for values in cursor:
-                yield _decoded_row(self._row.key, values)
-
-    def _require_start(self, first: int, seed: int) -> None:
-        row = self._row
-        is_start = row.low <= first <= max(self._at, row.low)
-        if not is_start or (first == 1 and seed != row.seed):
-            raise damage_error(row.key, f"its log lacks record {max(self._at, row.low)}")
+    with _rows(con, reader) as rows:
+        return reader.take_page(rows, look, max_bytes=max_bytes)
 
 
-def _decoded_row(key: SessionKey, values: tuple[object, ...]) -> tuple[list[Record], int, int, int]:
-    """Return a row's records, the checksum that it continues, its own, and its size in bytes."""
-    first, last, epoch, seed, data = values
-    numbers = (first, last, epoch, seed)
-    if not all(isinstance(number, int) for number in numbers) or not isinstance(data, bytes):
-        raise damage_error(key, "a row of its log has values of other types")
-    assert isinstance(first, int)
-    assert isinstance(last, int)
-    assert isinstance(epoch, int)
-    assert isinstance(seed, int)
-    read = frames.lines(data, epoch=epoch, start=Position(0, first - 1, seed))
-    is_sound = read.sound and read.end.offset == len(data) and bool(read.records)
-    if not is_sound or read.end.seq != last or not read.records[-1].end:
-        raise damage_error(key, f"the records {first} to {last} do not match their checksums")
-    return read.records, seed, read.end.crc, len(data)
+@contextlib.contextmanager
+def _rows(con: sqlite3.Connection, reader: LogReader) -> Iterator[Iterator[CommitRow]]:
+    """Yield the rows from the next record on, which are read as they are asked for."""
+    if reader.is_done:
+        yield iter(())
+        return
+    query = Q["rows_back" if reader.reverse else "rows_from"]
+    values = {"id": reader.state.id, "low": reader.low, "high": reader.high}
+    with contextlib.closing(con.execute(query, values)) as cursor:
+        yield (_commit_row(reader.key, row) for row in cursor)
+
+
+def _commit_row(key: SessionKey, values: tuple[object, ...]) -> CommitRow:
+    try:
+        return msgspec.convert(values, CommitRow)
+    except msgspec.ValidationError as error:
+        raise damage_error(key, f"a row of its log has other types: {error}") from error
+
+
+def records_after(
+    con: sqlite3.Connection, row: SessionRow | None, after: int
+) -> tuple[Record, ...] | None:
+    """Return the rest of a log; None if it is long or damaged."""
+    if row is None or not row.epoch or row.is_hidden:
+        return ()
+    reader = LogReader(row.key, row.log, LogPart(after), table="log")
+    with _rows(con, reader) as rows:
+        return rest_of_log(reader, rows, max_bytes=PART_BYTES)
+
+
+def read_all(con: sqlite3.Connection, key: SessionKey) -> tuple[Record, ...] | None:
+    """Return a session's log; None if it is long or damaged."""
+    return records_after(con, find(con, key), 0)

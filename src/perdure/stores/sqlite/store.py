@@ -9,9 +9,10 @@ transaction is complete or absent. Several processes may use one file.
 from __future__ import annotations
 
 import os
+import sqlite3
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import Concatenate, ParamSpec, TypeVar, final
 
 import anyio.to_thread
 
@@ -26,6 +27,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.records import Record
+from perdure.records.rows import NO_END, LogPart
 from perdure.store import (
     ALL,
     Batch,
@@ -48,27 +50,17 @@ from perdure.store import (
     Terms,
     past_damage,
 )
-from perdure.stores.sqlite import connections, documents as content, inbox, leases
-from perdure.stores.sqlite.connections import PART_BYTES, RowPage, read_page, resolve
-from perdure.stores.sqlite.engine import (
-    OpenDatabase,
-    open_database,
-    open_database_read_only,
-    rebuild_indexes,
-)
+from perdure.stores.sqlite import connections, documents as content, inbox, leases, log
+from perdure.stores.sqlite.connections import resolve
+from perdure.stores.sqlite.engine import OpenDatabase
 from perdure.stores.sqlite.errors import map_errors
-from perdure.stores.sqlite.log import find, find_to_open
+from perdure.stores.sqlite.log import PART_BYTES, find
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
-if TYPE_CHECKING:
-    import sqlite3
-
-
-_CHUNK = 256
 _FIRST_BYTES = 32 * 1024
 """Of a log that is read backward without a limit: mostly its newest records are all it takes."""
-_END = 2**62
 
 _CAPABILITIES = Capabilities(
     durability="fsync",
@@ -137,9 +129,7 @@ class SqliteStore:
             UnsupportedVersionError: A newer release wrote it.
 
         """
-        if self._opened is not None:
-            return
-        self._opened = await open_database(self._path, self._owner, self._timeout)
+        await self._open(self._owner)
 
     async def open_read_only(self) -> None:
         """Open an existing database for reading, also on a full or read-only disk.
@@ -154,8 +144,13 @@ class SqliteStore:
             UnsupportedVersionError: Another release wrote it.
 
         """
+        await self._open(None)
+
+    async def _open(self, owner: str | None) -> None:
         if self._opened is None:
-            self._opened = await open_database_read_only(self._path, self._timeout)
+            database = OpenDatabase(self._path, self._timeout, owner)
+            await database.open()
+            self._opened = database
 
     async def aclose(self) -> None:
         """Close the connections; leases that were not released look like those of a dead owner."""
@@ -207,32 +202,22 @@ class SqliteStore:
         limit: int | None = None,
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
-        end = _END if before is None else before
-        remaining = _END if limit is None else limit
-        seq = end - 1 if reverse else after
-        page: RowPage | None = None
-        max_bytes = _FIRST_BYTES if reverse and limit is None else PART_BYTES
-        if past_damage.get() and not reverse:
-            seq, max_bytes = after + 1, 1  # row by row, so that a damaged one hides no others
-        while remaining > 0:
-            page = await self._database.read(
-                read_page,
-                key,
-                page,
-                seq,
-                reverse=reverse,
-                max_bytes=max_bytes,
-                limit=remaining,
-            )
-            if page is None:
+        before, limit = NO_END if before is None else before, NO_END if limit is None else limit
+        part = LogPart(after, before, limit, reverse)
+        # Row by row past damage, so that a damaged one hides no others.
+        largest = 1 if past_damage.get() else PART_BYTES
+        max_bytes = min(_FIRST_BYTES if reverse and limit == NO_END else PART_BYTES, largest)
+        start = await self._database.read(log.read_start, key, part, max_bytes)
+        if start is None:
+            return
+        reader, records = start
+        while True:
+            if records:
+                yield LogChunk(tuple(records))
+            if reader.is_done:
                 return
-            records = [record for record in page.records if after < record.seq < end][:remaining]
-            remaining -= len(records)
-            for start in range(0, len(records), _CHUNK):
-                yield LogChunk(tuple(records[start : start + _CHUNK]))
-            max_bytes = min(max_bytes * 4, PART_BYTES) if reverse else max_bytes
-            if not page.more or not (page.at > after if reverse else page.at < end):
-                return
+            max_bytes = min(max_bytes * 4, largest)
+            records = await self._database.read(log.read_page, reader, max_bytes)
 
     async def head(self, key: SessionKey) -> int:
         row = await self._database.read(find, key)
@@ -240,14 +225,10 @@ class SqliteStore:
 
     async def trim(self, key: SessionKey, epoch: int, below: int) -> int:
         """Remove the commits whose records are all below ``below``."""
-        engine = self._database.engine
-
-        def trim(con: sqlite3.Connection) -> int:
-            freed, tail = leases.trim(con, key, epoch, below, time.time())
-            engine.tails[key] = tail
-            return freed
-
-        return await self._database.write("trim", trim)
+        opened = self._database
+        return await opened.write(
+            "trim", leases.trim, opened.engine.tails, key, epoch, below, time.time()
+        )
 
     # documents
 
@@ -260,29 +241,17 @@ class SqliteStore:
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> RestoreData:
         """Read documents, the log after them, and whether the inbox is empty, in one snapshot."""
-
-        def read(con: sqlite3.Connection) -> RestoreData:
-            return content.read_to_restore(con, key, find_to_open(con, key), names)
-
-        return await self._database.read(read)
+        return await self._database.read(content.read_to_restore, key, names)
 
     async def read_many_for_restore(
         self, keys: Sequence[SessionKey], names: Collection[str] | None = None
     ) -> list[RestoreData | None]:
         """Read the same of several sessions in one snapshot, as one call of a thread."""
-
-        def read(con: sqlite3.Connection, key: SessionKey) -> RestoreData:
-            return content.read_to_restore(con, key, find_to_open(con, key), names)
-
-        return await self._database.read(_of_each, keys, read)
+        return await self._database.read(_of_each, keys, content.read_to_restore, names)
 
     async def read_logs(self, keys: Sequence[SessionKey]) -> list[tuple[Record, ...] | None]:
         """Read the logs of several sessions in one snapshot, as one call of a thread."""
-
-        def read(con: sqlite3.Connection, key: SessionKey) -> tuple[Record, ...] | None:
-            return content.records_after(con, find(con, key), 0)
-
-        return await self._database.read(_of_each, keys, read)
+        return await self._database.read(_of_each, keys, log.read_all)
 
     async def write_documents(
         self, key: SessionKey, documents: Mapping[str, bytes], manifest: Manifest
@@ -338,36 +307,25 @@ class SqliteStore:
             if is_awaited:  # after a failed commit it matches no row, and is replaced
                 opened.engine.tails[key] = tail
             else:  # so that the next caller can have it at once
-                leases.release(con, key, tail.epoch, time.time())
+                leases.release(con, opened.engine.tails, key, tail.epoch, time.time())
             return answer
 
         try:
-            return await opened.write_if("write", acquire)
+            return await opened.act("write", acquire, reads_first=True)
         except BaseException:
             is_awaited.clear()
             raise
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
-        engine = self._database.engine
-
-        def publish(con: sqlite3.Connection) -> None:
-            engine.tails[key] = leases.publish(con, key, epoch, time.time())
-
-        await self._database.write("write", publish)
+        opened = self._database
+        await opened.write("write", leases.publish, opened.engine.tails, key, epoch, time.time())
 
     async def drafts(self, tenant: str) -> list[DraftInfo]:
         return await self._database.read(leases.drafts, tenant)
 
     async def release(self, key: SessionKey, epoch: int) -> None:
-        engine = self._database.engine
-
-        def release(con: sqlite3.Connection) -> None:
-            leases.release(con, key, epoch, time.time())
-            tail = engine.tails.get(key)
-            if tail is not None and tail.epoch == epoch:
-                del engine.tails[key]
-
-        await self._database.write("write", release)
+        opened = self._database
+        await opened.write("write", leases.release, opened.engine.tails, key, epoch, time.time())
 
     async def heartbeat(self) -> HeartbeatRequests:
         requests, self._last_request = await self._database.write(
@@ -426,13 +384,10 @@ class SqliteStore:
         return await self._database.read(content.tenants)
 
     async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
-        engine = self._database.engine
-
-        def delete(con: sqlite3.Connection) -> None:
-            leases.delete(con, key, epoch, time.time(), keep_posts=keep_posts)
-            engine.tails.pop(key, None)
-
-        await self._database.write("delete from", delete)
+        opened = self._database
+        await opened.write(
+            "delete from", leases.delete, opened.engine.tails, key, epoch, keep_posts, time.time()
+        )
 
     # the database as a whole
 
@@ -461,7 +416,7 @@ class SqliteStore:
                 f"{self._path} is open here: close the store first", path=self._path
             )
         with map_errors("reindex", self._path):
-            return await anyio.to_thread.run_sync(rebuild_indexes, self._path, self._timeout)
+            return await anyio.to_thread.run_sync(connections.reindex, self._path, self._timeout)
 
     async def scrub(self) -> None:
         """Rewrite the database without its free pages, and empty the write-ahead log.
@@ -478,13 +433,15 @@ class SqliteStore:
 def _of_each(
     con: sqlite3.Connection,
     keys: Sequence[SessionKey],
-    read: Callable[[sqlite3.Connection, SessionKey], T | None],
+    read: Callable[Concatenate[sqlite3.Connection, SessionKey, P], T | None],
+    *args: P.args,
+    **options: P.kwargs,
 ) -> list[T | None]:
     """Read each of several sessions; None where that raises."""
     found: list[T | None] = []
     for key in keys:
         try:
-            found.append(read(con, key))
+            found.append(read(con, key, *args, **options))
         except (CorruptRecordError, UnsupportedVersionError):
             found.append(None)
     return found

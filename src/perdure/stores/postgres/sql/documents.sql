@@ -24,73 +24,50 @@ JOIN {schema}.sessions AS s ON s.tenant = t.id
     AND s.agent = w.agent COLLATE "C" AND s.session = w.session COLLATE "C"
 WHERE NOT s.deleted
 
--- name: many_documents
-WITH found AS MATERIALIZED (
+-- name: opening
+-- What restores need, of one moment: of each session the manifest (no name), documents, the log's
+-- rows after the last fold, and a row of nothing if something waits in the inbox. The manifest has
+-- the number of the fold; where it cannot be read there, the rows begin at another record, which
+-- the reader finds out. With `whole` it is the log alone, from its beginning.
+WITH w AS MATERIALIZED (
     SELECT w.n, s.id
     FROM unnest(%(tenants)s::text[], %(agents)s::text[], %(sessions)s::text[])
         WITH ORDINALITY AS w (tenant, agent, session, n)
     JOIN {schema}.tenants AS t ON t.name = w.tenant COLLATE "C"
     JOIN {schema}.sessions AS s ON s.tenant = t.id
         AND s.agent = w.agent COLLATE "C" AND s.session = w.session COLLATE "C"
-    WHERE NOT s.deleted
-)
-SELECT f.n, NULL::bytea, m.sealed FROM found AS f
-JOIN {schema}.manifests AS m ON m.session = f.id
-UNION ALL
-SELECT f.n, d.name, d.data FROM found AS f
-JOIN {schema}.documents AS d ON d.session = f.id
-WHERE %(ids)b::bytea[] IS NULL OR d.id = ANY(%(ids)b::bytea[])
-
--- name: many_logs
--- Of each session whole rows from the one that holds record `low`, some kilobytes of them.
-SELECT c.session, c.first, c.last, c.epoch, c.seed, c.lines
-FROM unnest(%(rows)s::bigint[], %(lows)s::bigint[], %(highs)s::bigint[]) AS w (id, low, high)
-CROSS JOIN LATERAL (
-    SELECT c.*,
-        sum(octet_length(c.lines)) OVER (ORDER BY c.first) - octet_length(c.lines) AS before
-    FROM (
-        SELECT c.* FROM {schema}.commits AS c
-        WHERE c.session = w.id AND c.first <= w.high AND c.first >= coalesce((
-            SELECT max(b.first) FROM {schema}.commits AS b
-            WHERE b.session = w.id AND b.first <= w.low), 0)
-        ORDER BY c.first LIMIT %(limit)s
-    ) AS c
-) AS c
-WHERE c.before < %(bytes)s ORDER BY c.session, c.first
-
--- name: opening
--- What a restore needs, of one moment: the manifest (no name), documents, the log's rows after the
--- last fold, and a row of nothing if something waits in the inbox. The manifest has the number of
--- the fold; where it cannot be read there, the rows begin at another record, which the reader finds
--- out.
-WITH m AS MATERIALIZED (
-    SELECT m.sealed FROM {schema}.manifests AS m WHERE m.session = %(id)s
+), m AS MATERIALIZED (
+    SELECT w.n, m.sealed FROM w JOIN {schema}.manifests AS m ON m.session = w.id
+    WHERE NOT %(whole)s
 ), folded AS MATERIALIZED (
-    SELECT 1 + coalesce((
+    SELECT w.n, w.id, 1 + coalesce((
         SELECT substring(encode(m.sealed, 'escape') FROM '"as_of_seq":([0-9]{1,18})')::bigint
-        FROM m), 0) AS low
-), tail AS (
-    SELECT c.*, sum(octet_length(c.lines)) OVER (ORDER BY c.first) - octet_length(c.lines) AS before
-    FROM (
-        SELECT c.* FROM {schema}.commits AS c
-        WHERE c.session = %(id)s AND c.first >= coalesce((
-            SELECT max(b.first) FROM {schema}.commits AS b
-            WHERE b.session = %(id)s AND b.first <= (SELECT low FROM folded)), 0)
-        ORDER BY c.first LIMIT %(rows)s
-    ) AS c
+        FROM m WHERE m.n = w.n), 0) AS low
+    FROM w
 )
-SELECT NULL::bigint, NULL::bytea, m.sealed AS data, NULL::bigint AS first, NULL::bigint AS last,
+SELECT m.n, NULL::bytea, m.sealed AS data, NULL::bigint AS first, NULL::bigint AS last,
     NULL::bigint AS epoch, NULL::bigint AS seed
 FROM m
 UNION ALL
-SELECT NULL, d.name, d.data, NULL, NULL, NULL, NULL FROM {schema}.documents AS d
-WHERE d.session = %(id)s AND (%(ids)b::bytea[] IS NULL OR d.id = ANY(%(ids)b::bytea[]))
+SELECT w.n, d.name, d.data, NULL, NULL, NULL, NULL
+FROM w JOIN {schema}.documents AS d ON d.session = w.id
+WHERE NOT %(whole)s AND (%(ids)b::bytea[] IS NULL OR d.id = ANY(%(ids)b::bytea[]))
 UNION ALL
-(SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL FROM {schema}.inbox AS i
-WHERE i.session = %(id)s LIMIT 1)
+SELECT w.n, NULL, NULL, NULL, NULL, NULL, NULL FROM w
+WHERE EXISTS (SELECT FROM {schema}.inbox AS i WHERE i.session = w.id)
 UNION ALL
-SELECT NULL, NULL, t.lines, t.first, t.last, t.epoch, t.seed FROM tail AS t
-WHERE t.before < %(bytes)s
+SELECT f.n, NULL, c.lines, c.first, c.last, c.epoch, c.seed
+FROM folded AS f CROSS JOIN LATERAL (
+    SELECT c.*, sum(octet_length(c.lines)) OVER (ORDER BY c.first) - octet_length(c.lines) AS before
+    FROM (
+        SELECT c.* FROM {schema}.commits AS c
+        WHERE c.session = f.id AND c.first >= coalesce((
+            SELECT max(b.first) FROM {schema}.commits AS b
+            WHERE b.session = f.id AND b.first <= f.low), 0)
+        ORDER BY c.first LIMIT %(limit)s
+    ) AS c
+) AS c
+WHERE c.before < %(bytes)s
 ORDER BY first
 
 -- name: lock_epoch

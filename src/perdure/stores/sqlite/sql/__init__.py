@@ -6,6 +6,8 @@ import re
 from functools import cache
 from importlib.resources import files
 
+from perdure.records.rows import named_statements
+
 __all__ = ["MAX_ROWS", "MIGRATIONS", "ROWS_AT_ONCE", "Q", "at_once", "statements"]
 
 ROWS_AT_ONCE = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -14,11 +16,6 @@ there are few, which the driver keeps."""
 
 MAX_ROWS = ROWS_AT_ONCE[-1]
 """Maximum rows in one statement: SQLite accepts 32,766 values."""
-
-
-def _named(text: str) -> dict[str, str]:
-    parts = re.split(r"^-- name: (\w+)$", text, flags=re.MULTILINE)
-    return {name: body.strip() for name, body in zip(parts[1::2], parts[2::2], strict=True)}
 
 
 def statements(script: str) -> list[str]:
@@ -34,7 +31,7 @@ def statements(script: str) -> list[str]:
 
 _HERE = files(__package__)
 
-Q: dict[str, str] = _named((_HERE / "queries.sql").read_text("utf-8"))
+Q: dict[str, str] = named_statements((_HERE / "queries.sql").read_text("utf-8"))
 """Each statement by its name in ``queries.sql``."""
 
 MIGRATIONS: list[list[str]] = [

@@ -69,12 +69,12 @@ INSERT INTO log (session, first, last, epoch, seed, data) VALUES (?, ?, ?, ?, ?,
 -- name: rows_from
 SELECT first, last, epoch, seed, data FROM log
 WHERE session = :id AND first >= ifnull(
-    (SELECT max(first) FROM log WHERE session = :id AND first <= :at), 0)
+    (SELECT max(first) FROM log WHERE session = :id AND first <= :low), 0)
 ORDER BY first
 
 -- name: rows_back
 SELECT first, last, epoch, seed, data FROM log
-WHERE session = :id AND first <= :at
+WHERE session = :id AND first <= :high
 ORDER BY first DESC
 
 -- name: rows_below
@@ -103,8 +103,12 @@ DELETE FROM manifest WHERE session = :id
 -- name: document_names
 SELECT name FROM document WHERE session = :id
 
--- name: document
-SELECT data FROM document WHERE session = :id AND name = :name
+-- name: documents
+-- Names as bytes, so that damaged text in one row does not hide the others.
+SELECT CAST(name AS BLOB), data FROM document WHERE session = ?
+
+-- name: documents_named
+SELECT CAST(name AS BLOB), data FROM document WHERE session = ? AND name IN ({marks})
 
 -- name: put_document
 INSERT INTO document (session, name, data) VALUES (?, ?, ?)
@@ -140,8 +144,12 @@ DELETE FROM blob WHERE tenant = ? AND name = ?
 -- name: blob_names
 SELECT name FROM blob WHERE tenant = :tenant ORDER BY name
 
--- name: blob_size
-SELECT length(data) FROM blob WHERE tenant = :tenant AND name = :name
+-- name: blobs_size
+SELECT coalesce(sum(length(data)), 0) FROM blob
+WHERE tenant = :tenant AND name IN (SELECT value FROM json_each(:names))
+
+-- name: delete_blobs
+DELETE FROM blob WHERE tenant = :tenant AND name IN (SELECT value FROM json_each(:names))
 
 -- name: put_draft
 INSERT OR REPLACE INTO draft (session, data) VALUES (:id, :data)
@@ -180,9 +188,6 @@ DELETE FROM inbox WHERE session = ? AND id = ?
 
 -- name: delete_inbox
 DELETE FROM inbox WHERE session = :id
-
--- name: dead_letter_table
-SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'dead_letter'
 
 -- name: put_dead_letter
 INSERT OR REPLACE INTO dead_letter (session, op_id, data) VALUES (?, ?, ?)
