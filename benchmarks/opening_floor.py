@@ -48,16 +48,16 @@ from perdure.records.manifest import FORMAT, Manifest
 from perdure.records.records import EPOCH, Entry, Record, Scanner
 from perdure.restore.ladder import problem_of
 from perdure.stores.file.layout import (
+    DRAFT,
+    INBOX,
+    LEASE,
     LOG,
+    MANIFESTS,
+    MARKS,
     QUARANTINE,
+    RELEASED,
     decoded,
-    draft_name,
-    inbox_generation,
-    lease_epoch,
-    lease_name,
-    manifest_epoch,
-    mark_epoch,
-    released_name,
+    epoch_in,
     sealed,
     segment_name,
     segment_of,
@@ -96,10 +96,10 @@ def take(root: int, key: SessionKey) -> FloorOpened:
     folder = _entered(root, session_path(key))
     try:
         names = os.listdir(folder)
-        epoch = max(map(lease_epoch, names))
-        _require(released_name(epoch) in names and draft_name(epoch) not in names, "released")
-        _require(not any(map(inbox_generation, names)) and QUARANTINE not in names, "at rest")
-        lease = unsealed(_read(folder, lease_name(epoch)), LeaseFile)
+        epoch = max(map(LEASE.epoch, names))
+        _require(RELEASED.name(epoch) in names and DRAFT.name(epoch) not in names, "released")
+        _require(not any(map(INBOX.epoch, names)) and QUARANTINE not in names, "at rest")
+        lease = unsealed(_read(folder, LEASE.name(epoch)), LeaseFile)
         _require(
             lease is not None and (lease.format, lease.key, lease.epoch) == (1, key, epoch),
             "known by its lease",
@@ -108,8 +108,8 @@ def take(root: int, key: SessionKey) -> FloorOpened:
         _require(not lease.deleted and lease.draft is None, "no draft")
         own = _publish(folder, key, lease)
         later = os.listdir(folder)
-        _require(max(map(lease_epoch, later)) == epoch + 1, "not overtaken")
-        (name,) = [name for name in later if (manifest_epoch(name) or (0,))[0] >= lease.since]
+        _require(max(map(LEASE.epoch, later)) == epoch + 1, "not overtaken")
+        (name,) = [name for name in later if epoch_in(name, MANIFESTS) >= lease.since]
         manifest = unsealed(_read(folder, name), Manifest)
         _require(
             manifest is not None and manifest.key == key and manifest.format <= FORMAT, "folded"
@@ -122,8 +122,8 @@ def take(root: int, key: SessionKey) -> FloorOpened:
             _require(hashlib.sha256(data).hexdigest() == listed.sha256, "as its manifest says")
             _require(problem_of(name, data, key, listed.as_of_seq) is None, "restorable")
         _require_held(folder, epoch + 1, own)
-        for name in sorted(later, key=lease_epoch):
-            if 0 < (lease_epoch(name) or mark_epoch(name)) <= epoch:
+        for name in sorted(later, key=LEASE.epoch):
+            if 0 < epoch_in(name, (LEASE, *MARKS)) <= epoch:
                 os.unlink(name, dir_fd=folder)
     except BaseException:
         os.close(folder)
@@ -136,7 +136,7 @@ def close(opened: FloorOpened) -> None:
     try:
         _require_held(opened.folder, opened.epoch, opened.own)
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        os.close(os.open(released_name(opened.epoch), flags, 0o600, dir_fd=opened.folder))
+        os.close(os.open(RELEASED.name(opened.epoch), flags, 0o600, dir_fd=opened.folder))
     finally:
         os.close(opened.folder)
 
@@ -213,7 +213,7 @@ def _publish(folder: int, key: SessionKey, before: LeaseFile) -> tuple[int, int]
         since=before.since,
         inbox=before.inbox,
     )
-    temporary, name = f".floor-{epoch}.tmp", lease_name(epoch)
+    temporary, name = f".floor-{epoch}.tmp", LEASE.name(epoch)
     file = os.open(temporary, _NEW, 0o600, dir_fd=folder)
     try:
         os.write(file, sealed(lease))
@@ -245,9 +245,9 @@ def _begin(log: int, key: SessionKey, epoch: int, before: SegmentEnd) -> int:
 
 def _require_held(folder: int, epoch: int, own: tuple[int, int]) -> None:
     try:
-        os.stat(lease_name(epoch + 1), dir_fd=folder, follow_symlinks=False)
+        os.stat(LEASE.name(epoch + 1), dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
-        status = os.stat(lease_name(epoch), dir_fd=folder, follow_symlinks=False)
+        status = os.stat(LEASE.name(epoch), dir_fd=folder, follow_symlinks=False)
         _require((status.st_ino, status.st_mtime_ns) == own, "its own")
     else:
         _require(False, "not overtaken")  # never holds

@@ -22,7 +22,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure import errors
-from perdure._lib.files import Folder
+from perdure._lib.files import Folder, NoFileError
 from perdure._lib.platform import try_lock
 from perdure.config.schema import (
     DOCUMENT,
@@ -261,6 +261,10 @@ def folder_trouble(path: Path, what: str) -> Iterator[None]:
     """Say in perdure's words what goes wrong with a folder of state."""
     try:
         yield
+    except NoFileError as error:
+        raise errors.CorruptRecordError(
+            f"{error.filename} is a pipe, a device or a folder: move it away", path=error.filename
+        ) from error
     except OSError as error:
         raise errors.StoreUnavailableError(
             f"the state folder {path} cannot be {what}: {error.strerror or error}", path=str(path)
@@ -369,11 +373,9 @@ class PersistentState:
 
         """
         name = _file(key)
-        data = await anyio.to_thread.run_sync(self._read, name)
-        if data is None:
-            return default
         try:
-            return decode(data)
+            data = await anyio.to_thread.run_sync(self._read, name)
+            return default if data is None else decode(data)
         except errors.CorruptRecordError as error:
             raise errors.CorruptRecordError(
                 f"{self._path / name} is damaged: mend it, or move it away ({error})",
