@@ -615,7 +615,7 @@ async def test_a_state_that_is_not_as_it_was_is_found_by_a_replay() -> None:
         )
         kept[place] = whole._replace(payload=msgspec.json.encode(other))
         (problem,) = (await view.events.replay()).problems
-        assert f"checkpoint {last.id} is not what was recorded" in problem
+        assert f"checkpoint {last.id}: the log's record of it is another one" in problem
         kept[place] = whole
 
         assert isinstance(large.state, ExplicitState)

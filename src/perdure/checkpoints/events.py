@@ -14,10 +14,10 @@ import anyio.to_thread
 import msgspec
 
 from perdure.checkpoints.audit_files import replay_folder
-from perdure.checkpoints.chain import CheckpointChain, problems_of
+from perdure.checkpoints.chain import CheckpointChain
 from perdure.checkpoints.journal import Journal, JournalReader
 from perdure.checkpoints.replay import MOST, Replay, ReplayItem, ReplayReport, TimelineRow, event_of
-from perdure.checkpoints.verify import state_problems
+from perdure.checkpoints.verify import verified
 from perdure.errors import (
     CheckpointNotFoundError,
     InvalidArgumentError,
@@ -28,7 +28,6 @@ from perdure.records.checkpoints import (
     GROUP,
     PRUNED,
     SNAPSHOT_CREATED,
-    CapturedState,
     Checkpoint,
     KernelEvent,
     TimestampPayload,
@@ -67,8 +66,11 @@ async def replayed(
     chain = await reading.chain()
     after, clock = await _start(reading, chain, since)
     run = Replay("record", gapless=True, clock=clock)
-    for problem in problems_of(chain.links):
-        run.problem(f"checkpoint {problem.id}: {problem.what}")
+    checked = await verified(reading)
+    wrong = {problem.id for problem in checked.problems}
+    for problem in checked.problems:
+        if since is None or problem.id is None or problem.id > since:
+            run.problem(f"checkpoint {problem.id}: {problem.what}")
     newest: Checkpoint | None = None
     calls = _ToolCalls()
     log = reading.store.read_log(reading.key, after=after, before=reading.head + 1)
@@ -84,8 +86,19 @@ async def replayed(
                 row = run.feed(item)
                 if row is not None and on_row is not None:
                     on_row(calls.completed(row))
-                if item.event is not None and item.event.kind == SNAPSHOT_CREATED:
-                    await _compare(run, item, newest, reading, chain)
+                event = item.event
+                if event is None or event.kind != SNAPSHOT_CREATED:
+                    continue
+                number = event.detail.get("snapshot")
+                is_made = newest is not None and newest.id == number
+                if event.detail.get(PRUNED) and not is_made:
+                    run.unverified += 1  # it was imported so
+                elif newest is None or not is_made or event.label not in {newest.label, None}:
+                    run.problem(f"checkpoint {number} does not stand before its event", record.seq)
+                elif number not in chain.by_id or number in checked.unchecked:
+                    run.unverified += 1
+                else:
+                    run.snapshots += number not in wrong
     return run.report(str(reading.key), since=since)
 
 
@@ -159,42 +172,6 @@ def _item(record: Record) -> ReplayItem | None:
     if record.kind in (CHECKPOINT, CHECKPOINTS_PRUNED):
         return ReplayItem(record.seq, decode(record.payload, TimestampPayload).timestamp)
     return None
-
-
-async def _compare(
-    run: Replay,
-    item: ReplayItem,
-    replayed_checkpoint: Checkpoint | None,
-    reading: JournalReader,
-    chain: CheckpointChain,
-) -> None:
-    """Compare a ``snapshot_created`` event with the checkpoint that stands before it."""
-    assert item.event is not None
-    number = item.event.detail.get("snapshot")
-    is_made = replayed_checkpoint is not None and replayed_checkpoint.id == number
-    if item.event.detail.get(PRUNED) and not is_made:
-        run.unverified += 1  # it was imported so
-        return
-    if (
-        replayed_checkpoint is None
-        or not is_made
-        or item.event.label not in {replayed_checkpoint.label, None}
-    ):
-        run.problem(f"checkpoint {number} does not stand before its event", item.place)
-        return
-    known = chain.by_id.get(replayed_checkpoint.id)
-    if known is None:
-        run.unverified += 1
-        return
-    if isinstance(known.state, CapturedState) and known.state.since < await reading.cut():
-        run.unverified += 1
-        return
-    problems = [f": {problem.what}" for problem in await state_problems(reading, known)]
-    if known != replayed_checkpoint:
-        problems.append(" is not what was recorded")
-    for what in problems:
-        run.problem(f"checkpoint {replayed_checkpoint.id}{what}", item.place)
-    run.snapshots += not problems
 
 
 async def replay_files(
