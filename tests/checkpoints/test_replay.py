@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import tempfile
 import threading
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -290,12 +292,7 @@ def test_the_files_of_another_kernel_replay(tmp_path: Path) -> None:
 @given(st.lists(st.integers(0, 5), max_size=40))
 def test_events_are_sorted_by_time_and_stay_in_order_where_times_tie(times: list[int]) -> None:
     """S3-G6: also when they have to be sorted on the disk."""
-    import tempfile
-
-    from perdure.checkpoints import audit_files as module
-
-    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "RUN", 3)
+    with tempfile.TemporaryDirectory() as name:
         said = [
             {"token_id": 0, "timestamp": time, "kind": "custom", "label": str(n)}
             for n, time in enumerate(times)
@@ -426,35 +423,26 @@ def test_what_is_no_file_is_refused_and_not_waited_for(tmp_path: Path) -> None:
 
     folder = foreign(tmp_path / "x", [{"token_id": 0, "timestamp": 4, "kind": "custom"}])
     os.mkfifo(folder / CHECKPOINTS_FILE)
-    with pytest.raises(ReplayError, match=r"checkpoints\.jsonl is no file"):
+    with pytest.raises(ReplayError, match=r"checkpoints\.jsonl cannot be read"):
         replay_folder(folder)
 
 
-def test_large_events_are_sorted_by_few_at_a_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """S3-G6: what is in memory is bounded by bytes, not only by number."""
-    from perdure.checkpoints import audit_files as module
-
-    monkeypatch.setattr(module, "RUN_BYTES", 10_000)
-    sizes: list[int] = []
-    cut = module._sorted_runs
-
-    def spied(*given: Any) -> Any:
-        for some in cut(*given):
-            sizes.append(sum(len(line) for _, line in some))
-            yield some
-
-    monkeypatch.setattr(module, "_sorted_runs", spied)
-    times = random.Random(3).sample(range(100), 100)
-    text = "x" * 1000
+def test_many_large_events_are_sorted_on_the_disk(tmp_path: Path) -> None:
+    """S3-G6: what is in memory does not grow with the file."""
+    times = random.Random(3).sample(range(500), 500)
+    text = "x" * 10_000
     said = [{"token_id": 0, "timestamp": t, "kind": "custom", "label": text} for t in times]
+    folder = foreign(tmp_path / "x", said)
     seen: list[int] = []
-    report = replay_folder(foreign(tmp_path / "x", said), on_row=lambda row: seen.append(row.place))
+    tracemalloc.start()
+    try:
+        report = replay_folder(folder, on_row=lambda row: seen.append(row.place))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
     assert report.ok
     assert [times[place - 1] for place in seen] == sorted(times)
-    assert len(sizes) >= 10
-    assert max(sizes) < 12_000
+    assert peak < 2_000_000 < (folder / EVENTS_FILE).stat().st_size
 
 
 async def test_an_import_keeps_all_that_an_event_says(tmp_path: Path) -> None:
