@@ -403,7 +403,7 @@ async def export_pair(view: SessionView, folder: Path) -> list[str]:
     """
     if not view._contents.clock:
         return []
-    return await save_pair(reading_of(view), folder)
+    return await save_pair(reading_of(view, view.seq), folder)
 
 
 async def import_pair(session: Session, folder: Path) -> AuditPair:
