@@ -254,8 +254,8 @@ def exists(key: SessionKey) -> SessionError:
 
 
 @final
-class _Writer:
-    """The end of a draft's log: what is added becomes durable in whole groups."""
+class LogWriter:
+    """The end of a log that is copied to: what is added becomes durable in whole groups."""
 
     def __init__(self, store: Store, grant: Taken) -> None:
         self.grant = grant
@@ -321,7 +321,7 @@ class _Copier:
         """Where the source begins."""
         self._begun: Origin
         """Where the copy does."""
-        self._writer: _Writer
+        self._writer: LogWriter
         self._next = 0
         """The record that is copied next."""
         self._turn: bytes | None = None
@@ -382,7 +382,7 @@ class _Copier:
             message = f"session {self._key} went on meanwhile: try again"
             raise StoreUnavailableError(message, key=str(self._key), seq=at)
         self._was = await self._as_of_then()
-        self._writer = _Writer(self._target, grant)
+        self._writer = LogWriter(self._target, grant)
         self._done.epoch = grant.epoch
 
     async def _as_of_then(self) -> HistoricalFold | None:
@@ -423,7 +423,7 @@ class _Copier:
             wait=wait,
         )
         self._begun = begun
-        self._writer = _Writer(self._target, grant)
+        self._writer = LogWriter(self._target, grant)
         self._done.epoch = grant.epoch
         return grant.epoch
 

@@ -6,7 +6,7 @@ session from it, as from a store, so a damaged bundle writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -231,15 +231,13 @@ async def leased(
     target: Store,
     key: SessionKey,
     *,
-    watches: Mapping[str, OwnerWatch],
+    watch: OwnerWatch,
     on_held: OnHeld = "steal",
     wait: float,
 ) -> AsyncGenerator[Taken, None]:
     """Hold a session's lease in a store that is written to."""
-    me = target.owner
-    grant = await acquire_lease(
-        target, key, Terms(me=me), watch=watches[me], on_held=on_held, wait=wait
-    )
+    terms = Terms(me=target.owner)
+    grant = await acquire_lease(target, key, terms, watch=watch, on_held=on_held, wait=wait)
     try:
         yield grant
     finally:

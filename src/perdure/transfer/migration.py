@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, final
 
@@ -113,7 +113,7 @@ async def migrate(
     """
     mover = _Mover(source, target, on_held=on_held, wait=wait)
     act = partial(_move_all, mover, tenants, progress)
-    await while_beating(target, mover.watches[target.owner], act)
+    await while_beating(target, mover.watch, act)
     return mover.report
 
 
@@ -137,21 +137,33 @@ async def _move_all(
         holder = await source.holder(key)
         if holder is not None and holder.deleted:
             others.add(key)
-    keys += sorted(others.difference(keys))
-    done = 0
 
     async def move(key: SessionKey) -> None:
-        nonlocal done
         try:
             await mover.move(key)
         except errors.PerdureError as error:
             report.failed[str(key)] = str(error)
+
+    await each_session(keys + sorted(others.difference(keys)), move, progress)
+    report.open = len(mover.open)
+
+
+async def each_session(
+    keys: Sequence[SessionKey],
+    act: Callable[[SessionKey], Awaitable[None]],
+    progress: Callable[[MigrationProgress], None] | None,
+) -> None:
+    """Act on sessions, a few at a time, and tell of each that is done."""
+    done = 0
+
+    async def one(key: SessionKey) -> None:
+        nonlocal done
+        await act(key)
         done += 1
         if progress is not None:
             progress(MigrationProgress(done, len(keys), key))
 
-    await each(keys, move, at_once=AT_ONCE)
-    report.open = len(mover.open)
+    await each(keys, one, at_once=AT_ONCE)
 
 
 async def _listed(store: Store, tenants: Sequence[str] | None) -> list[SessionKey]:
@@ -235,7 +247,7 @@ class _Mover:
         """Sessions with pending items in the source, or with dead letters in one of the stores."""
         self.open: set[SessionKey] = set()
         """Sessions that a process holds in the source."""
-        self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
+        self.watch = OwnerWatch(LeaseOptions(), anyio.current_time)
         self._on_held: OnHeld = on_held
         self._wait = wait
         self._receipts = Receipts(source, target)
@@ -363,8 +375,8 @@ class _Mover:
     @contextlib.asynccontextmanager
     async def _lease(self, key: SessionKey, theirs: Moment) -> AsyncGenerator[Taken, None]:
         """Hold the target's session, which nobody has written since that moment."""
-        watches, on_held, wait = self.watches, self._on_held, self._wait
-        lease = bundle_files.leased(self.target, key, watches=watches, on_held=on_held, wait=wait)
+        watch, on_held, wait = self.watch, self._on_held, self._wait
+        lease = bundle_files.leased(self.target, key, watch=watch, on_held=on_held, wait=wait)
         async with lease as grant:
             if (grant.epoch, grant.head) != (theirs.epoch + 1, theirs.head + 1):
                 message = f"{key} changed in {self.target.location} meanwhile: try again"
@@ -412,7 +424,7 @@ class _Mover:
             copy_session, source, key, target, key, draft=draft, limits=limits, wait=self._wait
         )
         note = partial(self._receipts.leave, "written", key)
-        return await copy(watch=self.watches[target.owner], on_epoch=note)
+        return await copy(watch=self.watch, on_epoch=note)
 
     async def _read_blobs_back(self, key: SessionKey) -> None:
         """Read all blobs that the target's copy reaches, and copy again those that it lacks.

@@ -77,11 +77,6 @@ async def written_under(store: Store, key: SessionKey) -> int:
     return max(folded, written) or (0 if holder is None else holder.epoch)
 
 
-async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
-    """Return whether a migration deleted a session under this epoch."""
-    return await Receipts(source, target).has("written", key, epoch)
-
-
 async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]:
     """Return the names of those blobs that are receipts and match the store's present state."""
     valid: set[str] = set()
