@@ -12,8 +12,8 @@ Epochs and owners are left out; sequence numbers keep a gap where the store had 
 
 A bundle is a file from anywhere. What it may cost is limited while it is read: a line's bytes, the
 numbers that it leaves out, which an import fills, a record's bytes with its media in place, and
-what an import holds until it writes it at once. It brings the blobs of the history before its log,
-unless that is another session's.
+what an import holds until it writes it at once. Its log begins with nothing, or with documents
+whose blobs it has.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ from perdure.errors import (
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.chunks import name_of
 from perdure.records.json import MAX_RECORD_BYTES, as_utf8, decode, encode, require_utf8
-from perdure.records.keys import SessionKey, session_key, stored_key
+from perdure.records.keys import SessionKey, stored_key
 from perdure.records.manifest import Manifest, Origin, origin_in
 from perdure.records.media import LIFTED_KINDS, filled_bytes, referred
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, CONTEXT, EPOCH, HOLDER_KINDS, TAKEN, Record
+from perdure.records.records import BASE, CONTEXT, HOLDER_KINDS, TAKEN, Record
+from perdure.session.copied import OWN_KINDS
 from perdure.store import Document
 
 FORMAT = 2
@@ -93,23 +94,25 @@ _KEPT: Final[dict[type, str]] = {BundleDocument: "documents", DeadLetter: "dead 
 
 def neutral(manifest: Manifest) -> Manifest:
     """Return a manifest without its store-specific fields."""
-    base = manifest.base and msgspec.structs.replace(manifest.base, epoch=0)
-    null = msgspec.Raw(b"null")
-    return msgspec.structs.replace(manifest, epoch=0, base=base, position=null)
+    return msgspec.structs.replace(manifest, epoch=0, position=msgspec.Raw(b"null"))
 
 
 def neutral_record(record: Record) -> Record | None:
-    """Return a record without store-specific fields; None for a store's own record."""
-    if record.kind == EPOCH and (begun := origin_in(record)) is not None:
-        return Record(record.seq, 0, BASE, encode(begun), end=True)  # what the log begins with
-    if record.kind in HOLDER_KINDS:
+    """Return a record without store-specific fields; None for a store's own record.
+
+    What the log begins with becomes a ``base`` record, unless a release before 0.1.0 wrote it.
+    """
+    origin = origin_in(record)
+    if origin is not None and not origin.at:
+        return base_record(origin, record.seq)
+    if record.kind in HOLDER_KINDS or record.kind in OWN_KINDS:
         return None
-    payload = record.payload
-    if record.kind == BASE:
-        base = decode(payload, Origin)
-        if base.epoch:
-            payload = encode(msgspec.structs.replace(base, epoch=0))
-    return Record(record.seq, 0, record.kind, payload, record.end)
+    return Record(record.seq, 0, record.kind, record.payload, record.end)
+
+
+def base_record(origin: Origin, seq: int) -> Record:
+    """Return the record that names what a log begins with."""
+    return Record(seq, 0, BASE, encode(Origin(cut=origin.cut, folded=origin.folded)), end=True)
 
 
 class _Record(msgspec.Struct, omit_defaults=True):
@@ -244,13 +247,11 @@ class Reader:
 
     Args:
         source: Name of the source, for error messages.
-        key: The session that it becomes; None for that of its first line.
 
     """
 
-    def __init__(self, source: str, key: SessionKey | None = None) -> None:
+    def __init__(self, source: str) -> None:
         self._source = source
-        self._keys = set() if key is None else {key}
         self._kept = KeptItems()
         self._hash = hashlib.sha256()
         self._lines = 0
@@ -266,8 +267,6 @@ class Reader:
         self.letters: list[DeadLetter] = []
         self.documents: dict[str, Document] = {}
         self.manifest: Manifest | None = None
-        self.base: Origin | None = None
-        """The newest origin that its log names, else its manifest's."""
         self.cut: int = 0
         """How many records that would begin its log were removed, as the log says."""
         self.seq: int = 1
@@ -347,8 +346,7 @@ class Reader:
         try:  # what an import reads of them
             if line.k == BASE:
                 # A log that begins with documents has it at the number of the last removed one.
-                self.base = self._origin(decode(record.payload, Origin), seq)
-                self.cut = max(self.base.cut - self.base.at, 0)
+                self.cut = self._origin(decode(record.payload, Origin), seq).cut
             elif line.k == TAKEN:
                 decode(record.payload, InboxTakenPayload)
         except CorruptRecordError as error:
@@ -373,32 +371,23 @@ class Reader:
         self._require_whole()
         self._leave_out(manifest.as_of_seq + 1)
         if manifest.base is not None:
-            origin = self._origin(manifest.base, manifest.as_of_seq)
-            self.base = self.base or origin
+            self._origin(manifest.base, manifest.as_of_seq)
         self.manifest = manifest
         return manifest
 
     def _origin(self, base: Origin, head: int) -> Origin:
-        """Return an origin, and refuse one that no session of its own has.
-
-        One that perdure keeps for itself, that others share, or that is the session itself, has no
-        history to begin with.
-        """
-        for key in (base.parent, base.moved):
-            if key is not None:
-                session_key(key.agent)
-                if key in self._keys:
-                    raise self._corrupt("the session would continue itself")
-        for name in filter(None, (base.kept, base.folded)):
-            if name not in self.blobs:
-                raise self._corrupt(f"the session begins with the blob {name}, which is not in it")
-        # What precedes its own log is another session's, or kept, or was removed.
-        is_there = base.parent is not None or bool(base.kept) or base.at <= base.cut
-        is_one = self.base is None or self.base.at == base.at
-        if not (
-            0 <= base.at <= MOST_SEQ and 0 <= base.cut <= base.at + head and is_there and is_one
-        ):
-            raise self._corrupt(f"its log does not begin after record {base.at}")
+        """Return an origin, and refuse one that names more than documents, or a later record."""
+        if base.at or base.parent or base.kept or base.moved:
+            raise self._corrupt(
+                "it is of a fork, copy or rename of a release before 0.1.0",
+                "make the session plain with `perdure migrate`, and export it there",
+            )
+        if base.folded and base.folded not in self.blobs:
+            raise self._corrupt(
+                f"the session begins with the blob {base.folded}, which is not in it"
+            )
+        if not 0 <= base.cut <= head:
+            raise self._corrupt(f"its log does not begin after record {base.cut}")
         return base
 
     def _require_whole(self) -> None:
@@ -418,10 +407,8 @@ class Reader:
                 f"{FORMAT}: use a newer release",
                 path=self._source,
             )
-        key = stored_key(line.agent, line.session, line.tenant)
-        self._keys.add(key)
-        self.key = key
-        return BundleHeader(key, version)
+        self.key = stored_key(line.agent, line.session, line.tenant)
+        return BundleHeader(self.key, version)
 
     def _end(self, line: _Line) -> BundleFooter:
         if line.sha256 is None:

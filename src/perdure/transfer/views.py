@@ -18,12 +18,11 @@ import msgspec
 from perdure._lib.files import open_regular, read_line
 from perdure.errors import CorruptRecordError, StoreError
 from perdure.records.chunks import name_of
-from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FoldedDocument, Origin
+from perdure.records.manifest import FoldedDocument
 from perdure.records.media import LIFTED_KINDS, severed
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, GAP, Record
+from perdure.records.records import GAP, Record
 from perdure.records.references import spelled
 from perdure.store import Documents, LeaseState, LogChunk, Store
 from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
@@ -98,25 +97,23 @@ class _Run(msgspec.Struct):
 class BundleFile:
     """A bundle that was read and checked once: what is few of it, and where the rest is."""
 
-    def __init__(self, path: Path, target: SessionKey | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path: str = str(path)
         self._file = open_regular(path)
         self._lock = threading.Lock()
         self._at = 0
         self._runs: list[_Run] = []
         self._blobs: dict[str, tuple[int, int]] = {}
-        self.content: bundle.Reader = bundle.Reader(self.path, target)
+        self.content: bundle.Reader = bundle.Reader(self.path)
         self.documents: Documents = Documents()
         """None unless all of them are there, as they were when they were folded."""
 
     @classmethod
     @asynccontextmanager
-    async def opened(
-        cls, path: Path, target: SessionKey | None = None
-    ) -> AsyncGenerator[BundleFile, None]:
-        """Open a bundle, and check all of it; *target* is what its session becomes."""
+    async def opened(cls, path: Path) -> AsyncGenerator[BundleFile, None]:
+        """Open a bundle, and check all of it."""
         run = anyio.to_thread.run_sync
-        with closing(await run(cls, path, target)) as file:
+        with closing(await run(cls, path)) as file:
             while await run(file.scan):
                 pass
             yield file
@@ -233,49 +230,30 @@ class BundleFile:
 
 @final
 class BundleView(SessionsView):
-    """A store, and in it a bundle's session, which may continue one of the store's.
+    """A bundle's session as a store has it, under any key.
 
     Args:
-        store: The store.
-        key: The session's key there; the store has no such session.
+        store: The store that the session goes into, which has no such session.
         file: The bundle.
-        epoch: That of the record that the session continues, 0 if it continues none.
 
     """
 
-    def __init__(self, store: Store, key: SessionKey, file: BundleFile, epoch: int) -> None:
+    def __init__(self, store: Store, file: BundleFile) -> None:
         super().__init__(store)
-        self._key = key
         self._file = file
-        self._epoch = epoch
 
-    def read_log(self, key: SessionKey, **span: Any) -> AsyncGenerator[LogChunk, None]:
-        if key != self._key:
-            return self.inner.read_log(key, **span)
-        return super().read_log(key, **span)
-
-    async def records(
+    def records(
         self, key: SessionKey, after: int, before: int, *, reverse: bool
     ) -> AsyncGenerator[Record, None]:
-        async with aclosing(self._file.records(after, before, reverse=reverse)) as records:
-            async for record in records:
-                if record.kind == BASE and self._epoch:
-                    origin = msgspec.structs.replace(
-                        decode(record.payload, Origin), epoch=self._epoch
-                    )
-                    yield msgspec.structs.replace(record, payload=encode(origin))
-                else:
-                    yield record
+        return self._file.records(after, before, reverse=reverse)
 
     async def head(self, key: SessionKey) -> int:
-        return self._file.head if key == self._key else await self.inner.head(key)
+        return self._file.head
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents: they have the bundle's own key in them, and are none's of another."""
-        if key != self._key:
-            return await self.inner.read_documents(key, names)
         have = self._file.documents
         if have.manifest is None or key != self._file.content.key:
             return Documents()
@@ -283,9 +261,7 @@ class BundleView(SessionsView):
         return Documents(have.manifest, {n: d for n, d in have.found.items() if n in wanted})
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        is_file = key == self._key
-        return LeaseState(1, "", released=True) if is_file else await self.inner.holder(key)
+        return LeaseState(1, "", released=True)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        blob = await self._file.blob(name)
-        return await self.inner.get_blob(tenant, name) if blob is None else blob
+        return await self._file.blob(name)
