@@ -9,8 +9,8 @@ removed data. A rename is a copy, then the deletion of the old session.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
@@ -20,7 +20,6 @@ import msgspec
 
 from perdure.errors import (
     FormatError,
-    LeaseHeldError,
     LeaseLostError,
     PerdureError,
     SessionClosedError,
@@ -255,11 +254,8 @@ class Forgetter:
         *,
         dry_run: bool,
         look_for_carriers: bool = True,
-        refused: dict[SessionKey, PerdureError] | None = None,
     ) -> ForgetReport:
         """Remove sessions of one tenant, and everything that only they reach.
-
-        If ``refused`` is given, it gets those that may not be removed, and the others are.
 
         Raises:
             LeaseHeldError: Another process keeps holding one; then nothing was removed.
@@ -267,8 +263,7 @@ class Forgetter:
 
         """
         async with AsyncExitStack() as stack:
-            holds = [] if dry_run else await self._begin_ending(stack, keys, terms, refused)
-            keys = [key for key in keys if not refused or key not in refused]
+            holds = [] if dry_run else await self._begin_ending(stack, keys, terms)
             carriers = await self._carriers(keys, tenant) if look_for_carriers else ()
             sums = {key: await self._sum(key) for key in keys}
             if not dry_run:
@@ -298,27 +293,17 @@ class Forgetter:
         )
 
     async def _begin_ending(
-        self,
-        stack: AsyncExitStack,
-        keys: list[SessionKey],
-        terms: HandoverTerms,
-        refused: dict[SessionKey, PerdureError] | None,
+        self, stack: AsyncExitStack, keys: list[SessionKey], terms: HandoverTerms
     ) -> list[HeldSession]:
         """Hold sessions in the order in which they go; from then on, no copy is published."""
         for key in sorted(keys):
             await stack.enter_async_context(self._access.exclusive(key))
-        together = frozenset(keys if refused is None else ())  # each may be refused by itself
         for key in keys:
-            with _noted(refused, key):
-                await self._require_unread(key, together)
+            await self._require_unread(key, frozenset(keys))
         # Those that are open here last: if another one is refused, they stay open.
-        open_here = self._access.runtime.sessions.keys() & set(keys)
+        open_here = self._access.runtime.sessions
         order = sorted(keys, key=lambda key: (key in open_here, key))
-        holds: list[HeldSession] = []
-        for key in order:
-            if not refused or key not in refused:
-                with _noted(refused, key):
-                    holds.append(await self._hold(stack, key, terms))
+        holds = [await self._hold(stack, key, terms) for key in order]
         for hold in holds:
             await hold.append(Entry(ENDING, b"{}"))
         bases = {hold.key: await self._store.base_of(hold.key) or Origin() for hold in holds}
@@ -496,17 +481,6 @@ async def tenant_sessions(
         for info in page:
             yield info
         after = page[-1].key
-
-
-@contextmanager
-def _noted(refused: dict[SessionKey, PerdureError] | None, key: SessionKey) -> Iterator[None]:
-    """Note why a session may not be removed, if that is wanted."""
-    try:
-        yield
-    except (FormatError, LeaseHeldError, LeaseLostError, SessionError) as error:
-        if refused is None:
-            raise
-        refused[key] = error
 
 
 def _blob(name: str, by: SessionKey | None, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:

@@ -221,25 +221,24 @@ class Pruner:
     async def _expire(
         self, keys: list[SessionKey], tenant: str, terms: HandoverTerms, progress: _Progress
     ) -> None:
-        """Forget those that nobody holds at once, and then ask for each of the others."""
+        """Forget sessions together: each search for what others reach reads all of them.
+
+        Where one of them is refused, nothing was removed: then each half is tried by itself.
+        """
         forget = partial(self._forgetter.forget, dry_run=False, look_for_carriers=False)
-        refused: dict[SessionKey, PerdureError] = {}
-        try:
-            await forget(keys, tenant, HandoverTerms("raise", terms.wait), refused=refused)
-        except LeaseLostError as failed:  # of one of them; to be held was a use of the others
-            lost = [key for key in keys if str(key) == str(failed.facts.get("key"))] or keys
-            progress.held += lost
-            others = [key for key in keys if key not in lost]
-            if others:
-                await self._expire(others, tenant, terms, progress)
+        if len(keys) == 1:
+            with progress.unless_refused(keys[0]):
+                await forget(keys, tenant, terms)
+                progress.expired += keys
             return
-        progress.expired += [key for key in keys if key not in refused]
-        for key, error in refused.items():
-            with progress.unless_refused(key):
-                if not isinstance(error, LeaseHeldError) or terms.on_held == "raise":
-                    raise error
-                await forget([key], tenant, terms)
-                progress.expired.append(key)
+        try:
+            # One that is held elsewhere is in use by others: it is not asked for beside them.
+            await forget(keys, tenant, HandoverTerms("raise", terms.wait))
+            progress.expired += keys
+        except (FormatError, LeaseHeldError, LeaseLostError, SessionError):
+            half = len(keys) // 2
+            for some in (keys[:half], keys[half:]):
+                await self._expire(some, tenant, terms, progress)
 
     async def drop(self, key: SessionKey, cut: int, terms: HandoverTerms) -> None:
         """Remove a session's records up to one, where no checkpoint of it needs them."""
