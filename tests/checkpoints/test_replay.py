@@ -29,7 +29,7 @@ from perdure.checkpoints.audit_files import (
 )
 from perdure.checkpoints.chain import sealed
 from perdure.checkpoints.events import replay_files
-from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow, page
+from perdure.checkpoints.replay import Replay, ReplayReport, TimelineRow, page
 from perdure.errors import ConfigError, ReplayDivergedError, ReplayError
 from perdure.records.checkpoints import ExplicitState, KernelEvent
 from perdure.records.records import CHECKPOINT, EVENT, Entry
@@ -45,7 +45,7 @@ def event(timestamp: int, kind: str = "custom", **more: Any) -> KernelEvent:
 def run(times: list[int], *, gapless: bool = True) -> ReplayReport:
     replay = Replay("record", gapless=gapless, clock=0 if gapless else None)
     for place, time in enumerate(times, 1):
-        replay.feed(ReplayItem(place, time, event(time)))
+        replay.feed(place, time, event(time))
     return replay.report("here")
 
 
@@ -86,7 +86,7 @@ def test_it_counts_decisions_and_capabilities_by_name() -> None:
         event(4, "scheduled", detail={"capability": "disk"}, token_id=2),
         event(5, "idle"),
     ]
-    rows = [replay.feed(ReplayItem(one.timestamp, one.timestamp, one)) for one in told]
+    rows = [replay.feed(one.timestamp, one.timestamp, one) for one in told]
     report = replay.report("here")
     assert [(one.what, one.name) for one in rows if one] == [
         ("decision", "plan"),
@@ -103,12 +103,12 @@ def test_a_report_stays_small_whatever_happens() -> None:
     replay = Replay("record", gapless=True)
     for n in range(5000):
         label = f"capability {n}"
-        replay.feed(ReplayItem(n, n * 2, event(n * 2, "capability_used", label=label)))
+        replay.feed(n, n * 2, event(n * 2, "capability_used", label=label))
     report = replay.report("here")
     assert len(report.problems) == 1000 < report.problem_count
     assert len(report.capabilities) == 1001
     assert sum(use.used for use in report.capabilities.values()) == 5000
-    replay.feed(ReplayItem(5000, 10000, event(10000, "capability_used", label="capability 7")))
+    replay.feed(5000, 10000, event(10000, "capability_used", label="capability 7"))
     assert replay.report("here").capabilities["capability 7"].used == 2
 
 
@@ -354,9 +354,9 @@ def test_a_page_shows_what_was_found_and_nothing_of_it_is_markup() -> None:
     """S3-11: for an audit, by people."""
     bad = "<script>alert(1)</script>"
     replay = Replay("line", gapless=True)
-    row = replay.feed(ReplayItem(1, 5, event(5, "custom", label=bad, detail={"why": bad})))
+    row = replay.feed(1, 5, event(5, "custom", label=bad, detail={"why": bad}))
     replay.problem(bad, 7)
-    replay.feed(ReplayItem(2, 6, event(6, "capability_used", label=bad)))
+    replay.feed(2, 6, event(6, "capability_used", label=bad))
     assert row is not None
     text = page(replay.report(bad), [row], left_out=12)
     assert "<script" not in text
@@ -504,7 +504,7 @@ def test_a_page_stays_small_and_shows_what_would_hide() -> None:
     """S3-11: a detail without end, and text that turns the rest of the line round."""
     replay = Replay("line", gapless=True)
     long = event(5, "custom", label="a\u202eb", detail={"x": "y" * 1_000_000})
-    row = replay.feed(ReplayItem(1, 5, long))
+    row = replay.feed(1, 5, long)
     replay.problem("z" * 1_000_000)
     assert row is not None
     text = page(replay.report("here"), [row])

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, closing
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, NamedTuple, TypeVar, final
+from typing import Final, NamedTuple, TypeVar, final
 
 import anyio
 import anyio.to_thread
@@ -26,14 +26,13 @@ import msgspec
 
 from perdure._lib.files import new_file, open_regular, read_line
 from perdure.checkpoints.chain import CheckpointChain, canonical, sealed
-from perdure.checkpoints.journal import Journal, JournalReader, LogWalk
-from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow, event_of
+from perdure.checkpoints.journal import Journal, JournalReader
+from perdure.checkpoints.replay import Replay, ReplayReport, TimelineRow, event_of
 from perdure.checkpoints.states import CheckpointStates, read_bytes
 from perdure.errors import ConfigError, CorruptRecordError, FormatError, ReplayError
 from perdure.records.checkpoints import (
     PRUNED,
     SNAPSHOT_CREATED,
-    CapturedState,
     Checkpoint,
     ExplicitState,
     KernelEvent,
@@ -215,7 +214,7 @@ def replay_folder(
     for number, event in events_by_time(folder, run.problem, seals.check, go_on):
         if not go_on():
             break
-        row = run.feed(ReplayItem(number, event.timestamp, event))
+        row = run.feed(number, event.timestamp, event)
         if row is not None and on_row is not None:
             on_row(row)
         if event.kind == SNAPSHOT_CREATED:
@@ -415,22 +414,18 @@ async def _checkpoint_lines(
 ) -> AsyncGenerator[bytes, None]:
     cut, walk = await reading.cut(), reading.walk()
     for checkpoint in list((await reading.chain()).by_id.values()):
-        if isinstance(checkpoint.state, CapturedState) and checkpoint.event_seq < cut:
-            continue
-        state = await _state_of(reading, checkpoint, walk)
+        if isinstance(checkpoint.state, ExplicitState):
+            state = await read_bytes(reading.store, reading.key.blobs, checkpoint.state)
+        elif checkpoint.event_seq >= cut:
+            captured = await walk.at(checkpoint.event_seq)
+            state = canonical({**captured, "context": list(captured["context"].values())})
+        else:
+            continue  # its history was pruned
         digests[checkpoint.id] = state_digest(state)
         line = SavedSnapshot(
             checkpoint.id, checkpoint.label, checkpoint.timestamp, msgspec.Raw(state)
         )
         yield msgspec.json.encode(line) + b"\n"
-
-
-async def _state_of(reading: JournalReader, checkpoint: Checkpoint, walk: LogWalk) -> bytes:
-    if isinstance(checkpoint.state, ExplicitState):
-        return await read_bytes(reading.store, reading.key.blobs, checkpoint.state)
-    state: Any = await walk.at(checkpoint.event_seq)
-    state["context"] = list(state["context"].values())
-    return canonical(state)
 
 
 async def _event_lines(
@@ -440,16 +435,13 @@ async def _event_lines(
         async for chunk in log:
             for record in chunk.records:
                 event = event_of(record.payload) if record.kind == EVENT else None
-                if event is not None:
-                    yield seal.line(_with_digest(event, digests))
-
-
-def _with_digest(event: KernelEvent, digests: dict[int, str]) -> KernelEvent:
-    if event.kind != SNAPSHOT_CREATED:
-        return event
-    digest = digests.get(event.detail.get("snapshot", 0))
-    more = {PRUNED: True} if digest is None else {_DIGEST: digest}
-    return msgspec.structs.replace(event, detail={**event.detail, **more})
+                if event is None:
+                    continue
+                if event.kind == SNAPSHOT_CREATED:
+                    digest = digests.get(event.detail.get("snapshot", 0))
+                    more = {PRUNED: True} if digest is None else {_DIGEST: digest}
+                    event = msgspec.structs.replace(event, detail={**event.detail, **more})
+                yield seal.line(event)
 
 
 def check_pair(folder: Path, *, newest: int = -1) -> None:
@@ -524,8 +516,8 @@ class _AuditPairReader:
     async def run(self) -> AuditPair:
         chain = await self._journal.chain()
         events = events_by_time(self._folder, self._tell)
-        while some := await anyio.to_thread.run_sync(_some, events):
-            for event in some:
+        while taken := await anyio.to_thread.run_sync(lambda: list(itertools.islice(events, SOME))):
+            for _, event in taken:
                 await self._take(event, chain)
             await self._journal.save()
         while (ahead := await self._peek()) is not None:
@@ -594,7 +586,3 @@ def _told_of(saved: SavedSnapshot) -> KernelEvent:
     return KernelEvent(
         token_id=0, timestamp=0, kind=SNAPSHOT_CREATED, label=saved.label, detail=detail
     )
-
-
-def _some(events: Iterator[tuple[int, KernelEvent]]) -> list[KernelEvent]:
-    return [event for _, event in itertools.islice(events, SOME)]

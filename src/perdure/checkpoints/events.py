@@ -14,10 +14,10 @@ import anyio.to_thread
 import msgspec
 
 from perdure.checkpoints.audit_files import replay_folder
-from perdure.checkpoints.chain import CheckpointChain
+from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.checkpoints.journal import Journal, JournalReader
-from perdure.checkpoints.replay import MOST, Replay, ReplayItem, ReplayReport, TimelineRow, event_of
-from perdure.checkpoints.verify import verified
+from perdure.checkpoints.replay import MOST, Replay, ReplayReport, TimelineRow, event_of
+from perdure.checkpoints.verify import Verification, verified
 from perdure.errors import (
     CheckpointNotFoundError,
     InvalidArgumentError,
@@ -36,7 +36,6 @@ from perdure.records.json import decode, encode
 from perdure.records.messages import ToolCall, ToolResult, decode_message
 from perdure.records.records import (
     CHECKPOINT,
-    CHECKPOINTS_PRUNED,
     EVENT,
     MESSAGE_KINDS,
     Entry,
@@ -67,7 +66,6 @@ async def replayed(
     after, clock = await _start(reading, chain, since)
     run = Replay("record", gapless=True, clock=clock)
     checked = await verified(reading)
-    wrong = {problem.id for problem in checked.problems}
     for problem in checked.problems:
         if since is None or problem.id is None or problem.id > since:
             run.problem(f"checkpoint {problem.id}: {problem.what}")
@@ -80,25 +78,18 @@ async def replayed(
                 if record.kind == CHECKPOINT:
                     newest = decode(record.payload, Checkpoint)
                 calls.note(record)
-                item = _item(record)
-                if item is None:
+                event = event_of(record.payload) if record.kind == EVENT else None
+                if event is not None:
+                    time = event.timestamp
+                elif record.kind in CHAIN_KINDS:
+                    time = decode(record.payload, TimestampPayload).timestamp
+                else:
                     continue
-                row = run.feed(item)
+                row = run.feed(record.seq, time, event)
                 if row is not None and on_row is not None:
                     on_row(calls.completed(row))
-                event = item.event
-                if event is None or event.kind != SNAPSHOT_CREATED:
-                    continue
-                number = event.detail.get("snapshot")
-                is_made = newest is not None and newest.id == number
-                if event.detail.get(PRUNED) and not is_made:
-                    run.unverified += 1  # it was imported so
-                elif newest is None or not is_made or event.label not in {newest.label, None}:
-                    run.problem(f"checkpoint {number} does not stand before its event", record.seq)
-                elif number not in chain.by_id or number in checked.unchecked:
-                    run.unverified += 1
-                else:
-                    run.snapshots += number not in wrong
+                if event is not None and event.kind == SNAPSHOT_CREATED:
+                    _tell_of_checkpoint(run, record.seq, event, newest, chain, checked)
     return run.report(str(reading.key), since=since)
 
 
@@ -165,13 +156,25 @@ async def _start(
     return checkpoint.event_seq + GROUP, checkpoint.timestamp + 1
 
 
-def _item(record: Record) -> ReplayItem | None:
-    if record.kind == EVENT:
-        event = event_of(record.payload)
-        return None if event is None else ReplayItem(record.seq, event.timestamp, event)
-    if record.kind in (CHECKPOINT, CHECKPOINTS_PRUNED):
-        return ReplayItem(record.seq, decode(record.payload, TimestampPayload).timestamp)
-    return None
+def _tell_of_checkpoint(
+    run: Replay,
+    place: int,
+    event: KernelEvent,
+    newest: Checkpoint | None,
+    chain: CheckpointChain,
+    checked: Verification,
+) -> None:
+    """Count what an event tells of: the *newest* checkpoint that stands before it."""
+    number = event.detail.get("snapshot")
+    is_made = newest is not None and newest.id == number
+    if event.detail.get(PRUNED) and not is_made:
+        run.unverified += 1  # it was imported so
+    elif newest is None or not is_made or event.label not in {newest.label, None}:
+        run.problem(f"checkpoint {number} does not stand before its event", place)
+    elif number not in chain.by_id or number in checked.unchecked:
+        run.unverified += 1
+    else:
+        run.snapshots += number not in {problem.id for problem in checked.problems}
 
 
 async def replay_files(

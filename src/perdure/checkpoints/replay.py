@@ -11,7 +11,7 @@ import datetime
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, Literal, final
 
 import msgspec
 
@@ -45,16 +45,6 @@ def shortened(text: str, most: int = LONGEST) -> str:
     'a long…'
     """
     return text if len(text) <= most else text[: most - 1] + "…"
-
-
-class ReplayItem(NamedTuple):
-    """Something that has a time: an event, or another entry of the log."""
-
-    place: int
-    """The record, or the line of a file."""
-    timestamp: int
-    event: KernelEvent | None = None
-    """None for a checkpoint or a pruning of checkpoints."""
 
 
 class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -165,30 +155,36 @@ class Replay:
             where = "" if place is None else f"{self._unit} {place}: "
             self._problems.append(shortened(f"{where}{what}"))
 
-    def feed(self, item: ReplayItem) -> TimelineRow | None:
-        """Take the next item; return what a report should list of it."""
-        self._tell_time(item)
-        event = item.event
+    def feed(
+        self, place: int, timestamp: int, event: KernelEvent | None = None
+    ) -> TimelineRow | None:
+        """Take the next item; return what a report should list of it.
+
+        Args:
+            place: The record, or the line of a file.
+            timestamp: When, on the logical clock.
+            event: None for a checkpoint or a pruning of checkpoints.
+
+        """
+        self._tell_time(place, timestamp)
         if event is None:
             return None
-        self._first = item.timestamp if self._first is None else self._first
+        self._first = timestamp if self._first is None else self._first
         self._count(self._by_kind, event.kind)
         if event.token_id != self._token:
             self._token = event.token_id
             self._turns += event.token_id != 0
-        return self._row(item.place, event)
+        return self._row(place, event)
 
-    def _tell_time(self, item: ReplayItem) -> None:
-        now, before = item.timestamp, self._clock
+    def _tell_time(self, place: int, now: int) -> None:
+        before = self._clock
         if before is not None:
             if now < before or (self._gapless and now == before):
-                self.problem(
-                    f"time {now} comes after {before}: something was put in, doubled or moved",
-                    item.place,
-                )
+                what = f"time {now} comes after {before}: something was put in, doubled or moved"
+                self.problem(what, place)
             elif self._gapless and now > before + 1:
                 lost = f"{before + 1}" if now == before + 2 else f"{before + 1} to {now - 1}"
-                self.problem(f"nothing is there for time {lost}: it is missing", item.place)
+                self.problem(f"nothing is there for time {lost}: it is missing", place)
         self._clock = now if before is None else max(now, before)
 
     def _row(self, place: int, event: KernelEvent) -> TimelineRow | None:
