@@ -59,7 +59,12 @@ async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, No
     generation = await _generation(store, key)
     require_whole(key, documents)
     letters = await dead_letters_of(store, key)
-    _require_readable(key, letters)
+    if any(letter.item.damage for letter in letters):
+        raise CorruptRecordError(
+            f"a dead letter of {key} is damaged: `perdure inbox {key.agent}` shows it, and --drop "
+            "removes it",
+            key=str(key),
+        )
     lost: list[ReachedBlob] = []
     reach = await reach_of(store, key, documents, content(store, key, head))
     blobs = await reached_blobs(reach, lost)
@@ -141,7 +146,16 @@ async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Re
     base = await followed(store).beginning_of(key)
     if base.cut:
         yield bundle.base_record(base, base.cut)
-    async with aclosing(settled_records(store, key, head, after=base.cut)) as log:
+    async with aclosing(said(store, key, head, after=base.cut)) as log:
+        async for record in log:
+            yield record
+
+
+async def said(
+    store: Store, key: SessionKey, head: int, *, after: int = 0
+) -> AsyncGenerator[Record, None]:
+    """Yield the records after one up to another that a copy has as they are."""
+    async with aclosing(settled_records(store, key, head, after=after)) as log:
         async for record in log:
             if record.kind not in OWN_KINDS and record.kind not in HOLDER_KINDS:
                 yield Record(record.seq, 0, record.kind, record.payload, record.end)
@@ -181,16 +195,6 @@ def require_whole(key: SessionKey, documents: Documents) -> None:
             key=str(key),
             documents=names,
         )
-
-
-def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
-    for letter in letters:
-        if letter.item.damage:
-            raise CorruptRecordError(
-                f"a dead letter of {key} is damaged: `perdure inbox {key.agent}` shows it, and "
-                "--drop removes it",
-                key=str(key),
-            )
 
 
 async def reach(

@@ -26,17 +26,16 @@ from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
 from perdure.lineage import require_unread
 from perdure.records.keys import SessionKey, require_filters, stored_key
 from perdure.records.manifest import Origin
-from perdure.records.records import FORK, GAP, Record
-from perdure.session.copied import OWN_KINDS
-from perdure.session.copier import CopiedSession, continue_copy, copy_session
+from perdure.records.records import FORK
+from perdure.session.copier import continue_copy, copy_session
 from perdure.session.delete import tenant_sessions
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
-from perdure.session.stored import SessionStore, followed
+from perdure.session.stored import followed
 from perdure.store import Draft, Store, Taken, blobs_are_apart, first_record
 from perdure.transfer import bundle_files
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
-from perdure.transfer.receipts import Receipts
+from perdure.transfer.receipts import Receipts, written_under
 from perdure.transfer.second_look import Moment, exact_moment_of, look_again, moment_of
 
 AT_ONCE: Final = 8
@@ -319,7 +318,7 @@ class _Mover:
             is_damaged=bool((await self.target.read_documents(key)).damaged),
             is_superseded=(ours.deleted or differs > 0)
             and (ours.deleted or differs <= cut or await self._is_begun_anew(key))
-            and await self._receipts.cover(key),
+            and await self._receipts.has("written", key, await written_under(self.target, key)),
             is_outdated=cut > base.cut or base.at > 0,
         )
 
@@ -337,8 +336,8 @@ class _Mover:
     async def _compare(self, key: SessionKey, cut: int) -> tuple[bool, int, int]:
         """Return whether the source has records, and both stores' first that the other lacks."""
         source, target = followed(self.source), followed(self.target)
-        ours = _content(source, key, await source.head(key))
-        theirs = _content(target, key, await target.head(key))
+        ours = bundle_files.said(source, key, await source.head(key))
+        theirs = bundle_files.said(target, key, await target.head(key))
         differs = 0
         async with contextlib.aclosing(ours), contextlib.aclosing(theirs):
             our = await anext(ours, None)
@@ -397,8 +396,15 @@ class _Mover:
         if newest is None:
             raise ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
         draft = Draft(source=key, generation=newest.epoch, up_to=newest.seq, purpose="migrate")
+        copy = partial(copy_session, self.source, key, self.target, key, draft=draft)
+        go_on = partial(continue_copy, self.source, key, self.target, draft=draft)
+        note, limits = partial(self._receipts.leave, "written", key), Limits()
         try:
-            written = await self._write(key, draft, grant)
+            if grant is None:
+                watch, wait = self.watch, self._wait
+                written = await copy(watch=watch, limits=limits, wait=wait, on_epoch=note)
+            else:
+                written = await go_on(grant, limits=limits)
         except errors.LeaseHeldError as error:  # it may be what a killed run had on its way
             raise ChangedError(str(error), key=str(key)) from error
         found = None
@@ -415,16 +421,6 @@ class _Mover:
         self.report.blobs += written.blobs
         self.report.bytes += written.bytes
         return found
-
-    async def _write(self, key: SessionKey, draft: Draft, grant: Taken | None) -> CopiedSession:
-        source, target, limits = self.source, self.target, Limits()
-        if grant is not None:
-            return await continue_copy(source, key, target, grant, draft=draft, limits=limits)
-        copy = partial(
-            copy_session, source, key, target, key, draft=draft, limits=limits, wait=self._wait
-        )
-        note = partial(self._receipts.leave, "written", key)
-        return await copy(watch=self.watch, on_epoch=note)
 
     async def _read_blobs_back(self, key: SessionKey) -> None:
         """Read all blobs that the target's copy reaches, and copy again those that it lacks.
@@ -561,13 +557,3 @@ def _place(key: SessionKey) -> str:
     """Return where a session is in the target, for a command."""
     tenant = f" --tenant {key.tenant}" if key.tenant else ""
     return f"--session {key.session}{tenant} --store TARGET"
-
-
-async def _content(store: SessionStore, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
-    """Yield the records up to *head* that a copy has as they are."""
-    if not head:
-        return
-    async with contextlib.aclosing(bundle_files.settled_records(store, key, head)) as log:
-        async for record in log:
-            if record.kind not in OWN_KINDS and record.kind != GAP:
-                yield Record(record.seq, 0, record.kind, record.payload, record.end)

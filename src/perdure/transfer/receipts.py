@@ -58,10 +58,6 @@ class Receipts:
         name, _ = self._receipt(kind, key, facts)
         return await self._target.get_blob(key.tenant, name) is not None
 
-    async def cover(self, key: SessionKey) -> bool:
-        """Return whether migrations alone have written what the target has of a session."""
-        return await self.has("written", key, await written_under(self._target, key))
-
 
 async def written_under(store: Store, key: SessionKey) -> int:
     """Return the newest epoch that wrote anything of a session, or deleted it; 0 without one.
