@@ -286,7 +286,15 @@ class Forgetter:
             blobs=len(removed),
             spill_files=len(spilled),
             bytes=sum(total.bytes for total in sums.values()) + sum(removed) + sum(spilled),
-            kept=tuple(_blob(name, *by, sums) for name, by in retained.items()),
+            kept=tuple(
+                RetainedItem(
+                    what="blob",
+                    why=f"{how if by is None else f'{by} {how}'}: {name}",
+                    of=next((key for key, total in sums.items() if name in total.names), min(sums)),
+                    by=by,
+                )
+                for name, (by, how) in retained.items()
+            ),
             carriers=carriers,
             places=(self._store.location, *((spill,) if spill else ())),
             dry_run=dry_run,
@@ -483,12 +491,6 @@ async def tenant_sessions(
         after = page[-1].key
 
 
-def _blob(name: str, by: SessionKey | None, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
-    of = next((key for key, total in sums.items() if name in total.names), min(sums))
-    why = how if by is None else f"{by} {how}"
-    return RetainedItem("blob", f"{why}: {name}", of, by)
-
-
 @final
 class Renamer:
     """Give sessions other names."""
@@ -521,7 +523,10 @@ class Renamer:
     async def _rename(
         self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
     ) -> Fork:
-        made = await self._made(old, new)
+        holder = await self._store.holder(new)
+        made = None if holder is None or holder.deleted else holder.draft
+        if made is not None and (made.source, made.purpose) != (old, "rename"):
+            made = None  # by a rename, which may not have been finished
         if await self._store.inner.head(old) == 0:
             if made is None:
                 raise SessionNotFoundError(f"there is no session {old}", key=str(old))
@@ -532,7 +537,7 @@ class Renamer:
             raise exists(new)
         await require_unread(self._store, self._store.inner, old)
         hold = await self._hold(stack, old, new, terms)
-        if made is not None and await self._has_new_records(old, made.up_to):
+        if made is not None and await self._has_said(old, made.up_to):
             if await has_own(self._store.inner, new, made):
                 message = (
                     f"{old} was renamed to {new}, and records came under both names: "
@@ -551,13 +556,6 @@ class Renamer:
         await hold.delete(keep_posts=True)  # what was posted since waits at the old name
         return done
 
-    async def _made(self, old: SessionKey, new: SessionKey) -> Draft | None:
-        """Return what a rename, which may not have been finished, has made of a session."""
-        holder = await self._store.holder(new)
-        made = None if holder is None or holder.deleted else holder.draft
-        is_rename = made is not None and (made.source, made.purpose) == (old, "rename")
-        return made if is_rename else None
-
     async def _hold(
         self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
     ) -> HeldSession:
@@ -573,7 +571,7 @@ class Renamer:
         head = await self._store.head(old)
         return await stack.enter_async_context(self._access.still_held(old, session.epoch, head))
 
-    async def _has_new_records(self, key: SessionKey, after: int) -> bool:
+    async def _has_said(self, key: SessionKey, after: int) -> bool:
         log, quiet = self._store.read_log(key, after=after), OWN_KINDS | HOLDER_KINDS
         return await first_record(log, lambda record: record.kind not in quiet) is not None
 

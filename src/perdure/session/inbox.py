@@ -333,7 +333,8 @@ class Inbox:
             items = [item for item in pending if item.key not in passed]
             if len(pending) < limit:
                 return items, False
-            if size >= TAKEN_IDS or not _is_cut(items, size):
+            is_one_post = len(items) >= size and items[0].key == items[-1].key
+            if size >= TAKEN_IDS or not is_one_post:  # else it may go on
                 break
             size = min(2 * size, TAKEN_IDS)
         last = items[-1].key if items else None
@@ -427,8 +428,3 @@ class Inbox:
             self._dead[key] += len(letters)
             extra = {"session": str(key), "post": name, "tries": failure.tries, "reason": reason}
             log.error("a post was set aside as a dead letter", extra=extra)
-
-
-def _is_cut(items: Sequence[PendingItem], limit: int) -> bool:
-    """Whether all requested items belong to one post, which may continue."""
-    return len(items) >= limit and items[0].key == items[-1].key
