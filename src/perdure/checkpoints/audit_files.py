@@ -85,7 +85,7 @@ class AuditSummary(msgspec.Struct, frozen=True):
     events: int
     last_hash: str
     cut: bool = False
-    """Whether the session's beginning had been pruned when it was written."""
+    """True if the session's beginning had been pruned when it was written."""
 
 
 class EventSigner:
@@ -315,7 +315,7 @@ def _row(numbered: tuple[int, SavedEvent]) -> tuple[int, int, bytes]:
 
 
 class _CheckpointHeader(NamedTuple):
-    """What is known of a checkpoint, its state apart."""
+    """A checkpoint without its state."""
 
     line: int
     label: str
@@ -473,12 +473,12 @@ def check_pair(folder: Path, *, newest: int = -1) -> None:
 
 
 class AuditPair(msgspec.Struct, frozen=True):
-    """What was read from a pair of files."""
+    """Result of importing a pair of files."""
 
     events: int
     checkpoints: int
     findings: tuple[str, ...]
-    """What was left out, and why."""
+    """Lines that were left out, with the reasons."""
 
 
 async def take_pair(journal: Journal, folder: Path) -> AuditPair:

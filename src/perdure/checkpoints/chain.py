@@ -224,7 +224,7 @@ class LogDigest:
     def __init__(self, since: int, *, lifts: bool = False) -> None:
         self.since: int = since
         self.lifts: bool = lifts
-        """Whether the store has the media of what is appended in blobs."""
+        """True if the store has the media of what is appended in blobs."""
         """The record after which the digest begins."""
         self.seq: int = since
         """The last record in the digest."""

@@ -94,7 +94,7 @@ async def replayed(
 
 
 class _ToolCalls:
-    """What the messages beside the events say: arguments, results and times."""
+    """Tool calls in the messages beside the events: arguments, results and times."""
 
     def __init__(self) -> None:
         self._arguments: OrderedDict[str, list[ToolCall]] = OrderedDict()

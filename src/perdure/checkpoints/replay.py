@@ -59,17 +59,17 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     """The decision's label, or the capability."""
     detail: dict[str, Any] = {}
     at: float | None = None
-    """When the newest message before it was created, in seconds since 1970, if that is known."""
+    """Time of the newest message before it, in seconds since 1970, if that is known."""
     arguments: Any = None
-    """What a tool was requested with."""
+    """Arguments of a tool that was requested."""
     result: Any = None
-    """What a tool that was used returned."""
+    """Result of a tool that was used."""
     error: str | None = None
-    """Why there is no result."""
+    """Reason why there is no result."""
 
 
 class CapabilityUse(msgspec.Struct):
-    """How often a capability was asked for, and what came of it."""
+    """Counts of the requests for a capability, and of what came of them."""
 
     requested: int = 0
     granted: int = 0
@@ -84,7 +84,7 @@ Verdict = Literal["compared", "not compared", "wrong"]
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay has seen."""
+    """Result of a replay."""
 
     source: str
     """The session, or the files."""
@@ -103,19 +103,19 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     unverified: int = 0
     """Checkpoints that cannot be compared: they were pruned, or no event tells their content."""
     unproven: tuple[str, ...] = ()
-    """What else cannot be compared, in sentences: files may lack what proves the events."""
+    """Other things that cannot be compared, in sentences: files may lack what proves the events."""
     problems: tuple[str, ...] = ()
-    """What does not fit, the first of them; each names its place."""
+    """The first things that do not fit, each with its place."""
     problem_count: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong in what was compared; `verdict` says whether all of it was."""
+        """True if nothing is wrong in what was compared; `verdict` says whether all of it was."""
         return not self.problem_count
 
     @property
     def verdict(self) -> Verdict:
-        """What the replay has shown, in one word."""
+        """Result in one word."""
         if self.problem_count:
             return "wrong"
         return "not compared" if self.unverified or self.unproven else "compared"

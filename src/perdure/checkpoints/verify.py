@@ -22,19 +22,19 @@ from perdure.records.records import Record
 
 
 class Verification(msgspec.Struct, frozen=True, kw_only=True):
-    """What was looked at, and what does not fit."""
+    """Result of a verification."""
 
     checkpoints: int
-    """How many there are."""
+    """Number of checkpoints."""
     pruned: int
-    """How many were pruned; their places in the chain were looked at."""
+    """Number of pruned ones; their places in the chain were looked at."""
     unchecked: tuple[int, ...] = ()
     """Those whose part of the log was pruned: it cannot be compared any more."""
     problems: tuple[ChainProblem, ...] = ()
 
     @property
     def ok(self) -> bool:
-        """Whether everything fits."""
+        """True if everything fits."""
         return not self.problems
 
 

@@ -48,7 +48,7 @@ class _Owner(Protocol):
 
 
 class _Reading:
-    """What sessions and views have in common."""
+    """Common part of sessions and views, as their checkpoints see them."""
 
     __slots__ = ("_owner", "filled", "key", "store", "types", "values")
 
@@ -62,7 +62,7 @@ class _Reading:
 
     @property
     def contents(self) -> Contents:
-        """What it holds, as of its newest record."""
+        """Its contents as of its newest record."""
         return self._owner._contents
 
     async def cut(self) -> int:

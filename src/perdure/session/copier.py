@@ -99,7 +99,7 @@ T = TypeVar("T")
 
 
 class CopiedSession(msgspec.Struct, kw_only=True):
-    """What a copy took."""
+    """Result of a copy."""
 
     epoch: int = 0
     """The one that it was written under."""
@@ -318,9 +318,9 @@ class _Copier:
         """Blobs of the documents that a fork without history begins with. No session names them
         yet, so they are put once the draft exists: whoever removes blobs looks for drafts."""
         self._base: Origin
-        """Where the source begins."""
+        """Beginning of the source."""
         self._begun: Origin
-        """Where the copy does."""
+        """Beginning of the copy."""
         self._writer: LogWriter
         self._next = 0
         """The record that is copied next."""

@@ -155,7 +155,7 @@ class RetainedItem(msgspec.Struct, frozen=True):
 
 
 class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was forgotten, or would be."""
+    """Result of a forget, or of its dry run."""
 
     sessions: tuple[SessionKey, ...] = ()
     records: int = 0
@@ -169,7 +169,7 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     carriers: tuple[SessionKey, ...] = ()
     """Copies of the forgotten sessions, and copies of those: they still have the content."""
     places: tuple[str, ...] = ()
-    """Where was looked: the store, and the folder of spill files."""
+    """Places that were searched: the store, and the folder of spill files."""
     dry_run: bool = False
     """Nothing was removed."""
 
@@ -179,7 +179,7 @@ _Retained: TypeAlias = dict[str, tuple[SessionKey | None, str]]
 
 
 class _Sum:
-    """What one session consists of, and which blobs it may name."""
+    """Contents of one session in numbers, and the blobs that it may name."""
 
     def __init__(self) -> None:
         self.records = self.documents = self.bytes = 0

@@ -55,7 +55,7 @@ AT_ONCE = 100
 
 
 TRIES = 5
-"""How often a post is tried before it is set aside."""
+"""Attempts at a post before it is set aside."""
 
 PAUSE = 0.25
 LONGEST_PAUSE = 15.0
@@ -66,21 +66,21 @@ MOST_REASON = 2000
 
 
 class _Failure(msgspec.Struct, frozen=True):
-    """That posts could not be taken: all of a session's, or a whole one of them."""
+    """A failure to take posts: all of a session's, or one whole post."""
 
     tries: int
     """In a row."""
     reason: str
     due: float
-    """When it is tried again."""
+    """Time of the next attempt."""
     size: int = 0
-    """How many items the post has."""
+    """Number of the post's items."""
     items: tuple[PendingItem, ...] = ()
     """The items themselves, once they are to be set aside."""
 
 
 class PostReceipt(msgspec.Struct, frozen=True):
-    """How a post went: it is durable, and its records will be in the log once."""
+    """Receipt of a durable post, whose records will be in the log once."""
 
     key: str
     """Post with the same key again, and nothing is posted twice."""
@@ -100,7 +100,7 @@ class Inbox:
         self._troubles: dict[SessionKey, _Failure] = {}
         """Sessions whose posts could not be taken when that was tried last."""
         self._timers: dict[SessionKey, float] = {}
-        """When each is tried next, without a new post."""
+        """Time of each one's next attempt without a new post."""
         self._refused: dict[SessionKey, dict[str, _Failure]] = {}
         """Posts that were refused, and wait on, by key."""
         self._dead: Counter[SessionKey] = Counter()

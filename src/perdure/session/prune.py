@@ -60,9 +60,9 @@ class Pruned(msgspec.Struct, frozen=True):
     cut: int
     """The last record that is gone."""
     turns: int
-    """How many turns were removed."""
+    """Number of turns that were removed."""
     bytes: int = 0
-    """What the store has freed at once; it removes whole files or rows."""
+    """Bytes that the store has freed at once; it removes whole files or rows."""
 
 
 class CheckpointHold(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class PruneRefusal(msgspec.Struct, frozen=True):
 
 
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was pruned, or would be."""
+    """Result of a prune, or of its dry run."""
 
     pruned: tuple[Pruned, ...] = ()
     expired: tuple[SessionKey, ...] = ()
@@ -103,14 +103,14 @@ class _Cut(msgspec.Struct):
     """Of the last record that goes: a session that was made anew has another one there, or none."""
     turns: int
     kept_for: tuple[CheckpointHold, ...] = ()
-    """What holds it back."""
+    """Checkpoints that hold it back."""
 
 
 class _Progress(msgspec.Struct):
-    """What a report has, as far as it is known."""
+    """A report that is being filled."""
 
     is_alone: bool
-    """Whether one session alone is pruned."""
+    """True if one session alone is pruned."""
     pruned: list[Pruned] = []
     expired: list[SessionKey] = []
     held: list[SessionKey] = []

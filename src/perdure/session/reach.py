@@ -43,7 +43,7 @@ from perdure.session.stored import followed
 from perdure.store import Documents, Store
 
 AT_ONCE: Final = 8
-"""How many blobs are read, and in memory, at a time."""
+"""Number of blobs that are read, and in memory, at a time."""
 
 RESULT: Final = b'tool_result_ref"'
 
@@ -53,7 +53,7 @@ class BlobReference(msgspec.Struct, frozen=True):
 
     name: str
     by: str
-    """What needs the blob, in words."""
+    """Description of what needs the blob."""
     names: Callable[[bytes], Iterator[BlobReference]] | None = None
     """Gives what the blob itself names; None for nothing in a form of perdure's."""
     required: bool = True
@@ -63,7 +63,7 @@ class BlobReference(msgspec.Struct, frozen=True):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it is known to name no other blob."""
+        """True if it is known to name no other blob."""
         return self.required and self.names is None
 
 
@@ -75,15 +75,15 @@ class ReachedBlob(msgspec.Struct, frozen=True):
     data: bytes | None
     """None if it is lost."""
     why: str = ""
-    """What is wrong with the stored blob; empty if it is sound."""
+    """Defect of the stored blob; empty if it is sound."""
     is_leaf: bool = False
-    """Whether it names no other one."""
+    """True if it names no other one."""
     is_whole: bool = True
-    """Whether neither it is lost, nor anything that it names."""
+    """False if it, or anything that it names, is lost."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether its bytes are nowhere."""
+        """True if its bytes are nowhere."""
         return self.data is None
 
     def problem(self, key: SessionKey) -> str:
@@ -106,7 +106,7 @@ def lost_error(key: SessionKey, lost: Sequence[ReachedBlob], cure: str) -> Corru
 
 @final
 class Reach:
-    """What a session's records and documents name; feed it the records, oldest first.
+    """Collector of what a session's records and documents name; feed it the records, oldest first.
 
     Documents that are damaged are left out.
     """

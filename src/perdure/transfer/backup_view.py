@@ -81,7 +81,7 @@ class RunPoint(msgspec.Struct, kw_only=True):
     posts: list[PendingItem] = []
     letters: list[DeadLetter] = []
     lacks: int = 0
-    """How many blobs the source had lost: the next run looks for them again."""
+    """Number of blobs that the source had lost: the next run looks for them again."""
 
     def take(self, payload: bytes) -> Record:
         """Take in the next `BackupLine`, and return its record."""
@@ -94,7 +94,7 @@ class RunPoint(msgspec.Struct, kw_only=True):
 
 
 class SessionEnd(msgspec.Struct):
-    """How far the backup of a session reaches."""
+    """End of a session's backup."""
 
     head: int = 0
     """The last entry of the backup's log."""
@@ -147,7 +147,7 @@ class RestoreSummary(msgspec.Struct, kw_only=True):
     forgotten: list[str] = []
     """Sessions that the store has deleted since the backup; they stay deleted."""
     failed: dict[str, str] = {}
-    """Why a session was not restored, by key: it is newer than the backup, or a different one."""
+    """Reasons why sessions were not restored, by key: newer than the backup, or different ones."""
 
 
 class VerifyReport(msgspec.Struct, kw_only=True):
@@ -156,7 +156,7 @@ class VerifyReport(msgspec.Struct, kw_only=True):
     sessions: int = 0
     records: int = 0
     problems: dict[str, str] = {}
-    """What is wrong, by session key."""
+    """Defects, by session key."""
 
 
 @final
@@ -169,7 +169,7 @@ class BackupView(SessionsView):
         self.hidden: set[SessionKey] = set()
         """Sessions that the view leaves out."""
         self.damaged: dict[str, str] = {}
-        """Why a session cannot be read, by key."""
+        """Reasons why sessions cannot be read, by key."""
 
     @classmethod
     async def of(cls, store: Store) -> BackupView:
@@ -342,7 +342,7 @@ async def verify_backup(
 
 
 def _is_at_rest(before: LeaseState | None, after: LeaseState | None) -> bool:
-    """Whether no run wrote the backup between two looks at who holds its journal."""
+    """Return whether no run wrote the backup between two looks at who holds its journal."""
     if before is None or after is None:
         return before is after
     return before.epoch == after.epoch and (after.released or after.alive is False)

@@ -61,7 +61,7 @@ FORMAT: Final = 1
 
 
 class _OfTenant(msgspec.Struct, frozen=True):
-    """What of a journal's entry says whose blobs it is about."""
+    """Part of a journal's entry: the tenant whose blobs it is about."""
 
     tenant: str = ""
 
@@ -82,7 +82,7 @@ class Backup(msgspec.Struct, kw_only=True):
     bytes: int = 0
     """Bytes of records, documents and blobs that were written."""
     failed: dict[str, str] = {}
-    """Why a session was not backed up, by key; the backup keeps its previous version."""
+    """Reasons why sessions were not backed up, by key; the backup keeps their previous versions."""
 
 
 async def backup(
@@ -187,10 +187,10 @@ async def _resumed(target: Store, key: SessionKey, end: SessionEnd) -> tuple[Run
 
 
 class _Saved(msgspec.Struct, frozen=True):
-    """What became of a session."""
+    """Result for one session."""
 
     lacks: str = ""
-    """What of it is damaged, and not in the backup."""
+    """Description of what is damaged, and not in the backup."""
     is_written: bool = False
     is_there: bool = False
 
@@ -589,13 +589,13 @@ class _Run:
             self.report.failed[str(key)] = f"it is still in the backup: {error}"
 
     async def _is_deleted(self, key: SessionKey) -> bool:
-        """Whether the source had a session and deleted it, and the backup still has it."""
+        """Return whether the source has deleted a session that the backup still has."""
         holder = await self.source.holder(key)
         copy = await self.target.holder(key)
         return holder is not None and holder.deleted and copy is not None and not copy.deleted
 
     async def _may_be_renamed(self, key: SessionKey) -> bool:
-        """Whether a session may be new to the backup under its name."""
+        """Return whether a session may be new to the backup under its name."""
         try:
             holder = await self.source.holder(key)
             if holder is not None and holder.draft is not None and holder.draft.purpose == "rename":

@@ -56,7 +56,7 @@ MOST_SEQ = 2**53
 """Limit of a record's number."""
 FREE_MISSING = 20_000
 MISSING_PER_BYTE = 4
-"""How many it may leave out: so many, and so many more for each of its bytes."""
+"""Limit of numbers that it may leave out: so many, and so many more for each of its bytes."""
 
 
 class BundleHeader(msgspec.Struct, frozen=True):
@@ -257,26 +257,26 @@ class Reader:
         self._lines = 0
         self._bytes_read = 0
         self._is_whole = True
-        """Whether the last record ends its group."""
+        """True if the last record ends its group."""
         self._missing = 0
         """Sequence numbers that were left out so far."""
         self.key: SessionKey
-        """That of its first line."""
+        """Key in its first line."""
         self.blobs: dict[str, int] = {}
         """The sizes of its blobs."""
         self.letters: list[DeadLetter] = []
         self.documents: dict[str, Document] = {}
         self.manifest: Manifest | None = None
         self.cut: int = 0
-        """How many records that would begin its log were removed, as the log says."""
+        """Number of records that were removed from the beginning of its log, as the log says."""
         self.seq: int = 1
         """The last record."""
         self.count: int = 0
-        """How many it has."""
+        """Number of its records."""
         self.is_severed: bool = False
-        """Whether something refers to media that are not in it: lost ones, or another session's."""
+        """True if something refers to media that are not in it: lost ones, or another session's."""
         self.ended: bool = False
-        """Whether the footer was read; until then the bundle is incomplete."""
+        """True once the footer was read; until then the bundle is incomplete."""
 
     def item(self, data: bytes | None) -> Item:
         """Return a line's item; None is a line of more than `MOST_LINE` bytes.

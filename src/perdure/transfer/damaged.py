@@ -61,13 +61,13 @@ class Salvage(msgspec.Struct, kw_only=True):
     lost_dead_letters: int = 0
     """Dead letters that are damaged."""
     unproven_tail: str = ""
-    """Why more records may be missing at the log's end; empty where nothing says so."""
+    """Reason why more records may be missing at the log's end; empty where nothing says so."""
     bytes: int = 0
     """Size of the bundle."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing."""
+        """True if nothing is missing."""
         lost = self.lost_documents or self.lost_blobs or self.lost_dead_letters
         return not (self.missing or lost)
 

@@ -76,7 +76,7 @@ class Migration(msgspec.Struct, kw_only=True):
     dead_letters: int = 0
     """Dead letters that this run copied to the target."""
     failed: dict[str, str] = {}
-    """Why a session was not copied, by key."""
+    """Reasons why sessions were not copied, by key."""
 
 
 async def migrate(
@@ -181,7 +181,7 @@ async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
 
 
 class Act(enum.Enum):
-    """What to do about a session in the target."""
+    """Act on a session in the target."""
 
     NOTHING = "there is nothing to copy"
     WRITE = "write all of it"
@@ -200,17 +200,17 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     theirs: Moment
     """The target's, from before its log was read."""
     has_content: bool
-    """Whether the source has a record or a document."""
+    """True if the source has a record or a document."""
     differs: int = 0
     """The target's first record that the source does not have; 0 for none."""
     next: int = 0
     """The source's first record that the target does not have; 0 for none."""
     is_damaged: bool = False
-    """Whether documents of the target are damaged."""
+    """True if documents of the target are damaged."""
     is_superseded: bool = False
-    """Whether this source had all that the target has, and has deleted, pruned or begun it anew."""
+    """True if this source had all that the target has, and has deleted, pruned or begun it anew."""
     is_outdated: bool = False
-    """Whether the source has pruned more, or a release before 0.1.0 numbered it after a base."""
+    """True if the source has pruned more, or a release before 0.1.0 numbered it after a base."""
 
 
 def decide(found: Found) -> Act:

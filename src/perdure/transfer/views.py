@@ -88,7 +88,7 @@ class _Run(msgspec.Struct):
     last: int
     begin: int
     end: int
-    """Where its lines are."""
+    """Place of its lines in the file."""
     sha256: Any
     """The hash of its lines, which nobody may have changed when they are read again."""
 
