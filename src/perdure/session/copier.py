@@ -22,6 +22,7 @@ import msgspec
 
 from perdure.errors import (
     CorruptRecordError,
+    FormatError,
     HistoryPrunedError,
     LeaseHeldError,
     LeaseLostError,
@@ -31,7 +32,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lease import OwnerWatch, acquire_lease
-from perdure.memory.documents import InboxTakenPayload
+from perdure.memory.documents import SESSION, InboxTakenPayload, SessionDocument
 from perdure.memory.ledger import LEDGER
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -447,6 +448,9 @@ class _Copier:
             await self._renew(reach)
         if was is not None:
             await self._write_documents(was)
+        if self._base.cut and was is not None and self._draft.purpose in MOVES:
+            with suppress(FormatError):  # the reader finds out, and rebuilds it
+                self._taken.update(decode(was.data.get(SESSION, b""), SessionDocument).taken)
         if self._taken:  # a post that the source has taken into its log may wait at the new place
             key, epoch = self._new, self._writer.grant.epoch
             waiting = await self._target.receive(key, epoch, limit=MAX_WAITING)
