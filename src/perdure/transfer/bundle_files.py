@@ -36,7 +36,8 @@ from perdure.session.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach
 from perdure.session.stored import followed
 from perdure.store import Documents, Draft, Store, Taken, Terms, first_record
 from perdure.transfer import bundle
-from perdure.transfer.views import BundleFile, BundleView
+from perdure.transfer.bundle import BundleFile
+from perdure.transfer.views import BundleView
 
 # Export of a session as bundle items: read without a lease, even while a program writes
 
@@ -279,13 +280,17 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     return await write_items(path, items(store, key))
 
 
+_KEPT: Final[dict[type, str]] = {bundle.BundleDocument: "documents", DeadLetter: "dead letters"}
+
+
 async def write_items(path: Path, items: AsyncGenerator[bundle.Item, None]) -> int:
     """Write a bundle's items into a new file, and return the file's size in bytes."""
     writer, kept = bundle.BundleWriter(), bundle.KeptItems()
     async with new_file(path) as file, aclosing(items):
         async for item in items:
             line = writer.line(item)
-            if excess := kept.excess(item, len(line)):
+            what = _KEPT.get(type(item))
+            if what is not None and (excess := kept.excess(what, len(line))):
                 raise TooLargeError(
                     f"there are {excess}, which no import takes: copy the session with "
                     "`perdure migrate` or `perdure backup`",
@@ -331,7 +336,7 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
         stored_key(key.agent)
     async with BundleFile.opened(path) as file:
         await require_no_backup(store)
-        key = key or file.content.key
+        key = key or file.key
         holder = await store.holder(key)
         if holder is not None and not holder.deleted and await store.head(key):
             raise ConfigError(
@@ -356,7 +361,7 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
             on_epoch=put_letters,
         )
         done = await while_beating(store, watch, copy)
-        return WrittenSession(key, file.content.count, done.blobs, done.bytes, done.epoch)
+        return WrittenSession(key, file.count, done.blobs, done.bytes, done.epoch)
 
 
 async def is_bundle(path: Path) -> bool:
@@ -370,4 +375,4 @@ async def is_bundle(path: Path) -> bool:
 async def bundle_key(path: Path) -> SessionKey:
     """Read and check all of a bundle, and return its session's key; errors as `read_bundle`."""
     async with BundleFile.opened(path) as file:
-        return file.content.key
+        return file.key
