@@ -31,11 +31,10 @@ from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, origin_in
 from perdure.records.records import EPOCH, Entry, Record
 from perdure.session.copier import LogWriter
-from perdure.session.lifecycle import append_durably
 from perdure.session.options import require_no_backup
 from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error
 from perdure.session.stored import followed
-from perdure.store import Batch, DeadLetter, Documents, PendingItem, Store, Taken, first_record
+from perdure.store import DeadLetter, Documents, PendingItem, Store, Taken, first_record
 from perdure.transfer import bundle_files
 from perdure.transfer.backup_view import (
     ANEW,
@@ -216,9 +215,7 @@ class _Run:
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
         """Tenants of which something was removed, by the journal, and blobs not collected since."""
-        self._journal: Taken
-        self._noted: int
-        """The journal's last entry."""
+        self._journal: LogWriter
         self._noting = anyio.Lock()
 
     async def alone(self, act: Callable[[], Awaitable[object]]) -> None:
@@ -232,7 +229,7 @@ class _Run:
         _running.add(owner)
         try:
             async with self._lease(JOURNAL) as grant:
-                self._journal, self._noted = grant, grant.head
+                self._journal = LogWriter(self.target, grant)
                 if not await self._read_journal():
                     await self._note(MADE, {"format": FORMAT})
                 await act()
@@ -623,12 +620,9 @@ class _Run:
                 self._erased.add(tenant)
 
     async def _note(self, kind: str, what: object) -> None:
-        entries = (Entry(kind, encode(what)),)
-        journal = self._journal
-        await append_durably(
-            self.target, Batch(journal.key, journal.epoch, self._noted + 1, entries)
-        )
-        self._noted += 1
+        data = encode(what)
+        await self._journal.add([Entry(kind, data)], len(data))
+        await self._journal.flush()
 
 
 def _kept(record: Record) -> BackupLine:
