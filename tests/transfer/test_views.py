@@ -16,8 +16,7 @@ from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance._kit import append_ok, group, take
 from perdure.transfer import backup, read_bundle, restore_backup, salvage, write_bundle
 from perdure.transfer.backup_view import BackupView
-from perdure.transfer.bundle import PART, BundleFile
-from perdure.transfer.views import BundleView
+from perdure.transfer.views import PART, BundleFile, BundleView
 
 KEY, OTHER = SessionKey("ada"), SessionKey("eve")
 SPANS = [(0, None), (3, None), (0, 9), (4, 7), (6, 6), (11, None), (0, 1)]
@@ -58,7 +57,7 @@ async def test_a_bundles_session_is_read_as_from_a_store(
     store, target = await _filled(), MemoryStore()
     await target.open()
     await write_bundle(store, KEY, tmp_path / "one")
-    monkeypatch.setattr("perdure.transfer.bundle.PART", part)
+    monkeypatch.setattr("perdure.transfer.views.PART", part)
     expected = [
         Record(record.seq, 0, GAP, b"null", end=True)
         if record.kind == "epoch"

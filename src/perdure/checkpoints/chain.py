@@ -302,8 +302,6 @@ class MerkleTree(msgspec.Struct, frozen=True):
     """A state's chunks and nodes, by hash."""
 
     root: str
-    size: int
-    """Bytes of the state."""
     leaves: tuple[ContentChunk, ...]
     names: frozenset[str]
     """Names of all leaves and nodes."""
@@ -330,7 +328,7 @@ def tree_of(data: bytes, before: MerkleTree | None = None) -> MerkleTree:
             nodes.append(ContentChunk(name, sum(chunk.size for chunk in below)))
         layer = nodes
         names |= {node.name for node in nodes}
-    return MerkleTree(layer[0].name, len(data), leaves, frozenset(names), blobs)
+    return MerkleTree(layer[0].name, leaves, frozenset(names), blobs)
 
 
 def _cut(data: bytes, leaves: Sequence[ContentChunk]) -> Iterator[tuple[str, bytes]]:

@@ -129,8 +129,7 @@ async def _tree(store: Store, tenant: str, root: str) -> MerkleTree | None:
     except CorruptRecordError:
         return None
     names |= {leaf.name for leaf in leaves}
-    size = sum(leaf.size for leaf in leaves)
-    return MerkleTree(root, size, tuple(leaves), frozenset(names))
+    return MerkleTree(root, tuple(leaves), frozenset(names))
 
 
 async def _nodes(

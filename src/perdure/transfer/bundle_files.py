@@ -36,8 +36,7 @@ from perdure.session.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach
 from perdure.session.stored import followed
 from perdure.store import Documents, Draft, Store, Taken, Terms, first_record
 from perdure.transfer import bundle
-from perdure.transfer.bundle import BundleFile
-from perdure.transfer.views import BundleView
+from perdure.transfer.views import BundleFile, BundleView
 
 # Export of a session as bundle items: read without a lease, even while a program writes
 
