@@ -255,7 +255,7 @@ def exists(key: SessionKey) -> SessionError:
 
 
 @final
-class LogWriter:
+class CopyWriter:
     """The end of a log that is copied to: what is added becomes durable in whole groups."""
 
     def __init__(self, store: Store, grant: Taken) -> None:
@@ -322,7 +322,7 @@ class _Copier:
         """Beginning of the source."""
         self._begun: Origin
         """Beginning of the copy."""
-        self._writer: LogWriter
+        self._writer: CopyWriter
         self._next = 0
         """The record that is copied next."""
         self._turn: bytes | None = None
@@ -383,7 +383,7 @@ class _Copier:
             message = f"session {self._key} went on meanwhile: try again"
             raise StoreUnavailableError(message, key=str(self._key), seq=at)
         self._was = await self._as_of_then()
-        self._writer = LogWriter(self._target, grant)
+        self._writer = CopyWriter(self._target, grant)
         self.done.epoch = grant.epoch
 
     async def _as_of_then(self) -> HistoricalFold | None:
@@ -424,7 +424,7 @@ class _Copier:
             wait=wait,
         )
         self._begun = begun
-        self._writer = LogWriter(self._target, grant)
+        self._writer = CopyWriter(self._target, grant)
         self.done.epoch = grant.epoch
         return grant.epoch
 

@@ -30,7 +30,7 @@ from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, origin_in
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.session.copier import LogWriter
+from perdure.session.copier import CopyWriter
 from perdure.session.options import require_no_backup
 from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error
 from perdure.session.stored import followed
@@ -215,7 +215,7 @@ class _Run:
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
         """Tenants of which something was removed, by the journal, and blobs not collected since."""
-        self._journal: LogWriter
+        self._journal: CopyWriter
         self._noting = anyio.Lock()
 
     async def alone(self, act: Callable[[], Awaitable[object]]) -> None:
@@ -229,7 +229,7 @@ class _Run:
         _running.add(owner)
         try:
             async with self._lease(JOURNAL) as grant:
-                self._journal = LogWriter(self.target, grant)
+                self._journal = CopyWriter(self.target, grant)
                 if not await self._read_journal():
                     await self._note(MADE, {"format": FORMAT})
                 await act()
@@ -463,7 +463,7 @@ class _Run:
 
         Returns the blobs that the source has lost: they are not in the backup.
         """
-        source, key, writer = self.source, grant.key, LogWriter(self.target, grant)
+        source, key, writer = self.source, grant.key, CopyWriter(self.target, grant)
         if point.begin == grant.head + 1:
             await writer.add([Entry(ANEW, b"{}")], 2)
         reach, copied = Reach(source, key, documents), point.head
