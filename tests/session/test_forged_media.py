@@ -230,10 +230,9 @@ async def _forged(store: FileStore) -> Any:
     async for item in items(store, SessionKey("ada")):
         if isinstance(item, Record):
             payload = item.payload.replace(b'"REPLACED"', RAW.encode())
-            item = msgspec.structs.replace(item, payload=payload)
-        if isinstance(item, bundle.BundleDocument | perdure.records.manifest.Manifest):
-            continue
-        yield item
+            yield msgspec.structs.replace(item, payload=payload)
+        elif not isinstance(item, bundle.BundleDocument | perdure.records.manifest.Manifest):
+            yield item
 
 
 @pytest.mark.parametrize(("times", "size"), [(2000, len(OWN)), (2000, 1)], ids=["true", "untrue"])
