@@ -22,7 +22,6 @@ import msgspec
 
 from perdure.errors import (
     CorruptRecordError,
-    FormatError,
     HistoryPrunedError,
     LeaseHeldError,
     LeaseLostError,
@@ -32,7 +31,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lease import OwnerWatch, acquire_lease
-from perdure.memory.documents import SESSION, InboxTakenPayload, SessionDocument
+from perdure.memory.documents import InboxTakenPayload
 from perdure.memory.ledger import LEDGER
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -448,9 +447,6 @@ class _Copier:
             await self._renew(reach)
         if was is not None:
             await self._write_documents(was)
-        if self._base.cut and was is not None and self._draft.purpose in MOVES:
-            with suppress(FormatError):  # the reader finds out, and rebuilds it
-                self._taken.update(decode(was.data.get(SESSION, b""), SessionDocument).taken)
         if self._taken:  # a post that the source has taken into its log may wait at the new place
             key, epoch = self._new, self._writer.grant.epoch
             waiting = await self._target.receive(key, epoch, limit=MAX_WAITING)

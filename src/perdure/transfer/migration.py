@@ -26,6 +26,7 @@ from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
 from perdure.lineage import require_unread
 from perdure.records.keys import SessionKey, require_filters, stored_key
 from perdure.records.manifest import Origin
+from perdure.records.records import FORK
 from perdure.session.copier import continue_copy, copy_session
 from perdure.session.delete import tenant_sessions
 from perdure.session.options import Limits, require_no_backup
@@ -449,7 +450,7 @@ class _Mover:
             )
 
     async def _remove(self, key: SessionKey, found: Found) -> None:
-        """Delete the target's session; what waits there goes on waiting, if the source has one."""
+        """Delete the target's session; what was posted to it there goes by way of the source."""
         await require_unread(followed(self.target), self.target, key)
         async with self._lease(key, found.theirs) as grant:
             if own := await self._not_in_source(key, copies=False):
@@ -461,7 +462,10 @@ class _Mover:
                     key=str(key),
                     count=len(own),
                 )
-            await self.target.delete(key, grant.epoch, keep_posts=not found.ours.deleted)
+            keep_posts = not found.ours.deleted
+            if keep_posts:
+                await self._keep_own_posts(key, grant.epoch)
+            await self.target.delete(key, grant.epoch, keep_posts=keep_posts)
 
     async def _note_equal(self, key: SessionKey, found: Found) -> None:
         # Moments never come again: it does not matter whether one of them has passed already.
@@ -478,6 +482,20 @@ class _Mover:
         await self._move_letters(key, why)
         return why
 
+    async def _keep_own_posts(self, key: SessionKey, epoch: int) -> None:
+        """Have the source keep what was posted in the target, which then comes from there."""
+        waiting = await self.target.receive(key, epoch, limit=bundle_files.ALL)
+        own = [
+            item
+            for item in waiting
+            if item.kind != FORK and not await self._receipts.has("post", key, item.op_id)
+        ]
+        if own:
+            await self.source.enqueue(key, own)
+            self.behind.add(key)
+        if waiting:
+            await self.target.ack(key, epoch, [item.op_id for item in waiting])
+
     async def _post(self, key: SessionKey, why: list[str]) -> None:
         """Post what waits in the source to the target; the op id makes a repeat a no-op."""
         refused: list[str] = []
@@ -487,6 +505,7 @@ class _Mover:
             if item.damage:
                 refused.append(item.damage)
                 continue
+            await self._receipts.leave("post", key, item.op_id)
             try:
                 new = await self.target.enqueue(key, [item])
             except errors.NotStorableError as error:

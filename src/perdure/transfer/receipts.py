@@ -2,6 +2,7 @@
 
     written    what a session has under an epoch was written, or deleted, by migrations alone
     equal      a session was found equal to its source, each as of a moment
+    post       a pending item was copied: its op id
     letter     a dead letter was copied: its op id, and its time
 
 No record references them, so garbage collection of blobs must ask `current` first. A receipt of an
@@ -11,7 +12,7 @@ older state of the target, such as before a program wrote the session there, is 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Container, Mapping
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias, final
 
@@ -22,9 +23,10 @@ from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import HOLDER_KINDS
 from perdure.store import Store, first_record
+from perdure.transfer.bundle_files import ALL
 from perdure.transfer.second_look import exact_moment_of
 
-Kind: TypeAlias = Literal["written", "equal", "letter"]
+Kind: TypeAlias = Literal["written", "equal", "post", "letter"]
 
 
 class _Receipt(msgspec.Struct, frozen=True, array_like=True, tag="migrated"):
@@ -74,22 +76,36 @@ async def written_under(store: Store, key: SessionKey) -> int:
 async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]:
     """Return the names of those blobs that are receipts and match the store's present state."""
     valid: set[str] = set()
+    waiting: dict[SessionKey, set[str]] = {}
     for name in sorted(names):
         data = await store.get_blob(tenant, name)
         if data is not None and data.startswith(b'["migrated",'):
             with suppress(FormatError):
-                if await _is_current(store, decode(data, _Receipt)):
+                receipt = decode(data, _Receipt)
+                if receipt.kind == "post" and receipt.key not in waiting:
+                    waiting[receipt.key] = await _waiting(store, receipt.key)
+                if await _is_current(store, receipt, waiting):
                     valid.add(name)
     return valid
 
 
-async def _is_current(store: Store, receipt: _Receipt) -> bool:
+async def _waiting(store: Store, key: SessionKey) -> set[str]:
+    holder = await store.holder(key)
+    epoch = 0 if holder is None else holder.epoch
+    return {item.op_id for item in await store.receive(key, epoch, limit=ALL)}
+
+
+async def _is_current(
+    store: Store, receipt: _Receipt, waiting: Mapping[SessionKey, Container[str]]
+) -> bool:
     key, facts = receipt.key, list(receipt.facts)
     match receipt.kind:
         case "written":
             return facts == [await written_under(store, key)]
         case "equal":
             return encode(await exact_moment_of(store, key)) == encode(facts[-1])
+        case "post":
+            return facts[0] in waiting[key]
         case "letter":
             known = await store.dead_letters(key)
             return any([letter.item.op_id, letter.at] == facts for letter in known)
