@@ -21,7 +21,7 @@ from perdure import (
     Shutdown,
     connect,
 )
-from perdure.checkpoints.chain import sealed, state_hash
+from perdure.checkpoints.chain import canonical, digest, sealed
 from perdure.records.checkpoints import CapturedState, ExplicitState
 from perdure.records.keys import SessionKey
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -188,7 +188,7 @@ async def test_a_state_has_types_and_a_hash_of_its_content(again: Connect) -> No
         restored = await session.checkpoints.restore(two.id)
         assert restored is not None
         assert restored.state == {"when": when, "n": (1, 2)}
-        assert state_hash(one.state) == state_hash(two.state)
+        assert digest(canonical(one.state)) == digest(canonical(two.state))
         with pytest.raises(NotStorableError, match="state"):
             await session.checkpoints.create("three", {"file": object()})
         with pytest.raises(ConfigError, match="label"):

@@ -210,14 +210,14 @@ checkpoints
 c1 problems_of : set compare 2 link.previous != previous and number is None
 c2 problems_of : never if 1
 c3 problems_of : swap compare 4 <
-c4 _Runs.__init__ : swap compare 2 >
-c5 _Runs.problems : take arith 1 1
+c4 checkpoints:_compared : swap compare 1 >
+c5 _Runs.wrong : without list 1 2
 c6 checkpoints:verified : drop assign problems 2
 c7 CheckpointChain.apply : drop call _bury 1
 c8 CheckpointChain._add : always if 3
-c9 checkpoints:_compare(replayed_checkpoint) : drop call problem 2
-c10 checkpoints:_compare(replayed_checkpoint) : drop call append 1
-c11 checkpoints:_compare(replayed_checkpoint) : without bool 3 3
+c9 checkpoints:replayed : drop call problem 1
+c10 checkpoints:verified : drop assign problems 3
+c11 _tell_of_checkpoint : without bool 3 3
 
 agent
 g1  verdict : set compare 3 effect.state in {'planned', 'begun'}

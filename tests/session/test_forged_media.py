@@ -20,8 +20,8 @@ from perdure.records.records import MESSAGE, Entry, Record
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance._kit import append_ok, take
-from perdure.transfer import bundle, read_bundle, write_bundle
-from perdure.transfer.bundle_files import write_items
+from perdure.transfer import bundle, read_bundle
+from perdure.transfer.bundle_files import items, write_items
 from tests.images import encoded, part, png, shown
 from tests.session.conftest import Connect
 
@@ -213,9 +213,8 @@ async def test_a_bundle_reaches_no_media_but_its_own(tmp_path: Path) -> None:
     async with perdure.connect(theirs, shutdown=Shutdown(signals=False)) as sessions:
         await keep_secret(sessions)
         await ours.open()
-        await write_bundle(ours, SessionKey("ada"), tmp_path / "ada.jsonl")
+        await write_items(tmp_path / "forged.jsonl", _forged(ours))
         await ours.aclose()
-        await write_items(tmp_path / "forged.jsonl", _forged(tmp_path / "ada.jsonl"))
         await read_bundle(theirs, tmp_path / "forged.jsonl")
         async with sessions.open("ada") as session:
             said = requests(session)
@@ -226,17 +225,14 @@ async def test_a_bundle_reaches_no_media_but_its_own(tmp_path: Path) -> None:
             assert encoded(SECRET)[:200] not in json.dumps(values)
 
 
-async def _forged(path: Path) -> Any:
+async def _forged(store: FileStore) -> Any:
     """Give a bundle's items, with a reference that perdure itself would have spelled so."""
-    reader = bundle.Reader(str(path))
-    for line in path.read_bytes().splitlines(keepends=True):
-        item = reader.item(line)
+    async for item in items(store, SessionKey("ada")):
         if isinstance(item, Record):
             payload = item.payload.replace(b'"REPLACED"', RAW.encode())
-            item = msgspec.structs.replace(item, payload=payload)
-        if isinstance(item, bundle.BundleDocument | perdure.records.manifest.Manifest):
-            continue
-        yield item
+            yield msgspec.structs.replace(item, payload=payload)
+        elif not isinstance(item, bundle.BundleDocument | perdure.records.manifest.Manifest):
+            yield item
 
 
 @pytest.mark.parametrize(("times", "size"), [(2000, len(OWN)), (2000, 1)], ids=["true", "untrue"])

@@ -29,7 +29,7 @@ from perdure.records.records import EPOCH, Entry
 from perdure.store import Batch, Status, Store, take_after
 from perdure.stores.memory import MemoryStore
 from perdure.transfer import backup, restore_backup, verify_backup
-from perdure.transfer.backups import JOURNAL
+from perdure.transfer.backup_view import JOURNAL
 from perdure.transfer.migration import keys_of
 
 QUIET: Final = Shutdown(signals=False)

@@ -6,37 +6,33 @@ to the one before it (``hash``), each ``snapshot_created`` has the digest of the
 (``state_sha256``), and ``replay.json`` says where the events end. So a payload that was changed,
 and a line that was changed, moved or taken away, is found. Files without seals are replayed, too.
 
-Blocking; lines are read one by one, and lines out of order are sorted on the disk.
+Blocking; lines are read one by one. Those out of order are sorted by SQLite, on the disk.
 """
 
 from __future__ import annotations
 
 import hashlib
-import heapq
 import itertools
-import stat
-import tempfile
+import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
-from typing import IO, Any, Final, NamedTuple, TypeVar, final
+from typing import Final, NamedTuple, TypeVar, final
 
 import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import new_file, read_line
+from perdure._lib.files import new_file, open_regular, read_line
 from perdure.checkpoints.chain import CheckpointChain, canonical, sealed
-from perdure.checkpoints.journal import Journal, JournalReader, LogWalk
-from perdure.checkpoints.replay import Replay, ReplayItem, ReplayReport, TimelineRow, event_of
+from perdure.checkpoints.journal import Journal, JournalReader
+from perdure.checkpoints.replay import Replay, ReplayReport, TimelineRow, event_of
 from perdure.checkpoints.states import CheckpointStates, read_bytes
 from perdure.errors import ConfigError, CorruptRecordError, FormatError, ReplayError
 from perdure.records.checkpoints import (
     PRUNED,
     SNAPSHOT_CREATED,
-    CapturedState,
     Checkpoint,
     ExplicitState,
     KernelEvent,
@@ -59,11 +55,13 @@ SUMMARY_FILE: Final = "replay.json"
 
 LINE: Final = 64 * 1024 * 1024
 """Bytes that a line may have."""
-RUN: Final = 50_000
-"""Events that are sorted in memory at a time."""
-RUN_BYTES: Final = 32 * 1024 * 1024
-"""Bytes of events that are sorted in memory at a time."""
+LAST: Final = 2**63 - 1
+"""Last time that events are sorted by."""
 SUMMARY_BYTES: Final = 4096
+
+_DIGEST: Final = "state_sha256"
+_OURS: Final = (_DIGEST, PRUNED)
+"""Fields of an event's detail that only files have."""
 
 
 class SavedSnapshot(msgspec.Struct, frozen=True):
@@ -87,7 +85,7 @@ class AuditSummary(msgspec.Struct, frozen=True):
     events: int
     last_hash: str
     cut: bool = False
-    """Whether the session's beginning had been pruned when it was written."""
+    """True if the session's beginning had been pruned when it was written."""
 
 
 class EventSigner:
@@ -122,10 +120,13 @@ def has_pair(folder: Path) -> bool:
 
 
 def _lines(path: Path, tell: Callable[[str, int], object]) -> Iterator[tuple[int, bytes, bool]]:
-    """Give a file's lines: number, bytes, and whether it has its end."""
-    file = _opened(path)
-    if file is None:
+    """Give a file's lines, if there is one: number, bytes, and whether it has its end."""
+    try:
+        file = open_regular(path)
+    except FileNotFoundError:
         return
+    except (ConfigError, OSError) as error:
+        raise ReplayError(f"{path} cannot be read: {error}", path=str(path)) from error
     with file:
         for number in itertools.count(1):
             line = read_line(file, LINE)
@@ -146,20 +147,6 @@ def _lines(path: Path, tell: Callable[[str, int], object]) -> Iterator[tuple[int
                 yield number, line, line.endswith(b"\n")
             else:
                 tell("the line is empty", number)
-
-
-def _opened(path: Path) -> IO[bytes] | None:
-    """Open a file, None if there is none; what is no file would not be read to its end."""
-    try:
-        if stat.S_ISREG(path.stat().st_mode):
-            return path.open("rb")
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise ReplayError(
-            f"{path} cannot be read: {error.strerror or error}", path=str(path)
-        ) from error
-    raise ReplayError(f"{path} is no file: move it away, or name another folder", path=str(path))
 
 
 def _decoded(
@@ -227,7 +214,7 @@ def replay_folder(
     for number, event in events_by_time(folder, run.problem, seals.check, go_on):
         if not go_on():
             break
-        row = run.feed(ReplayItem(number, event.timestamp, event))
+        row = run.feed(number, event.timestamp, event)
         if row is not None and on_row is not None:
             on_row(row)
         if event.kind == SNAPSHOT_CREATED:
@@ -292,15 +279,6 @@ class _Sealed:
         self.seal.hash = self.last  # later events are checked independently
 
 
-def _is_in_order(folder: Path, go_on: Callable[[], bool]) -> bool:
-    newest = -1
-    for _, event in saved_events(folder, lambda *_: None, go_on):
-        if event.timestamp < newest:
-            return False
-        newest = event.timestamp
-    return True
-
-
 def events_by_time(
     folder: Path,
     tell: Callable[[str, int], object],
@@ -309,57 +287,35 @@ def events_by_time(
 ) -> Iterator[tuple[int, SavedEvent]]:
     """Give events by time, those of one time as they stand in the file; in bounded memory.
 
-    *each* is called with every event in the order of the file; *go_on* ends it by False.
+    *each* is called before that, with every event in the order of the file; *go_on* ends it by
+    False.
     """
-    events = saved_events(folder, tell, go_on)
-    if _is_in_order(folder, go_on):
-        for number, event in events:
-            each(number, event)
-            yield number, event
-        return
-    with tempfile.TemporaryFile() as file:
-        begins: list[int] = []
-        for some in _sorted_runs(events, each):
-            begins.append(file.tell())
-            file.writelines(line for _, line in some)
-        ends = [*begins[1:], file.tell()] if begins else []
-        runs = [_run(file, *ends_at) for ends_at in zip(begins, ends, strict=True)]
-        yield from heapq.merge(*runs, key=lambda numbered: (numbered[1].timestamp, numbered[0]))
-
-
-def _sorted_runs(
-    events: Iterator[tuple[int, SavedEvent]], each: Callable[[int, SavedEvent], object]
-) -> Iterator[list[tuple[int, bytes]]]:
-    """Give events in parts that memory has room for, each by time: the time, and a line."""
-    some: list[tuple[int, bytes]] = []
-    size = 0
-    for number, event in events:
+    newest, is_in_order = 0, True
+    for number, event in saved_events(folder, tell, go_on):
         each(number, event)
-        line = b"%d " % number + msgspec.json.encode(event) + b"\n"
-        some.append((event.timestamp, line))
-        size += len(line)
-        if len(some) >= RUN or size >= RUN_BYTES:
-            yield sorted(some, key=itemgetter(0))
-            some, size = [], 0
-    if some:
-        yield sorted(some, key=itemgetter(0))
+        is_in_order = is_in_order and event.timestamp >= newest
+        newest = event.timestamp
+    events = saved_events(folder, lambda *_: None, go_on)
+    if is_in_order:
+        yield from events
+        return
+    # A database without a name is in a temporary file, as is its sorting, once it is large.
+    with closing(sqlite3.connect("", check_same_thread=False)) as sorting:
+        sorting.execute("CREATE TABLE event (time INTEGER, line INTEGER, json BLOB)")
+        sorting.executemany("INSERT INTO event VALUES (?, ?, ?)", map(_row, events))
+        decode = decoder_of(SavedEvent).decode
+        for number, data in sorting.execute("SELECT line, json FROM event ORDER BY time, line"):
+            yield number, decode(data)
 
 
-def _run(file: IO[bytes], start: int, stop: int) -> Iterator[tuple[int, SavedEvent]]:
-    decode = decoder_of(SavedEvent).decode
-    while start < stop:
-        file.seek(start)
-        lines = file.readlines(64 * 1024)
-        for line in lines:
-            if start >= stop:
-                return
-            start += len(line)
-            number, _, data = line.partition(b" ")
-            yield int(number), decode(data)
+def _row(numbered: tuple[int, SavedEvent]) -> tuple[int, int, bytes]:
+    number, event = numbered
+    time = max(min(event.timestamp, LAST), -LAST)
+    return time, number, msgspec.json.encode(event)
 
 
 class _CheckpointHeader(NamedTuple):
-    """What is known of a checkpoint, its state apart."""
+    """A checkpoint without its state."""
 
     line: int
     label: str
@@ -387,28 +343,26 @@ class _Snapshots:
 
     def compare(self, number: int, event: KernelEvent) -> None:
         """Compare an event with its checkpoint."""
-        run, which = self._run, event.detail.get("snapshot")
+        which, recorded = event.detail.get("snapshot"), event.detail.get(_DIGEST)
         header = self._headers.get(which) if isinstance(which, int) else None
-        if header is not None:
-            self._untold.discard(which)
-        recorded: Any = event.detail.get("state_sha256")
-        if event.detail.get(PRUNED):
-            run.unverified += 1
-        elif header is None:
-            run.problem(f"checkpoint {which} is not in {CHECKPOINTS_FILE}", number)
-        elif event.label is not None and header.label != event.label:
-            what = f"it is called {header.label!r} in line {header.line} of {CHECKPOINTS_FILE}"
-            run.problem(f"checkpoint {which}: {what}", number)
-        elif recorded is None:
-            run.unverified += 1
-        elif recorded != header.digest:
-            what = f"its state in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
-            run.problem(f"checkpoint {which}: {what}", number)
-        elif header.timestamp + 1 != event.timestamp:
-            what = f"its time in line {header.line} of {CHECKPOINTS_FILE} is not what was recorded"
-            run.problem(f"checkpoint {which}: {what}", number)
+        wrong = ""
+        if header is None:
+            wrong = f"is not in {CHECKPOINTS_FILE}"
         else:
-            run.snapshots += 1
+            self._untold.discard(which)
+            line = f"in line {header.line} of {CHECKPOINTS_FILE}"
+            if event.label not in {None, header.label}:
+                wrong = f"is called {header.label!r} {line}"
+            elif recorded not in (None, header.digest):  # from a file: it may be anything
+                wrong = f"has another state {line} than was recorded"
+            elif recorded is not None and header.timestamp + 1 != event.timestamp:
+                wrong = f"has another time {line} than was recorded"
+        if event.detail.get(PRUNED) or (recorded is None and not wrong):
+            self._run.unverified += 1
+        elif wrong:
+            self._run.problem(f"checkpoint {which} {wrong}", number)
+        else:
+            self._run.snapshots += 1
 
     def end(self, *, all_are_told: bool) -> None:
         """Report checkpoints without an event; if each must have one, they were inserted."""
@@ -418,12 +372,6 @@ class _Snapshots:
                 self._run.problem(f"{CHECKPOINTS_FILE}: {what}", self._headers[which].line)
             else:
                 self._run.unverified += 1
-
-
-_DIGEST: Final = "state_sha256"
-
-
-_OURS: Final = (_DIGEST, PRUNED)
 
 
 # Export of a session into such a pair, and import from one
@@ -466,22 +414,18 @@ async def _checkpoint_lines(
 ) -> AsyncGenerator[bytes, None]:
     cut, walk = await reading.cut(), reading.walk()
     for checkpoint in list((await reading.chain()).by_id.values()):
-        if isinstance(checkpoint.state, CapturedState) and checkpoint.event_seq < cut:
-            continue
-        state = await _state_of(reading, checkpoint, walk)
+        if isinstance(checkpoint.state, ExplicitState):
+            state = await read_bytes(reading.store, reading.key.blobs, checkpoint.state)
+        elif checkpoint.event_seq >= cut:
+            captured = await walk.at(checkpoint.event_seq)
+            state = canonical({**captured, "context": list(captured["context"].values())})
+        else:
+            continue  # its history was pruned
         digests[checkpoint.id] = state_digest(state)
         line = SavedSnapshot(
             checkpoint.id, checkpoint.label, checkpoint.timestamp, msgspec.Raw(state)
         )
         yield msgspec.json.encode(line) + b"\n"
-
-
-async def _state_of(reading: JournalReader, checkpoint: Checkpoint, walk: LogWalk) -> bytes:
-    if isinstance(checkpoint.state, ExplicitState):
-        return await read_bytes(reading.store, reading.key.blobs, checkpoint.state)
-    state: Any = await walk.at(checkpoint.event_seq)
-    state["context"] = list(state["context"].values())
-    return canonical(state)
 
 
 async def _event_lines(
@@ -491,16 +435,13 @@ async def _event_lines(
         async for chunk in log:
             for record in chunk.records:
                 event = event_of(record.payload) if record.kind == EVENT else None
-                if event is not None:
-                    yield seal.line(_with_digest(event, digests))
-
-
-def _with_digest(event: KernelEvent, digests: dict[int, str]) -> KernelEvent:
-    if event.kind != SNAPSHOT_CREATED:
-        return event
-    digest = digests.get(event.detail.get("snapshot", 0))
-    more = {PRUNED: True} if digest is None else {_DIGEST: digest}
-    return msgspec.structs.replace(event, detail={**event.detail, **more})
+                if event is None:
+                    continue
+                if event.kind == SNAPSHOT_CREATED:
+                    digest = digests.get(event.detail.get("snapshot", 0))
+                    more = {PRUNED: True} if digest is None else {_DIGEST: digest}
+                    event = msgspec.structs.replace(event, detail={**event.detail, **more})
+                yield seal.line(event)
 
 
 def check_pair(folder: Path, *, newest: int = -1) -> None:
@@ -532,12 +473,12 @@ def check_pair(folder: Path, *, newest: int = -1) -> None:
 
 
 class AuditPair(msgspec.Struct, frozen=True):
-    """What was read from a pair of files."""
+    """Result of importing a pair of files."""
 
     events: int
     checkpoints: int
     findings: tuple[str, ...]
-    """What was left out, and why."""
+    """Lines that were left out, with the reasons."""
 
 
 async def take_pair(journal: Journal, folder: Path) -> AuditPair:
@@ -575,8 +516,8 @@ class _AuditPairReader:
     async def run(self) -> AuditPair:
         chain = await self._journal.chain()
         events = events_by_time(self._folder, self._tell)
-        while some := await anyio.to_thread.run_sync(_some, events):
-            for event in some:
+        while taken := await anyio.to_thread.run_sync(lambda: list(itertools.islice(events, SOME))):
+            for _, event in taken:
                 await self._take(event, chain)
             await self._journal.save()
         while (ahead := await self._peek()) is not None:
@@ -645,7 +586,3 @@ def _told_of(saved: SavedSnapshot) -> KernelEvent:
     return KernelEvent(
         token_id=0, timestamp=0, kind=SNAPSHOT_CREATED, label=saved.label, detail=detail
     )
-
-
-def _some(events: Iterator[tuple[int, KernelEvent]]) -> list[KernelEvent]:
-    return [event for _, event in itertools.islice(events, SOME)]

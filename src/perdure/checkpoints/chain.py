@@ -21,7 +21,6 @@ from perdure.records.checkpoints import (
     FIRST,
     CapturedState,
     Checkpoint,
-    ExplicitState,
     Link,
     Pruning,
     Tombstone,
@@ -59,16 +58,11 @@ def digest(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def state_hash(state: CapturedState | ExplicitState) -> str:
-    """Return the digest of a checkpoint's state."""
-    return digest(canonical(state))
-
-
 def hash_of(link: Checkpoint | Pruning) -> str:
     """Return the hash that a link must have."""
     fields = {name: getattr(link, name) for name in link.__struct_fields__ if name != "hash"}
     if isinstance(link, Checkpoint):
-        fields["state_hash"] = state_hash(fields.pop("state"))
+        fields["state_hash"] = digest(canonical(fields.pop("state")))
     return digest(canonical(fields))
 
 
@@ -223,9 +217,9 @@ class LogDigest:
 
     def __init__(self, since: int, *, lifts: bool = False) -> None:
         self.since: int = since
-        self.lifts: bool = lifts
-        """Whether the store has the media of what is appended in blobs."""
         """The record after which the digest begins."""
+        self.lifts: bool = lifts
+        """True if the store has the media of what is appended in blobs."""
         self.seq: int = since
         """The last record in the digest."""
         self._hash = hashlib.sha256()
@@ -308,8 +302,6 @@ class MerkleTree(msgspec.Struct, frozen=True):
     """A state's chunks and nodes, by hash."""
 
     root: str
-    size: int
-    """Bytes of the state."""
     leaves: tuple[ContentChunk, ...]
     names: frozenset[str]
     """Names of all leaves and nodes."""
@@ -336,7 +328,7 @@ def tree_of(data: bytes, before: MerkleTree | None = None) -> MerkleTree:
             nodes.append(ContentChunk(name, sum(chunk.size for chunk in below)))
         layer = nodes
         names |= {node.name for node in nodes}
-    return MerkleTree(layer[0].name, len(data), leaves, frozenset(names), blobs)
+    return MerkleTree(layer[0].name, leaves, frozenset(names), blobs)
 
 
 def _cut(data: bytes, leaves: Sequence[ContentChunk]) -> Iterator[tuple[str, bytes]]:

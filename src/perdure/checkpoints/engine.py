@@ -75,7 +75,7 @@ def difference(before: Any, after: Any) -> Difference:
 
 def _compare(before: Any, after: Any, path: str, result: Difference) -> None:
     if type(before) is not type(after) or not isinstance(before, dict | list):
-        if not _same(before, after):
+        if repr(before) != repr(after):  # 1 equals neither 1.0 nor true
             result.changed[path] = ValueChange(before, after)
         return
     theirs, ours = dict(_items(before)), dict(_items(after))
@@ -94,11 +94,6 @@ def _items(value: Any) -> Iterator[tuple[str, Any]]:
         return
     for key, item in value.items():
         yield "/" + key.replace("~", "~0").replace("/", "~1"), item
-
-
-def _same(before: Any, after: Any) -> bool:
-    """Whether two values have the same JSON text: 1 equals neither 1.0 nor true."""
-    return repr(before) == repr(after)
 
 
 # Checkpoints
@@ -299,8 +294,10 @@ class CheckpointEngine(CheckpointReader):
             state, self._journal.types
         )  # independent of the caller's object from here on
         async with self._lock:
-            before = _newest_given(await self._journal.chain())
-            given = await self._states.keep(data, types, before)
+            newest_first = reversed((await self._journal.chain()).by_id.values())
+            states = (checkpoint.state for checkpoint in newest_first)
+            before = next((state for state in states if isinstance(state, ExplicitState)), None)
+            given = await self._states.keep(data, types, before)  # it may share parts with that
             return await self._append(label, given)
 
     async def rollback(self, id: int, *, replay: bool = False) -> RolledBack:
@@ -428,7 +425,14 @@ class CheckpointEngine(CheckpointReader):
                 hash="",
             )
         )
-        group = (*rollback, Entry(CHECKPOINT, encode(checkpoint)), self._event(checkpoint))
+        event = KernelEvent(
+            token_id=journal.token,
+            timestamp=checkpoint.timestamp + 1,
+            kind=SNAPSHOT_CREATED,
+            label=label,
+            detail={"snapshot": checkpoint.id},
+        )
+        group = (*rollback, Entry(CHECKPOINT, encode(checkpoint)), Entry(EVENT, encode(event)))
         grouped = tuple(entry._replace(end=False) for entry in group[:-1])
         if back_to is not None:
             journal.going_back()
@@ -456,21 +460,3 @@ class CheckpointEngine(CheckpointReader):
             "when nothing else runs",
             key=str(journal.key),
         )
-
-    def _event(self, checkpoint: Checkpoint) -> Entry:
-        event = KernelEvent(
-            token_id=self._journal.token,
-            timestamp=checkpoint.timestamp + 1,
-            kind=SNAPSHOT_CREATED,
-            label=checkpoint.label,
-            detail={"snapshot": checkpoint.id},
-        )
-        return Entry(EVENT, encode(event))
-
-
-def _newest_given(chain: CheckpointChain) -> ExplicitState | None:
-    """Return the newest caller's state: the next one may share parts with it."""
-    for checkpoint in reversed(chain.by_id.values()):
-        if isinstance(checkpoint.state, ExplicitState):
-            return checkpoint.state
-    return None

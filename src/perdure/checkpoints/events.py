@@ -14,10 +14,10 @@ import anyio.to_thread
 import msgspec
 
 from perdure.checkpoints.audit_files import replay_folder
-from perdure.checkpoints.chain import CheckpointChain, problems_of
+from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.checkpoints.journal import Journal, JournalReader
-from perdure.checkpoints.replay import MOST, Replay, ReplayItem, ReplayReport, TimelineRow, event_of
-from perdure.checkpoints.verify import state_problems
+from perdure.checkpoints.replay import MOST, Replay, ReplayReport, TimelineRow, event_of
+from perdure.checkpoints.verify import Verification, verified
 from perdure.errors import (
     CheckpointNotFoundError,
     InvalidArgumentError,
@@ -28,7 +28,6 @@ from perdure.records.checkpoints import (
     GROUP,
     PRUNED,
     SNAPSHOT_CREATED,
-    CapturedState,
     Checkpoint,
     KernelEvent,
     TimestampPayload,
@@ -37,7 +36,6 @@ from perdure.records.json import decode, encode
 from perdure.records.messages import ToolCall, ToolResult, decode_message
 from perdure.records.records import (
     CHECKPOINT,
-    CHECKPOINTS_PRUNED,
     EVENT,
     MESSAGE_KINDS,
     Entry,
@@ -67,8 +65,10 @@ async def replayed(
     chain = await reading.chain()
     after, clock = await _start(reading, chain, since)
     run = Replay("record", gapless=True, clock=clock)
-    for problem in problems_of(chain.links):
-        run.problem(f"checkpoint {problem.id}: {problem.what}")
+    checked = await verified(reading)
+    for problem in checked.problems:
+        if since is None or problem.id is None or problem.id > since:
+            run.problem(f"checkpoint {problem.id}: {problem.what}")
     newest: Checkpoint | None = None
     calls = _ToolCalls()
     log = reading.store.read_log(reading.key, after=after, before=reading.head + 1)
@@ -78,19 +78,23 @@ async def replayed(
                 if record.kind == CHECKPOINT:
                     newest = decode(record.payload, Checkpoint)
                 calls.note(record)
-                item = _item(record)
-                if item is None:
+                event = event_of(record.payload) if record.kind == EVENT else None
+                if event is not None:
+                    time = event.timestamp
+                elif record.kind in CHAIN_KINDS:
+                    time = decode(record.payload, TimestampPayload).timestamp
+                else:
                     continue
-                row = run.feed(item)
+                row = run.feed(record.seq, time, event)
                 if row is not None and on_row is not None:
                     on_row(calls.completed(row))
-                if item.event is not None and item.event.kind == SNAPSHOT_CREATED:
-                    await _compare(run, item, newest, reading, chain)
+                if event is not None and event.kind == SNAPSHOT_CREATED:
+                    _tell_of_checkpoint(run, record.seq, event, newest, chain, checked)
     return run.report(str(reading.key), since=since)
 
 
 class _ToolCalls:
-    """What the messages beside the events say: arguments, results and times."""
+    """Tool calls in the messages beside the events: arguments, results and times."""
 
     def __init__(self) -> None:
         self._arguments: OrderedDict[str, list[ToolCall]] = OrderedDict()
@@ -152,49 +156,25 @@ async def _start(
     return checkpoint.event_seq + GROUP, checkpoint.timestamp + 1
 
 
-def _item(record: Record) -> ReplayItem | None:
-    if record.kind == EVENT:
-        event = event_of(record.payload)
-        return None if event is None else ReplayItem(record.seq, event.timestamp, event)
-    if record.kind in (CHECKPOINT, CHECKPOINTS_PRUNED):
-        return ReplayItem(record.seq, decode(record.payload, TimestampPayload).timestamp)
-    return None
-
-
-async def _compare(
+def _tell_of_checkpoint(
     run: Replay,
-    item: ReplayItem,
-    replayed_checkpoint: Checkpoint | None,
-    reading: JournalReader,
+    place: int,
+    event: KernelEvent,
+    newest: Checkpoint | None,
     chain: CheckpointChain,
+    checked: Verification,
 ) -> None:
-    """Compare a ``snapshot_created`` event with the checkpoint that stands before it."""
-    assert item.event is not None
-    number = item.event.detail.get("snapshot")
-    is_made = replayed_checkpoint is not None and replayed_checkpoint.id == number
-    if item.event.detail.get(PRUNED) and not is_made:
+    """Count what an event tells of: the *newest* checkpoint that stands before it."""
+    number = event.detail.get("snapshot")
+    is_made = newest is not None and newest.id == number
+    if event.detail.get(PRUNED) and not is_made:
         run.unverified += 1  # it was imported so
-        return
-    if (
-        replayed_checkpoint is None
-        or not is_made
-        or item.event.label not in {replayed_checkpoint.label, None}
-    ):
-        run.problem(f"checkpoint {number} does not stand before its event", item.place)
-        return
-    known = chain.by_id.get(replayed_checkpoint.id)
-    if known is None:
+    elif newest is None or not is_made or event.label not in {newest.label, None}:
+        run.problem(f"checkpoint {number} does not stand before its event", place)
+    elif number not in chain.by_id or number in checked.unchecked:
         run.unverified += 1
-        return
-    if isinstance(known.state, CapturedState) and known.state.since < await reading.cut():
-        run.unverified += 1
-        return
-    problems = [f": {problem.what}" for problem in await state_problems(reading, known)]
-    if known != replayed_checkpoint:
-        problems.append(" is not what was recorded")
-    for what in problems:
-        run.problem(f"checkpoint {replayed_checkpoint.id}{what}", item.place)
-    run.snapshots += not problems
+    else:
+        run.snapshots += number not in {problem.id for problem in checked.problems}
 
 
 async def replay_files(

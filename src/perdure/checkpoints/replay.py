@@ -11,7 +11,7 @@ import datetime
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, Final, Literal, final
 
 import msgspec
 
@@ -47,16 +47,6 @@ def shortened(text: str, most: int = LONGEST) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-class ReplayItem(NamedTuple):
-    """Something that has a time: an event, or another entry of the log."""
-
-    place: int
-    """The record, or the line of a file."""
-    timestamp: int
-    event: KernelEvent | None = None
-    """None for a checkpoint or a pruning of checkpoints."""
-
-
 class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     """A decision, or the use of a capability."""
 
@@ -69,17 +59,17 @@ class TimelineRow(msgspec.Struct, frozen=True, kw_only=True):
     """The decision's label, or the capability."""
     detail: dict[str, Any] = {}
     at: float | None = None
-    """When the newest message before it was created, in seconds since 1970, if that is known."""
+    """Time of the newest message before it, in seconds since 1970, if that is known."""
     arguments: Any = None
-    """What a tool was requested with."""
+    """Arguments of a tool that was requested."""
     result: Any = None
-    """What a tool that was used returned."""
+    """Result of a tool that was used."""
     error: str | None = None
-    """Why there is no result."""
+    """Reason why there is no result."""
 
 
 class CapabilityUse(msgspec.Struct):
-    """How often a capability was asked for, and what came of it."""
+    """Counts of the requests for a capability, and of what came of them."""
 
     requested: int = 0
     granted: int = 0
@@ -94,7 +84,7 @@ Verdict = Literal["compared", "not compared", "wrong"]
 
 
 class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What a replay has seen."""
+    """Result of a replay."""
 
     source: str
     """The session, or the files."""
@@ -113,19 +103,19 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     unverified: int = 0
     """Checkpoints that cannot be compared: they were pruned, or no event tells their content."""
     unproven: tuple[str, ...] = ()
-    """What else cannot be compared, in sentences: files may lack what proves the events."""
+    """Other things that cannot be compared, in sentences: files may lack what proves the events."""
     problems: tuple[str, ...] = ()
-    """What does not fit, the first of them; each names its place."""
+    """The first things that do not fit, each with its place."""
     problem_count: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong in what was compared; `verdict` says whether all of it was."""
+        """True if nothing is wrong in what was compared; `verdict` says whether all of it was."""
         return not self.problem_count
 
     @property
     def verdict(self) -> Verdict:
-        """What the replay has shown, in one word."""
+        """Result in one word."""
         if self.problem_count:
             return "wrong"
         return "not compared" if self.unverified or self.unproven else "compared"
@@ -165,30 +155,36 @@ class Replay:
             where = "" if place is None else f"{self._unit} {place}: "
             self._problems.append(shortened(f"{where}{what}"))
 
-    def feed(self, item: ReplayItem) -> TimelineRow | None:
-        """Take the next item; return what a report should list of it."""
-        self._tell_time(item)
-        event = item.event
+    def feed(
+        self, place: int, timestamp: int, event: KernelEvent | None = None
+    ) -> TimelineRow | None:
+        """Take the next item; return what a report should list of it.
+
+        Args:
+            place: The record, or the line of a file.
+            timestamp: When, on the logical clock.
+            event: None for a checkpoint or a pruning of checkpoints.
+
+        """
+        self._tell_time(place, timestamp)
         if event is None:
             return None
-        self._first = item.timestamp if self._first is None else self._first
+        self._first = timestamp if self._first is None else self._first
         self._count(self._by_kind, event.kind)
         if event.token_id != self._token:
             self._token = event.token_id
             self._turns += event.token_id != 0
-        return self._row(item.place, event)
+        return self._row(place, event)
 
-    def _tell_time(self, item: ReplayItem) -> None:
-        now, before = item.timestamp, self._clock
+    def _tell_time(self, place: int, now: int) -> None:
+        before = self._clock
         if before is not None:
             if now < before or (self._gapless and now == before):
-                self.problem(
-                    f"time {now} comes after {before}: something was put in, doubled or moved",
-                    item.place,
-                )
+                what = f"time {now} comes after {before}: something was put in, doubled or moved"
+                self.problem(what, place)
             elif self._gapless and now > before + 1:
                 lost = f"{before + 1}" if now == before + 2 else f"{before + 1} to {now - 1}"
-                self.problem(f"nothing is there for time {lost}: it is missing", item.place)
+                self.problem(f"nothing is there for time {lost}: it is missing", place)
         self._clock = now if before is None else max(now, before)
 
     def _row(self, place: int, event: KernelEvent) -> TimelineRow | None:

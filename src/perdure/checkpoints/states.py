@@ -8,7 +8,7 @@ above them. Leaves and nodes are blobs under their hashes; the root's hash ident
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Final
 
@@ -81,22 +81,11 @@ class CheckpointStates:
         return self._newest
 
     async def _put(self, blobs: Mapping[str, bytes]) -> None:
-        async def put(some: dict[str, bytes]) -> None:
-            await self._store.put_blobs(self._tenant, some)
+        async def put(names: list[str]) -> None:
+            await self._store.put_blobs(self._tenant, {name: blobs[name] for name in names})
 
-        await each(list(_portions(blobs)), put)
-
-
-def _portions(blobs: Mapping[str, bytes]) -> Iterator[dict[str, bytes]]:
-    """Yield blobs in batches, sorted by name, so that a store finds neighbors in one batch."""
-    some: dict[str, bytes] = {}
-    for name in sorted(blobs):
-        some[name] = blobs[name]
-        if len(some) == AT_A_TIME:
-            yield some
-            some = {}
-    if some:
-        yield some
+        names = sorted(blobs)  # so that a store finds neighbors in one batch
+        await each([names[at : at + AT_A_TIME] for at in range(0, len(names), AT_A_TIME)], put)
 
 
 async def read_state(store: Store, tenant: str, given: ExplicitState, types: Types) -> Any:
@@ -140,8 +129,7 @@ async def _tree(store: Store, tenant: str, root: str) -> MerkleTree | None:
     except CorruptRecordError:
         return None
     names |= {leaf.name for leaf in leaves}
-    size = sum(leaf.size for leaf in leaves)
-    return MerkleTree(root, size, tuple(leaves), frozenset(names))
+    return MerkleTree(root, tuple(leaves), frozenset(names))
 
 
 async def _nodes(

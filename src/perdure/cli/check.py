@@ -66,7 +66,7 @@ from perdure.stores.file.layout import LEASE, NEXT_MANIFEST, QUARANTINE, is_tail
 from perdure.stores.wrapped import EncryptedStore
 from perdure.stores.wrapped.keys import is_key
 from perdure.transfer import receipts
-from perdure.transfer.backups import ANEW, JOURNAL, KEPT, POINT
+from perdure.transfer.backup_view import ANEW, JOURNAL, KEPT, POINT
 from perdure.transfer.migration import keys_of
 from perdure.transfer.second_look import look_again
 

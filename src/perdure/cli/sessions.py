@@ -55,7 +55,8 @@ from perdure.session.retention import Retention
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
 from perdure.store import LeaseState, SessionInfo, Store
-from perdure.transfer.backups import follow_deletions, require_backup
+from perdure.transfer.backup_view import require_backup
+from perdure.transfer.backups import follow_deletions
 
 _PLANNED = (
     *("source", "head", "documents", "steps", "records_read", "target", "stripped"),

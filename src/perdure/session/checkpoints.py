@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
 
 import anyio
 
 from perdure._lib.tasks import wait_through
 from perdure.checkpoints.chain import LogDigest
-from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
-from perdure.checkpoints.events import KernelEventReader, KernelEventStream
 from perdure.checkpoints.journal import Journal, JournalReader, LogWalk, RollbackEntries
 from perdure.errors import CorruptRecordError
 from perdure.memory.working_memory import SessionValues
@@ -35,28 +33,36 @@ if TYPE_CHECKING:
     from perdure.records.keys import SessionKey
     from perdure.records.records import Entry
     from perdure.records.types import Registry
+    from perdure.session.base import SessionBase
     from perdure.session.contents import Contents
-    from perdure.session.session import Session, SessionView
 
 
 T = TypeVar("T")
 
 
+class _Owner(Protocol):
+    """A session, or a view of one."""
+
+    @property
+    def _contents(self) -> Contents: ...
+
+
 class _Reading:
-    """What sessions and views have in common."""
+    """Common part of sessions and views, as their checkpoints see them."""
 
     __slots__ = ("_owner", "filled", "key", "store", "types", "values")
 
-    def __init__(self, owner: Session | SessionView) -> None:
+    def __init__(self, owner: _Owner) -> None:
         self._owner = owner
-        self.key: SessionKey = owner.key
-        self.store: SessionStore = followed(owner._contents._store)
+        self.key: SessionKey = self.contents.key
+        self.store: SessionStore = followed(self.contents._store)
         self.filled: Filled = Filled(self.store)
-        self.types: Registry = owner._contents._registry
+        self.types: Registry = self.contents._registry
         self.values: SessionValues = SessionValues(self.store, self.key, seen=self.contents.epoch)
 
     @property
     def contents(self) -> Contents:
+        """Its contents as of its newest record."""
         return self._owner._contents
 
     async def cut(self) -> int:
@@ -100,9 +106,9 @@ class _ViewReading(_Reading):
 
     __slots__ = ("head",)
 
-    def __init__(self, view: SessionView) -> None:
+    def __init__(self, view: _Owner, head: int) -> None:
         super().__init__(view)
-        self.head: int = view.seq
+        self.head: int = head
 
     async def require_same(self) -> None:
         await require_same(self.store, self.key, seen=self.contents.epoch)
@@ -114,7 +120,7 @@ class _SessionJournal(_Reading):
 
     __slots__ = ("_session",)
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: SessionBase) -> None:
         super().__init__(session)
         self._session = session
 
@@ -226,31 +232,11 @@ class _SessionJournal(_Reading):
         await wait_through(done)
 
 
-def checkpoints_of(session: Session) -> CheckpointEngine:
-    """Return the checkpoints of a session."""
-    return CheckpointEngine(_SessionJournal(session))
-
-
-def events_of(session: Session) -> KernelEventStream:
-    """Return the kernel events of a session."""
-    return KernelEventStream(_SessionJournal(session))
-
-
-def view_checkpoints(view: SessionView) -> CheckpointReader:
-    """Return the checkpoints of a view."""
-    return CheckpointReader(_ViewReading(view))
-
-
-def view_events(view: SessionView) -> KernelEventReader:
-    """Return the kernel events of a view."""
-    return KernelEventReader(_ViewReading(view))
-
-
-def journal_of(session: Session) -> Journal:
+def journal_of(session: SessionBase) -> Journal:
     """Return a session as its checkpoints see it."""
     return _SessionJournal(session)
 
 
-def reading_of(view: SessionView) -> JournalReader:
-    """Return a view as its checkpoints see it."""
-    return _ViewReading(view)
+def reading_of(view: _Owner, seq: int) -> JournalReader:
+    """Return a view as of a record as its checkpoints see it."""
+    return _ViewReading(view, seq)

@@ -1,4 +1,4 @@
-"""What the records and documents of a session become in a copy of it. Pure.
+"""Records and documents of a session as a copy of it has them. Pure.
 
 A copy's log has the source's records under their numbers, so that whatever refers to a record does
 so there, too. What belongs to the source's own store or log becomes a gap, which says nothing and
@@ -48,7 +48,7 @@ def as_copied(record: Record) -> Entry:
 
 
 class Progress:
-    """What is in progress at a record: by the ledger, and by the newest record of a turn."""
+    """Work in progress at a record: by the ledger, and by the newest record of a turn."""
 
     __slots__ = ("_ledger", "_turn")
 

@@ -99,7 +99,7 @@ T = TypeVar("T")
 
 
 class CopiedSession(msgspec.Struct, kw_only=True):
-    """What a copy took."""
+    """Result of a copy."""
 
     epoch: int = 0
     """The one that it was written under."""
@@ -254,8 +254,8 @@ def exists(key: SessionKey) -> SessionError:
 
 
 @final
-class _Writer:
-    """The end of a draft's log: what is added becomes durable in whole groups."""
+class CopyWriter:
+    """The end of a log that is copied to: what is added becomes durable in whole groups."""
 
     def __init__(self, store: Store, grant: Taken) -> None:
         self.grant = grant
@@ -318,17 +318,17 @@ class _Copier:
         """Blobs of the documents that a fork without history begins with. No session names them
         yet, so they are put once the draft exists: whoever removes blobs looks for drafts."""
         self._base: Origin
-        """Where the source begins."""
+        """Beginning of the source."""
         self._begun: Origin
-        """Where the copy does."""
-        self._writer: _Writer
+        """Beginning of the copy."""
+        self._writer: CopyWriter
         self._next = 0
         """The record that is copied next."""
         self._turn: bytes | None = None
         """The newest record of a turn."""
         self._taken: set[str] = set()
         """Op ids of posts that moved into the log."""
-        self._done = CopiedSession()
+        self.done = CopiedSession()
 
     async def origin(self) -> Origin:
         """Return where the source begins now, if it still has the record to copy up to."""
@@ -382,8 +382,8 @@ class _Copier:
             message = f"session {self._key} went on meanwhile: try again"
             raise StoreUnavailableError(message, key=str(self._key), seq=at)
         self._was = await self._as_of_then()
-        self._writer = _Writer(self._target, grant)
-        self._done.epoch = grant.epoch
+        self._writer = CopyWriter(self._target, grant)
+        self.done.epoch = grant.epoch
 
     async def _as_of_then(self) -> HistoricalFold | None:
         """Return the documents of the copy; where it moves, those that the source has, if any."""
@@ -423,8 +423,8 @@ class _Copier:
             wait=wait,
         )
         self._begun = begun
-        self._writer = _Writer(self._target, grant)
-        self._done.epoch = grant.epoch
+        self._writer = CopyWriter(self._target, grant)
+        self.done.epoch = grant.epoch
         return grant.epoch
 
     async def write(self, more: Sequence[Entry]) -> None:
@@ -447,17 +447,13 @@ class _Copier:
             await self._renew(reach)
         if was is not None:
             await self._write_documents(was)
-        await self._settle()
-
-    async def _settle(self) -> None:
-        """Remove posts that wait at the new place, and that the source has taken into its log."""
-        if not self._taken:
-            return
-        key, epoch = self._new, self._writer.grant.epoch
-        waiting = await self._target.receive(key, epoch, limit=MAX_WAITING)
-        settled = [item.op_id for item in waiting if item.op_id in self._taken]
-        if settled:
-            await self._target.ack(key, epoch, settled)
+        if self._taken:  # a post that the source has taken into its log may wait at the new place
+            key, epoch = self._new, self._writer.grant.epoch
+            waiting = await self._target.receive(key, epoch, limit=MAX_WAITING)
+            settled = [item.op_id for item in waiting if item.op_id in self._taken]
+            if settled:
+                await self._target.ack(key, epoch, settled)
+        self.done.head = self._writer.head
 
     async def _write_records(self, reach: Reach) -> None:
         """Copy the log, a few records at a time; the event loop is left to others in between."""
@@ -473,12 +469,12 @@ class _Copier:
                 async for chunk in chunks:
                     for run, size in _runs(chunk.records):
                         entries = await _beside(partial(self._copied, run, reach), size)
-                        self._done.bytes += size
+                        self.done.bytes += size
                         await self._writer.add(entries, size)
             await self._writer.flush()
         if self._writer.head < up_to:
             raise self._went(self._next)
-        self._done.records = max(up_to - first, 0)
+        self.done.records = max(up_to - first, 0)
 
     def _copied(self, run: Sequence[Record], reach: Reach) -> list[Entry]:
         """Return what stands for a run of records, and note what it names."""
@@ -520,10 +516,10 @@ class _Copier:
             with suppress(CorruptRecordError):
                 data = await self._source.get_blob(self._key.blobs, blob.name)
             if data is None:
-                self._done.lost.append(blob)
+                self.done.lost.append(blob)
                 continue
-            self._done.blobs += 1
-            self._done.bytes += len(data)
+            self.done.blobs += 1
+            self.done.bytes += len(data)
             found[blob.name] = data
             size += len(data)
             if size >= BATCH_BYTES:
@@ -542,7 +538,7 @@ class _Copier:
         epoch = self._writer.grant.epoch
         manifest = copied_manifest(was.manifest, documents, self._new, epoch, self._begun)
         await self._target.write_documents(self._new, documents, manifest)
-        self._done.bytes += size
+        self.done.bytes += size
 
     async def is_same(self) -> bool:
         """Return whether the source still begins where it did."""
@@ -572,15 +568,9 @@ class _Copier:
             await self._leave(self._target.release)
         return self.done
 
-    @property
-    def done(self) -> CopiedSession:
-        """What was written."""
-        self._done.head = self._writer.head
-        return self._done
-
     async def withdraw(self) -> None:
         """Remove the draft, if it was begun; where that fails, the next holder of the id does."""
-        if self._done.epoch:
+        if self.done.epoch:
             await self._leave(self._target.delete)
             await self._leave(self._target.release)
 
@@ -588,7 +578,7 @@ class _Copier:
         # Whoever took the draft over has removed it.
         gone = suppress(StoreError, LeaseLostError)
         with anyio.CancelScope(shield=True), anyio.move_on_after(LEAVING), gone:
-            await act(self._new, self._done.epoch)
+            await act(self._new, self.done.epoch)
 
 
 def _runs(records: Sequence[Record]) -> Iterator[tuple[Sequence[Record], int]]:

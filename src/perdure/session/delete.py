@@ -9,8 +9,8 @@ removed data. A rename is a copy, then the deletion of the old session.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Collection, Iterator, Mapping
-from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Collection, Mapping
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeAlias, final
 
@@ -20,7 +20,6 @@ import msgspec
 
 from perdure.errors import (
     FormatError,
-    LeaseHeldError,
     LeaseLostError,
     PerdureError,
     SessionClosedError,
@@ -156,7 +155,7 @@ class RetainedItem(msgspec.Struct, frozen=True):
 
 
 class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was forgotten, or would be."""
+    """Result of a forget, or of its dry run."""
 
     sessions: tuple[SessionKey, ...] = ()
     records: int = 0
@@ -170,7 +169,7 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     carriers: tuple[SessionKey, ...] = ()
     """Copies of the forgotten sessions, and copies of those: they still have the content."""
     places: tuple[str, ...] = ()
-    """Where was looked: the store, and the folder of spill files."""
+    """Places that were searched: the store, and the folder of spill files."""
     dry_run: bool = False
     """Nothing was removed."""
 
@@ -180,7 +179,7 @@ _Retained: TypeAlias = dict[str, tuple[SessionKey | None, str]]
 
 
 class _Sum:
-    """What one session consists of, and which blobs it may name."""
+    """Contents of one session in numbers, and the blobs that it may name."""
 
     def __init__(self) -> None:
         self.records = self.documents = self.bytes = 0
@@ -255,11 +254,8 @@ class Forgetter:
         *,
         dry_run: bool,
         look_for_carriers: bool = True,
-        refused: dict[SessionKey, PerdureError] | None = None,
     ) -> ForgetReport:
         """Remove sessions of one tenant, and everything that only they reach.
-
-        If ``refused`` is given, it gets those that may not be removed, and the others are.
 
         Raises:
             LeaseHeldError: Another process keeps holding one; then nothing was removed.
@@ -267,8 +263,7 @@ class Forgetter:
 
         """
         async with AsyncExitStack() as stack:
-            holds = [] if dry_run else await self._begin_ending(stack, keys, terms, refused)
-            keys = [key for key in keys if not refused or key not in refused]
+            holds = [] if dry_run else await self._begin_ending(stack, keys, terms)
             carriers = await self._carriers(keys, tenant) if look_for_carriers else ()
             sums = {key: await self._sum(key) for key in keys}
             if not dry_run:
@@ -291,34 +286,32 @@ class Forgetter:
             blobs=len(removed),
             spill_files=len(spilled),
             bytes=sum(total.bytes for total in sums.values()) + sum(removed) + sum(spilled),
-            kept=tuple(_blob(name, *by, sums) for name, by in retained.items()),
+            kept=tuple(
+                RetainedItem(
+                    what="blob",
+                    why=f"{how if by is None else f'{by} {how}'}: {name}",
+                    of=next((key for key, total in sums.items() if name in total.names), min(sums)),
+                    by=by,
+                )
+                for name, (by, how) in retained.items()
+            ),
             carriers=carriers,
             places=(self._store.location, *((spill,) if spill else ())),
             dry_run=dry_run,
         )
 
     async def _begin_ending(
-        self,
-        stack: AsyncExitStack,
-        keys: list[SessionKey],
-        terms: HandoverTerms,
-        refused: dict[SessionKey, PerdureError] | None,
+        self, stack: AsyncExitStack, keys: list[SessionKey], terms: HandoverTerms
     ) -> list[HeldSession]:
         """Hold sessions in the order in which they go; from then on, no copy is published."""
         for key in sorted(keys):
             await stack.enter_async_context(self._access.exclusive(key))
-        together = frozenset(keys if refused is None else ())  # each may be refused by itself
         for key in keys:
-            with _noted(refused, key):
-                await self._require_unread(key, together)
+            await self._require_unread(key, frozenset(keys))
         # Those that are open here last: if another one is refused, they stay open.
-        open_here = self._access.runtime.sessions.keys() & set(keys)
+        open_here = self._access.runtime.sessions
         order = sorted(keys, key=lambda key: (key in open_here, key))
-        holds: list[HeldSession] = []
-        for key in order:
-            if not refused or key not in refused:
-                with _noted(refused, key):
-                    holds.append(await self._hold(stack, key, terms))
+        holds = [await self._hold(stack, key, terms) for key in order]
         for hold in holds:
             await hold.append(Entry(ENDING, b"{}"))
         bases = {hold.key: await self._store.base_of(hold.key) or Origin() for hold in holds}
@@ -498,23 +491,6 @@ async def tenant_sessions(
         after = page[-1].key
 
 
-@contextmanager
-def _noted(refused: dict[SessionKey, PerdureError] | None, key: SessionKey) -> Iterator[None]:
-    """Note why a session may not be removed, if that is wanted."""
-    try:
-        yield
-    except (FormatError, LeaseHeldError, LeaseLostError, SessionError) as error:
-        if refused is None:
-            raise
-        refused[key] = error
-
-
-def _blob(name: str, by: SessionKey | None, how: str, sums: dict[SessionKey, _Sum]) -> RetainedItem:
-    of = next((key for key, total in sums.items() if name in total.names), min(sums))
-    why = how if by is None else f"{by} {how}"
-    return RetainedItem("blob", f"{why}: {name}", of, by)
-
-
 @final
 class Renamer:
     """Give sessions other names."""
@@ -547,7 +523,10 @@ class Renamer:
     async def _rename(
         self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
     ) -> Fork:
-        made = await self._made(old, new)
+        holder = await self._store.holder(new)
+        made = None if holder is None or holder.deleted else holder.draft
+        if made is not None and (made.source, made.purpose) != (old, "rename"):
+            made = None  # by a rename, which may not have been finished
         if await self._store.inner.head(old) == 0:
             if made is None:
                 raise SessionNotFoundError(f"there is no session {old}", key=str(old))
@@ -558,7 +537,7 @@ class Renamer:
             raise exists(new)
         await require_unread(self._store, self._store.inner, old)
         hold = await self._hold(stack, old, new, terms)
-        if made is not None and await self._has_new_records(old, made.up_to):
+        if made is not None and await self._has_said(old, made.up_to):
             if await has_own(self._store.inner, new, made):
                 message = (
                     f"{old} was renamed to {new}, and records came under both names: "
@@ -577,13 +556,6 @@ class Renamer:
         await hold.delete(keep_posts=True)  # what was posted since waits at the old name
         return done
 
-    async def _made(self, old: SessionKey, new: SessionKey) -> Draft | None:
-        """Return what a rename, which may not have been finished, has made of a session."""
-        holder = await self._store.holder(new)
-        made = None if holder is None or holder.deleted else holder.draft
-        is_rename = made is not None and (made.source, made.purpose) == (old, "rename")
-        return made if is_rename else None
-
     async def _hold(
         self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
     ) -> HeldSession:
@@ -599,7 +571,7 @@ class Renamer:
         head = await self._store.head(old)
         return await stack.enter_async_context(self._access.still_held(old, session.epoch, head))
 
-    async def _has_new_records(self, key: SessionKey, after: int) -> bool:
+    async def _has_said(self, key: SessionKey, after: int) -> bool:
         log, quiet = self._store.read_log(key, after=after), OWN_KINDS | HOLDER_KINDS
         return await first_record(log, lambda record: record.kind not in quiet) is not None
 

@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 
 EPISODES, FACTS = 3, 20
-"""How much of what is remembered a rebuilt context shows."""
+"""Most episodes and facts that a rebuilt context shows."""
 
 
 async def export_memories(view: SessionView, folder: Path) -> list[str]:
@@ -163,13 +163,13 @@ def _rebuilt(read: StateMemories, messages: list[Message]) -> Entry:
 
 
 class Imported(msgspec.Struct, frozen=True):
-    """What an import did."""
+    """Result of an import."""
 
     key: SessionKey
     version: int
     """The session's, and durable."""
     findings: tuple[Finding, ...] = ()
-    """What was not as it should be, and what was done about it."""
+    """Defects that were found, and what was done about each."""
 
 
 async def export_state(
@@ -403,7 +403,7 @@ async def export_pair(view: SessionView, folder: Path) -> list[str]:
     """
     if not view._contents.clock:
         return []
-    return await save_pair(reading_of(view), folder)
+    return await save_pair(reading_of(view, view.seq), folder)
 
 
 async def import_pair(session: Session, folder: Path) -> AuditPair:

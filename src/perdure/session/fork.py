@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 
 History = Literal["full", "context"]
-"""What a fork takes: all of its parent's records, or only what they fold to."""
+"""Extent of a fork: all of its parent's records, or only what they fold to."""
 
 
 def require_history(history: Any) -> None:
@@ -342,7 +342,7 @@ class LostSession:
 
     @property
     def error(self) -> Exception | None:
-        """What the store said when the session was lost."""
+        """The store's error when the session was lost."""
         return self._tracked.last_error
 
     def unsaved(self) -> tuple[Record, ...]:

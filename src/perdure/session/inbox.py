@@ -55,7 +55,7 @@ AT_ONCE = 100
 
 
 TRIES = 5
-"""How often a post is tried before it is set aside."""
+"""Attempts at a post before it is set aside."""
 
 PAUSE = 0.25
 LONGEST_PAUSE = 15.0
@@ -65,22 +65,26 @@ MOST_REASON = 2000
 """Characters of why a post was refused."""
 
 
+_ALL = ""
+"""Name of the failure to take any post of a session; a post's key has characters."""
+
+
 class _Failure(msgspec.Struct, frozen=True):
-    """That posts could not be taken: all of a session's, or a whole one of them."""
+    """A failure to take posts: all of a session's, or one whole post."""
 
     tries: int
     """In a row."""
     reason: str
     due: float
-    """When it is tried again."""
+    """Time of the next attempt."""
     size: int = 0
-    """How many items the post has."""
+    """Number of the post's items."""
     items: tuple[PendingItem, ...] = ()
     """The items themselves, once they are to be set aside."""
 
 
 class PostReceipt(msgspec.Struct, frozen=True):
-    """How a post went: it is durable, and its records will be in the log once."""
+    """Receipt of a durable post, whose records will be in the log once."""
 
     key: str
     """Post with the same key again, and nothing is posted twice."""
@@ -97,12 +101,10 @@ class Inbox:
         self._random = Random().random
         self._taking: dict[SessionKey, bool] = {}
         """Sessions whose posts are being taken, and whether to look again afterwards."""
-        self._troubles: dict[SessionKey, _Failure] = {}
-        """Sessions whose posts could not be taken when that was tried last."""
+        self._failures: dict[SessionKey, dict[str, _Failure]] = {}
+        """What could not be taken when that was tried last, by sessions and by posts' keys."""
         self._timers: dict[SessionKey, float] = {}
-        """When each is tried next, without a new post."""
-        self._refused: dict[SessionKey, dict[str, _Failure]] = {}
-        """Posts that were refused, and wait on, by key."""
+        """Time of each one's next attempt without a new post."""
         self._dead: Counter[SessionKey] = Counter()
         """Items that were set aside here."""
 
@@ -200,15 +202,11 @@ class Inbox:
     def undelivered(self) -> dict[str, str]:
         """Say for which sessions that are open here posts cannot be taken, and why."""
         reasons: dict[str, str] = {}
-        for key in self._troubles.keys() | self._refused.keys():
-            if key not in self._runtime.sessions:
-                continue
-            trouble, refused = self._troubles.get(key), self._refused.get(key)
-            if trouble is not None:
-                reasons[str(key)] = f"posts cannot be taken: {trouble.reason}"
-            elif refused:
-                name, failure = next(iter(refused.items()))
-                reasons[str(key)] = f"the post {name!r} cannot be taken: {failure.reason}"
+        for key, failures in self._failures.items():
+            if key in self._runtime.sessions:
+                name = _ALL if _ALL in failures else next(iter(failures))
+                what = "posts" if name == _ALL else f"the post {name!r}"
+                reasons[str(key)] = f"{what} cannot be taken: {failures[name].reason}"
         return reasons
 
     def set_aside(self) -> dict[str, int]:
@@ -224,8 +222,9 @@ class Inbox:
 
     def again(self) -> None:
         """Try once more at once where the store failed: it answers again."""
-        for key in self._troubles:
-            self._runtime.host.spawn(self.attend, key, True)
+        for key, failures in self._failures.items():
+            if _ALL in failures:
+                self._runtime.host.spawn(self.attend, key, True)
 
     async def attend(self, key: SessionKey, now: bool = False) -> None:  # noqa: FBT001, FBT002  # for spawn
         """Take what waits for a session that is open here, between two of its turns."""
@@ -233,13 +232,13 @@ class Inbox:
         await wait_idle(runtime.pending_loads, key)
         session = runtime.sessions.get(key)
         if session is None or runtime.draining:
-            self._troubles.pop(key, None)
+            self._succeeded(key, [_ALL])
             return
         if key in self._taking:
             self._taking[key] = True  # what is under way may have looked before this was posted
             return
-        trouble = self._troubles.get(key)
-        if trouble is not None and not now and runtime.clock() < trouble.due:
+        failure = self._failures.get(key, {}).get(_ALL)
+        if failure is not None and not now and runtime.clock() < failure.due:
             return  # its own retry comes
         self._taking[key] = False
         try:
@@ -255,29 +254,37 @@ class Inbox:
         try:
             came = await self._take_all(session, opening=opening)
         except (LeaseLostError, SessionError):
-            self._troubles.pop(key, None)
+            self._succeeded(key, [_ALL])
             return False  # the next opener continues with it
         except Exception as error:  # noqa: BLE001  # reported by health(), and tried again
-            self._fail(key, error)
+            failure = self._failed(key, _ALL, str(error) or type(error).__name__)
+            extra = {"session": str(key)}
+            log_failure(log, logging.WARNING, "taking posts failed", error, extra=extra)
+            self._later(key, failure.due)
             return False
-        self._troubles.pop(key, None)
-        refused = self._refused.get(key)
-        if refused:
-            self._later(key, min([failure.due for failure in refused.values()]))
+        self._succeeded(key, [_ALL])
+        if key in self._failures:
+            self._later(key, min(failure.due for failure in self._failures[key].values()))
         return came
 
-    def _fail(self, key: SessionKey, error: Exception) -> None:
-        tries, due = self._again_after(self._troubles.get(key))
-        self._troubles[key] = _Failure(tries, str(error) or type(error).__name__, due)
-        extra = {"session": str(key)}
-        log_failure(log, logging.WARNING, "taking posts failed", error, extra=extra)
-        self._later(key, due)
-
-    def _again_after(self, before: _Failure | None) -> tuple[int, float]:
-        """Return how often something has failed by now, and when it is tried again."""
-        tries = 1 if before is None else before.tries + 1
+    def _failed(
+        self, key: SessionKey, name: str, reason: str, post: Sequence[PendingItem] = ()
+    ) -> _Failure:
+        """Note a failure; it is tried again later and later, and a post is set aside in the end."""
+        failures = self._failures.setdefault(key, {})
+        tries = failures[name].tries + 1 if name in failures else 1
         pause = backoff(tries, base=PAUSE, cap=LONGEST_PAUSE, chance=self._random())
-        return tries, self._runtime.clock() + pause
+        items = tuple(post) if tries >= TRIES else ()
+        failures[name] = _Failure(tries, reason, self._runtime.clock() + pause, len(post), items)
+        return failures[name]
+
+    def _succeeded(self, key: SessionKey, names: Iterable[str]) -> None:
+        """Forget failures of posts that were taken, or of all."""
+        failures = self._failures.get(key, {})
+        for name in names:
+            failures.pop(name, None)
+        if not failures:
+            self._failures.pop(key, None)
 
     def _later(self, key: SessionKey, due: float) -> None:
         """Attend to a session at a time, unless that is going to happen anyway by then."""
@@ -296,8 +303,8 @@ class Inbox:
         """Take what waits, in three steps each time; only begin, where a session is opened."""
         store, key = self._runtime.store, session.key
         now = self._runtime.clock()
-        refused = self._refused.get(key, {})
-        passed = {name: failure.size for name, failure in refused.items() if failure.due > now}
+        failures = self._failures.get(key, {})
+        passed = {name: failure.size for name, failure in failures.items() if failure.due > now}
         came = False
         while True:
             items, more = await self._waiting(session, passed)
@@ -333,7 +340,8 @@ class Inbox:
             items = [item for item in pending if item.key not in passed]
             if len(pending) < limit:
                 return items, False
-            if size >= TAKEN_IDS or not _is_cut(items, size):
+            is_one_post = len(items) >= size and items[0].key == items[-1].key
+            if size >= TAKEN_IDS or not is_one_post:  # else it may go on
                 break
             size = min(2 * size, TAKEN_IDS)
         last = items[-1].key if items else None
@@ -367,15 +375,17 @@ class Inbox:
             ops = [item.op_id for item in post]
             reason = self._refusal(session, post)
             if reason is not None:
-                self._refuse(session.key, post, reason)
+                failure = self._failed(session.key, post[0].key, reason, post)
+                facts = {"post": post[0].key, "tries": failure.tries, "reason": reason}
+                log.warning("a post cannot be taken", extra={"session": str(session.key), **facts})
                 passed[post[0].key] = len(post)
                 continue
             done += ops
             keys.append(post[0].key)
-        self._no_longer_refused(session.key, map(key_of, done))
+        self._succeeded(session.key, map(key_of, done))
         if keys:
-            facts = SessionPosted(str(session.key), tuple(keys), session.version)
-            self._runtime.hooks.emit("posted", facts)
+            posted = SessionPosted(str(session.key), tuple(keys), session.version)
+            self._runtime.hooks.emit("posted", posted)
         return done
 
     def _refusal(self, session: SessionBase, post: Sequence[PendingItem]) -> str | None:
@@ -398,37 +408,16 @@ class Inbox:
             return str(error)
         return None
 
-    def _refuse(self, key: SessionKey, post: Sequence[PendingItem], reason: str) -> None:
-        refused, name = self._refused.setdefault(key, {}), post[0].key
-        tries, due = self._again_after(refused.get(name))
-        items = tuple(post) if tries >= TRIES else ()
-        refused[name] = _Failure(tries, reason, due, len(post), items)
-        extra = {"session": str(key), "post": name, "tries": tries, "reason": reason}
-        log.warning("a post cannot be taken", extra=extra)
-
-    def _no_longer_refused(self, key: SessionKey, names: Iterable[str]) -> None:
-        refused = self._refused.get(key)
-        if refused is not None:
-            for name in names:
-                refused.pop(name, None)
-            if not refused:
-                del self._refused[key]
-
     async def _reject(self, session: SessionBase) -> None:
         """Set aside what was tried often enough."""
         key = session.key
-        for name, failure in [*self._refused.get(key, {}).items()]:
+        for name, failure in [*self._failures.get(key, {}).items()]:
             if not failure.items:
                 continue
             reason, now = failure.reason[:MOST_REASON], time.time()
             letters = [DeadLetter(item, reason, failure.tries, now) for item in failure.items]
             await self._runtime.store.ack(key, session.epoch, dead=letters)
-            self._no_longer_refused(key, [name])
+            self._succeeded(key, [name])
             self._dead[key] += len(letters)
             extra = {"session": str(key), "post": name, "tries": failure.tries, "reason": reason}
             log.error("a post was set aside as a dead letter", extra=extra)
-
-
-def _is_cut(items: Sequence[PendingItem], limit: int) -> bool:
-    """Whether all requested items belong to one post, which may continue."""
-    return len(items) >= limit and items[0].key == items[-1].key

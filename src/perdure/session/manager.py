@@ -860,8 +860,8 @@ class SessionManager:
         runtime = self._check().runtime
         return await plan_of(
             runtime.store,
-            runtime.registry,
             session_key(id, session, tenant),
+            partial(SessionView, runtime.store, runtime.registry),
             context_bytes=runtime.limits.context_bytes,
             target=target,
             system_prompt=system_prompt,

@@ -6,8 +6,8 @@ lease. Doing it is a second step, and fails if the session has moved on since.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, final
 
 from perdure.errors import InvalidArgumentError, StalePlanError
 from perdure.memory.retrieval import Retriever
@@ -27,22 +27,29 @@ from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, repa
 from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
-from perdure.session.session import SessionView
 from perdure.store import all_records
 
 if TYPE_CHECKING:
     from perdure.providers.context_fit import Format
     from perdure.records.keys import SessionKey
-    from perdure.records.types import Registry
+    from perdure.restore.ladder import RestoredSession
     from perdure.restore.report import Source
-    from perdure.session.session import Session
+    from perdure.session.base import SessionBase
+    from perdure.session.contents import Contents
     from perdure.session.stored import SessionStore
+
+
+class _View(Protocol):
+    """A view of a session as it would be restored."""
+
+    @property
+    def _contents(self) -> Contents: ...
 
 
 async def plan_of(
     store: SessionStore,
-    registry: Registry,
     key: SessionKey,
+    view_of: Callable[[RestoredSession], _View],
     *,
     context_bytes: int,
     target: Format | None = None,
@@ -70,9 +77,10 @@ async def plan_of(
     have = validated(await store.read_documents(key, None), key)
     after = min((document.as_of_seq for document in have.found.values()), default=0)
     tail = await all_records(store.read_log(key, after=after)) if have.found else []
-    memory = _Noting(store, registry, SessionView(store, registry, restored))
+    contents = view_of(restored)._contents
+    memory = _Noting(store, contents)
     if as_agent:
-        serializer = WorkingContextSnapshotSerializer(registry)
+        serializer = WorkingContextSnapshotSerializer(contents._registry)
         bootstrapper = WorkingContextSnapshotBootstrapper(serializer)
         done = await bootstrapper.bootstrap(memory, system_prompt or "", options)
     else:
@@ -99,7 +107,7 @@ async def plan_of(
     )
 
 
-def carry_out(session: Session, plan: RestorePlan) -> None:
+def carry_out(session: SessionBase, plan: RestorePlan) -> None:
     """Append to a session what a plan says.
 
     Raises:
@@ -133,33 +141,34 @@ def carry_out(session: Session, plan: RestorePlan) -> None:
 class _Noting:
     """A session's memory as the bootstrapper needs it; what it would write is noted."""
 
-    def __init__(self, store: SessionStore, registry: Registry, view: SessionView) -> None:
+    def __init__(self, store: SessionStore, contents: Contents) -> None:
         self._store = store
-        self._registry = registry
-        self._view = view
-        self.agent_id: str = view.key.agent
-        self.restored_from: Source = view.restore_report.source
-        self.snapshot_was_written: bool = view._contents.was_folded
-        self.system_prompt_sha256: str | None = view._contents.context.system_prompt_sha256
-        self.messages: tuple[Message, ...] = tuple(view._contents.stored())
+        self._contents = contents
+        self.agent_id: str = contents.key.agent
+        self.restored_from: Source = contents.report.source
+        self.snapshot_was_written: bool = contents.was_folded
+        self.system_prompt_sha256: str | None = contents.context.system_prompt_sha256
+        self.messages: tuple[Message, ...] = tuple(contents.stored())
         self.appended: tuple[Message, ...] = ()
         self.replaces: bool = False
-        self.retriever: Retriever = Retriever(view._contents.lines)
+        self.retriever: Retriever = Retriever(contents.lines)
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
-            WorkingContextSnapshotStore(store, view.key)
+            WorkingContextSnapshotStore(store, contents.key)
         )
 
     def get_working_context_messages(self) -> list[Message]:
-        return self._view._contents.stored()
+        return self._contents.stored()
 
     async def get_raw_tail(
         self, tail_turns: int | None, exclude_turn_id: str | None = None
     ) -> Sequence[Message]:
         if tail_turns is None:
-            return raw_part(self._view._contents.stored())
-        turns = await newest_turns(self._store, self._view.key, tail_turns, exclude=exclude_turn_id)
+            return raw_part(self._contents.stored())
+        turns = await newest_turns(
+            self._store, self._contents.key, tail_turns, exclude=exclude_turn_id
+        )
         payloads = [payload for turn in turns for payload in turn.messages]
-        return [decode_held(payload, self._registry) for payload in payloads]
+        return [decode_held(payload, self._contents._registry) for payload in payloads]
 
     async def reset_working_context_snapshot(
         self, messages: Sequence[Message], *, system_prompt: str | None, reason: str

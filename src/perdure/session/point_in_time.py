@@ -57,7 +57,7 @@ PART: Final = 8 * 1024 * 1024
 
 
 class HistoricalFold(msgspec.Struct, frozen=True):
-    """What a session was."""
+    """A session as of a record."""
 
     found: dict[str, Document]
     """Its documents by name."""
@@ -265,7 +265,7 @@ def _states(documents: Mapping[str, bytes], folder: str) -> Iterator[tuple[str, 
 
 _STATES = ("state/", "plugins/")
 _VALUE = ("description", "value", "types", "scope", "base_priority", "pinned", "created_at")
-"""What makes two memory entries the same; when they were read does not count."""
+"""Fields that make two memory entries the same; the times of their reads do not count."""
 
 
 def conversation_back(

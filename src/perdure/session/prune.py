@@ -60,9 +60,9 @@ class Pruned(msgspec.Struct, frozen=True):
     cut: int
     """The last record that is gone."""
     turns: int
-    """How many turns were removed."""
+    """Number of turns that were removed."""
     bytes: int = 0
-    """What the store has freed at once; it removes whole files or rows."""
+    """Bytes that the store has freed at once; it removes whole files or rows."""
 
 
 class CheckpointHold(msgspec.Struct, frozen=True):
@@ -81,7 +81,7 @@ class PruneRefusal(msgspec.Struct, frozen=True):
 
 
 class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What was pruned, or would be."""
+    """Result of a prune, or of its dry run."""
 
     pruned: tuple[Pruned, ...] = ()
     expired: tuple[SessionKey, ...] = ()
@@ -103,14 +103,14 @@ class _Cut(msgspec.Struct):
     """Of the last record that goes: a session that was made anew has another one there, or none."""
     turns: int
     kept_for: tuple[CheckpointHold, ...] = ()
-    """What holds it back."""
+    """Checkpoints that hold it back."""
 
 
 class _Progress(msgspec.Struct):
-    """What a report has, as far as it is known."""
+    """A report that is being filled."""
 
     is_alone: bool
-    """Whether one session alone is pruned."""
+    """True if one session alone is pruned."""
     pruned: list[Pruned] = []
     expired: list[SessionKey] = []
     held: list[SessionKey] = []
@@ -221,25 +221,24 @@ class Pruner:
     async def _expire(
         self, keys: list[SessionKey], tenant: str, terms: HandoverTerms, progress: _Progress
     ) -> None:
-        """Forget those that nobody holds at once, and then ask for each of the others."""
+        """Forget sessions together: each search for what others reach reads all of them.
+
+        Where one of them is refused, nothing was removed: then each half is tried by itself.
+        """
         forget = partial(self._forgetter.forget, dry_run=False, look_for_carriers=False)
-        refused: dict[SessionKey, PerdureError] = {}
-        try:
-            await forget(keys, tenant, HandoverTerms("raise", terms.wait), refused=refused)
-        except LeaseLostError as failed:  # of one of them; to be held was a use of the others
-            lost = [key for key in keys if str(key) == str(failed.facts.get("key"))] or keys
-            progress.held += lost
-            others = [key for key in keys if key not in lost]
-            if others:
-                await self._expire(others, tenant, terms, progress)
+        if len(keys) == 1:
+            with progress.unless_refused(keys[0]):
+                await forget(keys, tenant, terms)
+                progress.expired += keys
             return
-        progress.expired += [key for key in keys if key not in refused]
-        for key, error in refused.items():
-            with progress.unless_refused(key):
-                if not isinstance(error, LeaseHeldError) or terms.on_held == "raise":
-                    raise error
-                await forget([key], tenant, terms)
-                progress.expired.append(key)
+        try:
+            # One that is held elsewhere is in use by others: it is not asked for beside them.
+            await forget(keys, tenant, HandoverTerms("raise", terms.wait))
+            progress.expired += keys
+        except (FormatError, LeaseHeldError, LeaseLostError, SessionError):
+            half = len(keys) // 2
+            for some in (keys[:half], keys[half:]):
+                await self._expire(some, tenant, terms, progress)
 
     async def drop(self, key: SessionKey, cut: int, terms: HandoverTerms) -> None:
         """Remove a session's records up to one, where no checkpoint of it needs them."""

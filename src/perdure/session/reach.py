@@ -33,17 +33,17 @@ from perdure.memory.ledger import LEDGER
 from perdure.memory.working_memory import SessionValues
 from perdure.records.archives import DOCUMENT as ARCHIVES, Archive, blobs_of, entry_of
 from perdure.records.checkpoints import CHECKPOINTS, Checkpoint, ExplicitState
-from perdure.records.chunks import fits, may_name, named_in, records_of
+from perdure.records.chunks import fits, may_name, named_in
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import FoldedDocuments, HistoryIndex, Origin, origin_in
+from perdure.records.manifest import FoldedDocuments, Origin, origin_in
 from perdure.records.media import LIFTED_KINDS, referred
 from perdure.records.records import CONTEXT, MESSAGE_KINDS, STATE, Record
 from perdure.session.stored import followed
 from perdure.store import Documents, Store
 
 AT_ONCE: Final = 8
-"""How many blobs are read, and in memory, at a time."""
+"""Number of blobs that are read, and in memory, at a time."""
 
 RESULT: Final = b'tool_result_ref"'
 
@@ -53,7 +53,7 @@ class BlobReference(msgspec.Struct, frozen=True):
 
     name: str
     by: str
-    """What needs the blob, in words."""
+    """Description of what needs the blob."""
     names: Callable[[bytes], Iterator[BlobReference]] | None = None
     """Gives what the blob itself names; None for nothing in a form of perdure's."""
     required: bool = True
@@ -63,7 +63,7 @@ class BlobReference(msgspec.Struct, frozen=True):
 
     @property
     def is_leaf(self) -> bool:
-        """Whether it is known to name no other blob."""
+        """True if it is known to name no other blob."""
         return self.required and self.names is None
 
 
@@ -75,15 +75,15 @@ class ReachedBlob(msgspec.Struct, frozen=True):
     data: bytes | None
     """None if it is lost."""
     why: str = ""
-    """What is wrong with the stored blob; empty if it is sound."""
+    """Defect of the stored blob; empty if it is sound."""
     is_leaf: bool = False
-    """Whether it names no other one."""
+    """True if it names no other one."""
     is_whole: bool = True
-    """Whether neither it is lost, nor anything that it names."""
+    """False if it, or anything that it names, is lost."""
 
     @property
     def is_lost(self) -> bool:
-        """Whether its bytes are nowhere."""
+        """True if its bytes are nowhere."""
         return self.data is None
 
     def problem(self, key: SessionKey) -> str:
@@ -106,7 +106,7 @@ def lost_error(key: SessionKey, lost: Sequence[ReachedBlob], cure: str) -> Corru
 
 @final
 class Reach:
-    """What a session's records and documents name; feed it the records, oldest first.
+    """Collector of what a session's records and documents name; feed it the records, oldest first.
 
     Documents that are damaged are left out.
     """
@@ -165,7 +165,17 @@ class Reach:
 
         """
         walk = _Walk(self._store, self._key, skip, other, leaves=leaves)
-        for references in (await self._required(), list(self._possible())):
+        possible = [
+            reference
+            for name, document in self._documents.found.items()
+            if name != CHECKPOINTS
+            for reference in _possibly(document.data, name)
+        ]
+        possible += [
+            BlobReference(name, f"record {seq}", required=False)
+            for name, seq in self._further.items()
+        ]
+        for references in (await self._required(), possible):
             async with aclosing(walk.through(references)) as blobs:
                 async for blob in blobs:
                     yield blob
@@ -204,13 +214,6 @@ class Reach:
         except FormatError:
             pass
         return data
-
-    def _possible(self) -> Iterator[BlobReference]:
-        for name, document in self._documents.found.items():
-            if name != CHECKPOINTS:
-                yield from _possibly(document.data, name)
-        for name, seq in self._further.items():
-            yield BlobReference(name, f"record {seq}", required=False)
 
 
 async def reach_of(
@@ -474,23 +477,15 @@ def _of_page(data: bytes, by: str) -> _Below:
 
 def _of_origin(base: Origin) -> _Below:
     if base.kept:
-        yield BlobReference(base.kept, f"the history up to record {base.at}", _of_history)
+        yield BlobReference(base.kept, f"the history up to record {base.at}", _whatever)
     if base.folded:
         was = f"what the session was at record {base.cut or base.at}"
         yield BlobReference(base.folded, was, _of_folded)
 
 
-def _of_history(data: bytes) -> _Below:
-    for piece in decode(data, HistoryIndex).pieces:
-        by = f"the history from record {piece.first} to {piece.last}"
-        yield BlobReference(piece.blob, by, partial(_of_segment, by=by))
-
-
-def _of_segment(data: bytes, by: str) -> _Below:
-    for record in records_of(data):
-        yield from _in_messages(record)
-        if record.kind not in CHAIN_KINDS:
-            yield from _possibly(record.payload, by)
+def _whatever(_: bytes) -> _Below:
+    """Give nothing: any string in the form of a name counts, where the blob is there."""
+    yield from ()
 
 
 def _of_folded(data: bytes) -> _Below:

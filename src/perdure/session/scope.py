@@ -43,13 +43,13 @@ class ScopeChange(msgspec.Struct, frozen=True):
     """One change of a scope."""
 
     seq: int
-    """Where it begins in the scope's log."""
+    """Its place in the scope's log."""
     at: float
     """Seconds since 1970."""
     values: dict[str, Any]
-    """What was stored."""
+    """Values that were stored, by key."""
     deleted: tuple[str, ...] = ()
-    """Which keys were deleted."""
+    """Keys that were deleted."""
 
 
 @final

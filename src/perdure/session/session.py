@@ -6,6 +6,7 @@ A session belongs to the event loop that opened it, and is written by one proces
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, final, overload
 
@@ -224,17 +225,19 @@ class Session(SessionBase, Rendered):
     def checkpoints(self) -> CheckpointEngine:
         """Its checkpoints: labelled points to inspect and to roll back to."""
         if self._checkpoints is None:
-            from perdure.session.checkpoints import checkpoints_of
+            from perdure.checkpoints.engine import CheckpointEngine
+            from perdure.session.checkpoints import journal_of
 
-            self._checkpoints = checkpoints_of(self)
+            self._checkpoints = CheckpointEngine(journal_of(self))
         return self._checkpoints
 
     @property
     def events(self) -> KernelEventStream:
         """Its kernel events: what an agent did, on the session's logical clock."""
-        from perdure.session.checkpoints import events_of
+        from perdure.checkpoints.events import KernelEventStream
+        from perdure.session.checkpoints import journal_of
 
-        return events_of(self)
+        return KernelEventStream(journal_of(self))
 
     async def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
@@ -415,8 +418,8 @@ class Session(SessionBase, Rendered):
         runtime = self._runtime
         return await plan_of(
             runtime.store,
-            runtime.registry,
             self._tracked.key,
+            partial(SessionView, runtime.store, runtime.registry),
             context_bytes=runtime.limits.context_bytes,
             target=target,
             system_prompt=system_prompt,
@@ -489,16 +492,18 @@ class SessionView(Rendered):
     @property
     def checkpoints(self) -> CheckpointReader:
         """Its checkpoints, as of ``seq``."""
-        from perdure.session.checkpoints import view_checkpoints
+        from perdure.checkpoints.engine import CheckpointReader
+        from perdure.session.checkpoints import reading_of
 
-        return view_checkpoints(self)
+        return CheckpointReader(reading_of(self, self.seq))
 
     @property
     def events(self) -> KernelEventReader:
         """Its kernel events, as of ``seq``."""
-        from perdure.session.checkpoints import view_events
+        from perdure.checkpoints.events import KernelEventReader
+        from perdure.session.checkpoints import reading_of
 
-        return view_events(self)
+        return KernelEventReader(reading_of(self, self.seq))
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""

@@ -61,14 +61,14 @@ from perdure.stores.delegate import DelegatingStore
 
 
 class _HeldSession(msgspec.Struct):
-    """What is known of a session that is held here."""
+    """Facts about a session that is held here."""
 
     epoch: int
     base: Origin | None
     begun: int = 0
     """The epoch's first record."""
     is_folded: bool = False
-    """Whether it has all documents that it began with, for itself."""
+    """True if it has all documents that it began with, for itself."""
 
 
 def followed(store: Store) -> SessionStore:

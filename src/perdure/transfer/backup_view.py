@@ -1,17 +1,19 @@
-"""Read-only store view of a backup, with verification and restore."""
+"""A backup as it is stored, a read-only view of it as a store, its verification and its restore."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from collections.abc import AsyncGenerator, Callable, Collection
-from typing import final
+from typing import Final, final
 
 import anyio
 import msgspec
 
-from perdure.errors import CorruptRecordError, PerdureError
+from perdure.errors import ConfigError, CorruptRecordError, PerdureError
 from perdure.records.json import decode
-from perdure.records.keys import SessionKey
+from perdure.records.keys import BACKUP_JOURNAL, SessionKey
+from perdure.records.manifest import Manifest
 from perdure.records.records import HOLDER_KINDS, Record
 from perdure.session.reach import Reach, ReachedBlob, lost_error
 from perdure.store import (
@@ -27,12 +29,107 @@ from perdure.store import (
     first_record,
     take_after,
 )
-from perdure.transfer import backups, bundle_files, receipts
+from perdure.transfer import bundle_files
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
+from perdure.transfer.receipts import Receipts
 from perdure.transfer.second_look import PAUSES
 from perdure.transfer.views import SessionsView
 
+KEPT, ANEW, POINT = "kept", "anew", "point"
+MADE, FORGOTTEN, ERASED, COLLECTED = "made", "forgotten", "erased", "collected"
+JOURNAL: Final = BACKUP_JOURNAL
+"""Key of the log about the backup itself. Readers skip kinds that they do not know:
+
+    made         its format
+    forgotten    a session that is about to be deleted, as the source has
+    erased       other records of a tenant are about to be removed
+    collected    the tenant's blobs that nothing references since have been removed
+"""
 _CURE = "it stays as it is: to have both, restore the backup into an empty store"
+
+
+class BackupLine(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A record of the source, as stored in the backup."""
+
+    n: int
+    e: int
+    k: str
+    r: msgspec.Raw
+    end: bool = False
+
+    def record(self) -> Record:
+        """Return the source's record."""
+        return Record(self.n, self.e, self.k, bytes(self.r), self.end)
+
+
+class RunPoint(msgspec.Struct, kw_only=True):
+    """State of a session at the end of a run, and of what a run has written so far."""
+
+    head: int = 0
+    """The source's last record."""
+    epoch: int = 0
+    """The source's newest epoch."""
+    begin: int = 0
+    """The backup's entry after which the session's records begin."""
+    first: int = 0
+    """Sequence number of its first record."""
+    mark: str = ""
+    """Hash of its last record, to check that the source still has it."""
+    sum: str = ""
+    """Checksum of all of its records: a hash chain."""
+    manifest: Manifest | None = None
+    posts: list[PendingItem] = []
+    letters: list[DeadLetter] = []
+    lacks: int = 0
+    """Number of blobs that the source had lost: the next run looks for them again."""
+
+    def take(self, payload: bytes) -> Record:
+        """Take in the next `BackupLine`, and return its record."""
+        record = decode(payload, BackupLine).record()
+        self.first = self.first or record.seq
+        self.head = record.seq
+        self.mark = hashlib.sha256(payload).hexdigest()
+        self.sum = hashlib.sha256(self.sum.encode() + payload).hexdigest()
+        return record
+
+
+class SessionEnd(msgspec.Struct):
+    """End of a session's backup."""
+
+    head: int = 0
+    """The last entry of the backup's log."""
+    at: int = 0
+    """The newest point's."""
+    point: RunPoint | None = None
+
+
+async def end_of(target: Store, key: SessionKey) -> SessionEnd:
+    """Find the newest point."""
+    end = SessionEnd()
+
+    def is_point(record: Record) -> bool:
+        end.head = end.head or record.seq
+        return record.kind == POINT
+
+    found = await first_record(target.read_log(key, reverse=True), is_point)
+    if found is not None:
+        end.at, end.point = found.seq, decode(found.payload, RunPoint)
+    return end
+
+
+async def require_backup(target: Store, *, make: bool = False) -> None:
+    """Raise ConfigError unless a store is a backup or, with *make*, empty."""
+    if await target.head(JOURNAL):
+        return
+    tenants = [name for name in await target.tenants() if await keys_of(target, name)]
+    if tenants and await target.head(JOURNAL):  # the first run has just begun
+        return
+    if tenants or not make:
+        what = "has sessions of its own" if tenants else "holds nothing"
+        raise ConfigError(
+            f"{target.location} is no backup: it {what}; name the place of a backup",
+            option="target",
+        )
 
 
 class RestoreSummary(msgspec.Struct, kw_only=True):
@@ -50,7 +147,7 @@ class RestoreSummary(msgspec.Struct, kw_only=True):
     forgotten: list[str] = []
     """Sessions that the store has deleted since the backup; they stay deleted."""
     failed: dict[str, str] = {}
-    """Why a session was not restored, by key: it is newer than the backup, or a different one."""
+    """Reasons why sessions were not restored, by key: newer than the backup, or different ones."""
 
 
 class VerifyReport(msgspec.Struct, kw_only=True):
@@ -59,7 +156,7 @@ class VerifyReport(msgspec.Struct, kw_only=True):
     sessions: int = 0
     records: int = 0
     problems: dict[str, str] = {}
-    """What is wrong, by session key."""
+    """Defects, by session key."""
 
 
 @final
@@ -68,11 +165,11 @@ class BackupView(SessionsView):
 
     def __init__(self, store: Store) -> None:
         super().__init__(store)
-        self._points: dict[SessionKey, tuple[int, backups.RunPoint]] = {}
+        self._points: dict[SessionKey, tuple[int, RunPoint]] = {}
         self.hidden: set[SessionKey] = set()
         """Sessions that the view leaves out."""
         self.damaged: dict[str, str] = {}
-        """Why a session cannot be read, by key."""
+        """Reasons why sessions cannot be read, by key."""
 
     @classmethod
     async def of(cls, store: Store) -> BackupView:
@@ -82,14 +179,14 @@ class BackupView(SessionsView):
             ConfigError: The store is not a backup.
 
         """
-        await backups.require_backup(store)
+        await require_backup(store)
         view = cls(store)
         for tenant in await store.tenants():
             for key in await keys_of(store, tenant):
-                if key == backups.JOURNAL:
+                if key == JOURNAL:
                     continue
                 try:
-                    end = await backups.end_of(store, key)
+                    end = await end_of(store, key)
                 except CorruptRecordError as error:
                     view.damaged[str(key)] = str(view._damage(key, error))
                     continue
@@ -102,19 +199,19 @@ class BackupView(SessionsView):
         """Keys of the visible sessions, sorted."""
         return sorted(set(self._points) - self.hidden)
 
-    def point(self, key: SessionKey) -> backups.RunPoint | None:
+    def point(self, key: SessionKey) -> RunPoint | None:
         """Return a session's newest point, or None."""
         return None if key in self.hidden or key not in self._points else self._points[key][1]
 
     async def forgotten(self) -> list[SessionKey]:
         """Return the sessions that were deleted and have not been backed up again since."""
         keys: set[SessionKey] = set()
-        async with contextlib.aclosing(self.inner.read_log(backups.JOURNAL)) as log:
+        async with contextlib.aclosing(self.inner.read_log(JOURNAL)) as log:
             async for chunk in log:
                 keys |= {
                     decode(record.payload, SessionKey)
                     for record in chunk.records
-                    if record.kind == backups.FORGOTTEN
+                    if record.kind == FORGOTTEN
                 }
         return sorted(keys.difference(self._points))
 
@@ -125,7 +222,7 @@ class BackupView(SessionsView):
         step, at = (-1, head + 1) if reverse else (1, 0)
         async with contextlib.aclosing(self.entries(key, reverse=reverse)) as entries:
             async for entry in entries:
-                record = decode(entry.payload, backups.BackupLine).record()
+                record = decode(entry.payload, BackupLine).record()
                 if at and record.seq != at + step:
                     raise self._incomplete(key, at)
                 at = record.seq
@@ -154,7 +251,7 @@ class BackupView(SessionsView):
             async with contextlib.aclosing(log) as chunks:
                 async for chunk in chunks:
                     for record in chunk.records:
-                        if record.kind == backups.KEPT:
+                        if record.kind == KEPT:
                             yield record
         except CorruptRecordError as error:
             raise self._damage(key, error) from error
@@ -236,16 +333,16 @@ async def verify_backup(
 
     """
     for pause in PAUSES:
-        before = await target.holder(backups.JOURNAL)
+        before = await target.holder(JOURNAL)
         report = await _verified(target, progress)
-        if not report.problems or _is_at_rest(before, await target.holder(backups.JOURNAL)):
+        if not report.problems or _is_at_rest(before, await target.holder(JOURNAL)):
             return report
         await anyio.sleep(pause)
     return await _verified(target, progress)
 
 
 def _is_at_rest(before: LeaseState | None, after: LeaseState | None) -> bool:
-    """Whether no run wrote the backup between two looks at who holds its journal."""
+    """Return whether no run wrote the backup between two looks at who holds its journal."""
     if before is None or after is None:
         return before is after
     return before.epoch == after.epoch and (after.released or after.alive is False)
@@ -272,7 +369,7 @@ async def _verify(view: BackupView, key: SessionKey, sound: set[str]) -> int:
     """Check a session, passing over *sound* blobs, and return how many records it has."""
     point = view.point(key)
     assert point is not None  # as it was listed
-    found, count = backups.RunPoint(), 0
+    found, count = RunPoint(), 0
     documents = await view.read_documents(key)
     reach = Reach(view, key, documents)
     async with contextlib.aclosing(view.entries(key)) as entries:
@@ -350,7 +447,7 @@ async def _leave_alone(view: BackupView, target: Store, summary: RestoreSummary)
         if holder is None or (holder.deleted and holder.draft is not None):
             continue  # it was never there, or a run was killed in the middle of it
         if holder.deleted:
-            if not await receipts.was_removed(view, target, key, holder.epoch):
+            if not await Receipts(view, target).has("written", key, holder.epoch):
                 summary.forgotten.append(str(key))
                 view.hidden.add(key)
             continue

@@ -17,100 +17,52 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Generator
+from collections.abc import Awaitable, Callable, Generator
+from contextlib import aclosing
 from typing import Final, final
 
 import anyio
 import msgspec
 
 from perdure import errors
-from perdure._lib.tasks import each
 from perdure.lease import LeaseOptions, OwnerWatch, named, while_beating
 from perdure.records.json import decode, encode
-from perdure.records.keys import BACKUP_JOURNAL, SessionKey
+from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest, origin_in
 from perdure.records.records import EPOCH, Entry, Record
-from perdure.session.lifecycle import append_durably
+from perdure.session.copier import CopyWriter
 from perdure.session.options import require_no_backup
-from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error, reach_of
+from perdure.session.reach import RESTORE, Reach, ReachedBlob, lost_error
 from perdure.session.stored import followed
-from perdure.store import (
-    Batch,
-    DeadLetter,
-    Documents,
-    PendingItem,
-    Store,
-    Taken,
-    first_record,
+from perdure.store import DeadLetter, Documents, PendingItem, Store, Taken, first_record
+from perdure.transfer import bundle_files
+from perdure.transfer.backup_view import (
+    ANEW,
+    COLLECTED,
+    ERASED,
+    FORGOTTEN,
+    JOURNAL,
+    KEPT,
+    MADE,
+    POINT,
+    BackupLine,
+    BackupView,
+    RunPoint,
+    SessionEnd,
+    end_of,
+    require_backup,
 )
-from perdure.transfer import bundle_files, migration
 from perdure.transfer.bundle_files import ALL, dead_letters_of, leased
+from perdure.transfer.migration import MigrationProgress, each_session, keys_of
 from perdure.transfer.second_look import look_again
 
 FORMAT: Final = 1
-KEPT, ANEW, POINT = "kept", "anew", "point"
-MADE, FORGOTTEN, ERASED, COLLECTED = "made", "forgotten", "erased", "collected"
-JOURNAL: Final = BACKUP_JOURNAL
-"""Key of the log about the backup itself. Readers skip kinds that they do not know:
-
-    made         its format
-    forgotten    a session that is about to be deleted, as the source has
-    erased       other records of a tenant are about to be removed
-    collected    the tenant's blobs that nothing references since have been removed
-"""
-PART: Final = 1024 * 1024
-"""Bytes written to the backup at a time."""
-
-
-class BackupLine(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A record of the source, as stored in the backup."""
-
-    n: int
-    e: int
-    k: str
-    r: msgspec.Raw
-    end: bool = False
-
-    def record(self) -> Record:
-        """Return the source's record."""
-        return Record(self.n, self.e, self.k, bytes(self.r), self.end)
 
 
 class _OfTenant(msgspec.Struct, frozen=True):
-    """What of a journal's entry says whose blobs it is about."""
+    """Part of a journal's entry: the tenant whose blobs it is about."""
 
     tenant: str = ""
-
-
-class RunPoint(msgspec.Struct, kw_only=True):
-    """State of a session at the end of a run, and of what a run has written so far."""
-
-    head: int = 0
-    """The source's last record."""
-    epoch: int = 0
-    """The source's newest epoch."""
-    begin: int = 0
-    """The backup's entry after which the session's records begin."""
-    first: int = 0
-    """Sequence number of its first record."""
-    mark: str = ""
-    """Hash of its last record, to check that the source still has it."""
-    sum: str = ""
-    """Checksum of all of its records: a hash chain."""
-    manifest: Manifest | None = None
-    posts: list[PendingItem] = []
-    letters: list[DeadLetter] = []
-    lacks: int = 0
-    """How many blobs the source had lost: the next run looks for them again."""
-
-    def take(self, payload: bytes) -> Record:
-        """Take in the next `BackupLine`, and return its record."""
-        record = decode(payload, BackupLine).record()
-        self.first = self.first or record.seq
-        self.head = record.seq
-        self.mark = hashlib.sha256(payload).hexdigest()
-        self.sum = hashlib.sha256(self.sum.encode() + payload).hexdigest()
-        return record
 
 
 class Backup(msgspec.Struct, kw_only=True):
@@ -129,7 +81,7 @@ class Backup(msgspec.Struct, kw_only=True):
     bytes: int = 0
     """Bytes of records, documents and blobs that were written."""
     failed: dict[str, str] = {}
-    """Why a session was not backed up, by key; the backup keeps its previous version."""
+    """Reasons why sessions were not backed up, by key; the backup keeps their previous versions."""
 
 
 async def backup(
@@ -137,7 +89,7 @@ async def backup(
     target: Store,
     *,
     wait: float = 10.0,
-    progress: Callable[[migration.MigrationProgress], None] | None = None,
+    progress: Callable[[MigrationProgress], None] | None = None,
 ) -> Backup:
     """Bring a backup up to date with a store; the first run creates it.
 
@@ -162,7 +114,7 @@ async def backup(
     await require_no_backup(source)
     await require_backup(target, make=True)
     run = _Run(source, target, wait)
-    await run.alone(lambda: run.all(progress))
+    await run.alone(lambda: run.follow(progress, is_every=True))
     return run.report
 
 
@@ -195,7 +147,7 @@ async def follow_deletions(source: Store, target: Store, *, wait: float = 10.0) 
     await require_no_backup(source)
     await require_backup(target)
     run = _Run(source, target, wait)
-    await run.alone(run.follow_deletions)
+    await run.alone(run.follow)
     if run.report.failed:
         name, reason = next(iter(run.report.failed.items()))
         raise errors.StoreError(
@@ -217,51 +169,12 @@ def _require_as_secret(source: Store, target: Store) -> None:
         )
 
 
-async def require_backup(target: Store, *, make: bool = False) -> None:
-    """Raise ConfigError unless a store is a backup or, with *make*, empty."""
-    if await target.head(JOURNAL):
-        return
-    tenants = [name for name in await target.tenants() if await migration.keys_of(target, name)]
-    if tenants and await target.head(JOURNAL):  # the first run has just begun
-        return
-    if tenants or not make:
-        what = "has sessions of its own" if tenants else "holds nothing"
-        raise errors.ConfigError(
-            f"{target.location} is no backup: it {what}; name the place of a backup",
-            option="target",
-        )
-
-
-class SessionEnd(msgspec.Struct):
-    """How far the backup of a session reaches."""
-
-    head: int = 0
-    """The last entry of the backup's log."""
-    at: int = 0
-    """The newest point's."""
-    point: RunPoint | None = None
-
-
-async def end_of(target: Store, key: SessionKey) -> SessionEnd:
-    """Find the newest point."""
-    end = SessionEnd()
-
-    def is_point(record: Record) -> bool:
-        end.head = end.head or record.seq
-        return record.kind == POINT
-
-    found = await first_record(target.read_log(key, reverse=True), is_point)
-    if found is not None:
-        end.at, end.point = found.seq, decode(found.payload, RunPoint)
-    return end
-
-
 async def _resumed(target: Store, key: SessionKey, end: SessionEnd) -> tuple[RunPoint, bool]:
     """Return the newest point with what a killed run appended after it, and whether it did."""
     point = RunPoint() if end.point is None else msgspec.structs.replace(end.point)
     is_resumed = False
     if end.head > end.at:
-        async with contextlib.aclosing(target.read_log(key, after=end.at)) as log:
+        async with aclosing(target.read_log(key, after=end.at)) as log:
             async for chunk in log:
                 for record in chunk.records:
                     if record.kind == ANEW:
@@ -273,10 +186,10 @@ async def _resumed(target: Store, key: SessionKey, end: SessionEnd) -> tuple[Run
 
 
 class _Saved(msgspec.Struct, frozen=True):
-    """What became of a session."""
+    """Result for one session."""
 
     lacks: str = ""
-    """What of it is damaged, and not in the backup."""
+    """Description of what is damaged, and not in the backup."""
     is_written: bool = False
     is_there: bool = False
 
@@ -292,7 +205,7 @@ class _Run:
         self.target: Store = target
         self._wait = wait
         self.report = Backup()
-        self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
+        self.watch = OwnerWatch(LeaseOptions(), anyio.current_time)
         self.removed: list[SessionKey] = []
         """Sessions that were removed."""
         self._deleted: set[SessionKey] = set()
@@ -302,15 +215,12 @@ class _Run:
         """By tenant, the blobs that the backup has, with all that they name."""
         self._erased: set[str] = set()
         """Tenants of which something was removed, by the journal, and blobs not collected since."""
-        self._journal: Taken
-        self._noted: int
-        """The journal's last entry."""
+        self._journal: CopyWriter
         self._noting = anyio.Lock()
 
     async def alone(self, act: Callable[[], Awaitable[object]]) -> None:
         """Act as the only run that writes the backup: as the holder of its journal."""
-        watch = self.watches[self.target.owner]
-        await while_beating(self.target, watch, lambda: self._alone(act))
+        await while_beating(self.target, self.watch, lambda: self._alone(act))
 
     async def _alone(self, act: Callable[[], Awaitable[object]]) -> None:
         owner = self.target.owner
@@ -319,7 +229,7 @@ class _Run:
         _running.add(owner)
         try:
             async with self._lease(JOURNAL) as grant:
-                self._journal, self._noted = grant, grant.head
+                self._journal = CopyWriter(self.target, grant)
                 if not await self._read_journal():
                     await self._note(MADE, {"format": FORMAT})
                 await act()
@@ -334,7 +244,7 @@ class _Run:
     async def _read_journal(self) -> bool:
         """Find the tenants whose blobs a run did not come to; return whether there is a backup."""
         is_made = False
-        async with contextlib.aclosing(self.target.read_log(JOURNAL)) as log:
+        async with aclosing(self.target.read_log(JOURNAL)) as log:
             async for chunk in log:
                 for record in chunk.records:
                     is_made = is_made or record.kind == MADE
@@ -351,27 +261,68 @@ class _Run:
             owner=owner,
         )
 
-    async def all(self, progress: Callable[[migration.MigrationProgress], None] | None) -> None:
-        """Back up every session, then follow deletions."""
-        keys = await self._listed()
-        self.report.sessions = len(keys)
-        done, saved = 0, set[SessionKey]()
+    async def follow(
+        self, progress: Callable[[MigrationProgress], None] | None = None, *, is_every: bool = False
+    ) -> None:
+        """Follow the source's deletions; with *is_every*, back up all its sessions before."""
+        known = {JOURNAL}
+        if is_every:
+            await self._bring_new(known, progress, is_every=True)
+        gone = list[SessionKey]()
+        for tenant in await self.target.tenants():
+            for key in await keys_of(self.target, tenant):
+                with self._reported(key):
+                    if key not in known and await self._is_deleted(key):
+                        gone.append(key)
+        # Second: what a session was renamed to is there before the old one is deleted.
+        missing = await self._bring_new({*known, *gone}) if gone else None
+        for key in gone:
+            with self._reported(key):
+                if missing is not None:
+                    raise errors.StoreError(
+                        f"{missing} is not backed up, and may be what {key} was renamed to",
+                        key=str(key),
+                        missing=str(missing),
+                    )
+                await self._delete(key)
+        for tenant in sorted(self._erased):
+            await self._collect(tenant)
+
+    async def _bring_new(
+        self,
+        known: set[SessionKey],
+        progress: Callable[[MigrationProgress], None] | None = None,
+        *,
+        is_every: bool = False,
+    ) -> SessionKey | None:
+        """Back up sessions that are not *known*, and add them; return one that could not be.
+
+        Unless *is_every* is, only those that others may have been renamed to.
+        """
+        missing = list[SessionKey]()
 
         async def bring(key: SessionKey) -> None:
-            nonlocal done
-            if await self._bring(key):
-                saved.add(key)
-            done += 1
-            if progress is not None:
-                progress(migration.MigrationProgress(done, len(keys), key))
+            if not is_every and not await self._may_be_renamed(key):
+                known.add(key)
+            elif not await self._bring(key):
+                missing.append(key)
+            elif key not in self._deleted:
+                known.add(key)
 
-        await each(keys, bring, at_once=migration.AT_ONCE)
-        await self.follow_deletions(saved - self._deleted)
+        while True:
+            self._deleted.clear()
+            listed = await self._listed()
+            if is_every:
+                self.report.sessions = len(listed)
+            keys = [key for key in listed if key not in known]
+            await each_session(keys, bring, progress)
+            if missing or not self._deleted:  # else that one may have been renamed, too
+                return missing[0] if missing else None
 
     async def _listed(self) -> list[SessionKey]:
         """List what the source has now: sessions, and what was only posted to."""
         tenants = await self.source.tenants()
-        keys = [key for tenant in tenants for key in await migration.keys_of(self.source, tenant)]
+        keys = [key for tenant in tenants for key in await keys_of(self.source, tenant)]
         self._waiting = set(await self.source.sessions_with_pending_items())
         self._with_letters = set(await self.source.sessions_with_pending_items(dead_letters=True))
         return keys + sorted((self._waiting | self._with_letters).difference(keys))
@@ -426,8 +377,13 @@ class _Run:
                     f"{key} was written in {self.target.location} by another run: try again",
                     key=str(key),
                 )
-            writing = _SessionBackup(self, grant, point, documents, cut)
-            lost = await writing.bring(head, is_anew=not goes_on, is_every=is_every)
+            if not goes_on:
+                point = msgspec.structs.replace(
+                    point, head=0, first=0, mark="", sum="", begin=grant.head + 1
+                )
+            lost = await self._write(grant, point, documents, head, cut, is_every=is_every)
+            if not goes_on:
+                await self.target.trim(key, grant.epoch, point.begin)
         if lost:
             cure = f"all else of it is in the backup; {RESTORE}, and run this again"
             damaged = damaged or str(lost_error(key, lost, cure))
@@ -493,15 +449,84 @@ class _Run:
             return False
         return hashlib.sha256(encode(_kept(last))).hexdigest() == point.mark
 
+    async def _write(
+        self,
+        grant: Taken,
+        point: RunPoint,
+        documents: Documents,
+        head: int,
+        cut: int,
+        *,
+        is_every: bool,
+    ) -> list[ReachedBlob]:
+        """Append the new records up to *head*, then the point that completes the session.
+
+        Returns the blobs that the source has lost: they are not in the backup.
+        """
+        source, key, writer = self.source, grant.key, CopyWriter(self.target, grant)
+        if point.begin == grant.head + 1:
+            await writer.add([Entry(ANEW, b"{}")], 2)
+        reach, copied = Reach(source, key, documents), point.head
+        after = cut if is_every else copied or cut
+        async with aclosing(bundle_files.settled_records(source, key, head, after=after)) as log:
+            async for record in log:
+                reach.feed(record)
+                if record.seq > copied:
+                    payload = encode(_kept(record))
+                    point.take(payload)
+                    await writer.add([Entry(KEPT, payload, record.end)], len(payload))
+                    self.report.records += 1
+                    self.report.bytes += len(payload)
+        await writer.flush()
+        if documents.manifest is None:
+            reach = await bundle_files.reach(source, key, documents, head)
+        lost = await self._put_blobs(reach, key.tenant)  # before the point that counts on them
+        point.lacks = len(lost)
+        data = encode(point)
+        await writer.add([Entry(POINT, data)], len(data))
+        await writer.flush()
+        self.report.bytes += len(data)
+        await self._put_documents(grant, documents, writer.head)
+        return lost
+
+    async def _put_documents(self, grant: Taken, documents: Documents, at: int) -> None:
+        """Write the documents that have changed, as of the backup's entry *at*."""
+        manifest = documents.manifest
+        if manifest is None:
+            return
+        before = (await self.target.read_documents(grant.key, ())).manifest
+        listed_before = {} if before is None else before.documents
+        changed = {
+            name: document.data
+            for name, document in documents.found.items()
+            if name not in listed_before
+            or listed_before[name].sha256 != manifest.documents[name].sha256
+        }
+        listed = {
+            name: msgspec.structs.replace(entry, as_of_seq=at)
+            for name, entry in manifest.documents.items()
+            if name in documents.found
+        }
+        rewritten = msgspec.structs.replace(
+            manifest,
+            epoch=grant.epoch,
+            as_of_seq=at,
+            documents=listed,
+            base=None,
+            position=msgspec.Raw(b"null"),
+        )
+        await self.target.write_documents(grant.key, changed, rewritten)
+        self.report.bytes += sum(map(len, changed.values()))
+
     # blobs
 
-    async def put_blobs(self, reach: Reach, tenant: str) -> list[ReachedBlob]:
+    async def _put_blobs(self, reach: Reach, tenant: str) -> list[ReachedBlob]:
         """Copy what is whole of the blobs of a reach, and return those that are lost."""
         if tenant not in self.known:
             self.known[tenant] = set(await self.target.blob_names(tenant))
         known, lost = self.known[tenant], list[ReachedBlob]()
         reached = reach.blobs(known, other=self.target)
-        async with contextlib.aclosing(reached) as blobs:
+        async with aclosing(reached) as blobs:
             async for blob in blobs:
                 if blob.data is None:
                     lost.append(blob)
@@ -517,16 +542,14 @@ class _Run:
 
         While the backup of a session is damaged, nobody knows what it references: that is reported.
         """
-        from perdure.transfer.backup_view import BackupView
-
         view = await BackupView.of(self.target)
-        keys = await migration.keys_of(self.target, tenant)
+        keys = await keys_of(self.target, tenant)
         damaged = {str(key): view.damaged[str(key)] for key in keys if str(key) in view.damaged}
         named: set[str] = set()
         for key in [other for other in view.keys if other.tenant == tenant]:
             try:
                 reach = await bundle_files.reach(view, key)
-                async with contextlib.aclosing(reach.blobs(named)) as blobs:
+                async with aclosing(reach.blobs(named)) as blobs:
                     async for blob in blobs:
                         named.add(blob.name)
                 await self._trim(key, view.point(key))
@@ -554,28 +577,6 @@ class _Run:
 
     # erasure
 
-    async def follow_deletions(self, present: Collection[SessionKey] = ()) -> None:
-        """Remove what the source has deleted; those in *present* were just backed up."""
-        known, gone = {JOURNAL, *present}, list[SessionKey]()
-        for tenant in await self.target.tenants():
-            for key in await migration.keys_of(self.target, tenant):
-                with self._reported(key):
-                    if key not in known and await self._is_deleted(key):
-                        gone.append(key)
-        # Second: what a session was renamed to is there before the old one is deleted.
-        missing = await self._bring_renamed(known, gone) if gone else None
-        for key in gone:
-            with self._reported(key):
-                if missing is not None:
-                    raise errors.StoreError(
-                        f"{missing} is not backed up, and may be what {key} was renamed to",
-                        key=str(key),
-                        missing=str(missing),
-                    )
-                await self._delete(key)
-        for tenant in sorted(self._erased):
-            await self._collect(tenant)
-
     @contextlib.contextmanager
     def _reported(self, key: SessionKey) -> Generator[None, None, None]:
         """Report what keeps a deletion from being followed."""
@@ -585,28 +586,13 @@ class _Run:
             self.report.failed[str(key)] = f"it is still in the backup: {error}"
 
     async def _is_deleted(self, key: SessionKey) -> bool:
-        """Whether the source had a session and deleted it, and the backup still has it."""
+        """Return whether the source has deleted a session that the backup still has."""
         holder = await self.source.holder(key)
         copy = await self.target.holder(key)
         return holder is not None and holder.deleted and copy is not None and not copy.deleted
 
-    async def _bring_renamed(
-        self, present: Collection[SessionKey], gone: Collection[SessionKey]
-    ) -> SessionKey | None:
-        """Bring what deleted sessions may have become; return the first that is not backed up."""
-        seen = {*present, *gone}
-        while True:
-            self._deleted.clear()
-            for key in await self._listed():
-                is_new = key not in seen and await self._may_be_renamed(key)
-                if is_new and not await self._bring(key):
-                    return key
-                seen.add(key)
-            if not self._deleted:  # else that one has been renamed, too
-                return None
-
     async def _may_be_renamed(self, key: SessionKey) -> bool:
-        """Whether a session may be new to the backup under its name."""
+        """Return whether a session may be new to the backup under its name."""
         try:
             holder = await self.source.holder(key)
             if holder is not None and holder.draft is not None and holder.draft.purpose == "rename":
@@ -624,7 +610,7 @@ class _Run:
         self.removed.append(key)
 
     def _lease(self, key: SessionKey) -> contextlib.AbstractAsyncContextManager[Taken]:
-        return leased(self.target, key, watches=self.watches, wait=self._wait)
+        return leased(self.target, key, watch=self.watch, wait=self._wait)
 
     async def _note_erasure(self, tenant: str) -> None:
         """Note it before something is removed: after a crash, the next run collects the blobs."""
@@ -634,111 +620,9 @@ class _Run:
                 self._erased.add(tenant)
 
     async def _note(self, kind: str, what: object) -> None:
-        entries = (Entry(kind, encode(what)),)
-        journal = self._journal
-        await append_durably(
-            self.target, Batch(journal.key, journal.epoch, self._noted + 1, entries)
-        )
-        self._noted += 1
-
-
-@final
-class _SessionBackup:
-    """Update of one session's backup in one run."""
-
-    def __init__(
-        self, run: _Run, grant: Taken, point: RunPoint, documents: Documents, cut: int
-    ) -> None:
-        self._run = run
-        self._grant = grant
-        self._key = grant.key
-        self._next = grant.head + 1
-        self._entries: list[Entry] = []
-        self._size = 0
-        self._point = point
-        self._documents = documents
-        self._cut = cut
-
-    async def bring(self, head: int, *, is_anew: bool, is_every: bool) -> list[ReachedBlob]:
-        """Append the new records up to *head*, then the point that completes the session.
-
-        Returns the blobs that the source has lost: they are not in the backup.
-        """
-        run, key, point = self._run, self._key, self._point
-        if is_anew:
-            point.head, point.first, point.mark, point.sum = 0, 0, "", ""
-            point.begin = self._next
-            self._add(Entry(ANEW, b"{}"))
-        reach = Reach(run.source, key, self._documents)
-        after = point.head or self._cut
-        records = bundle_files.settled_records(run.source, key, head, after=after)
-        async with contextlib.aclosing(records):
-            async for record in records:
-                reach.feed(record)
-                payload = encode(_kept(record))
-                point.take(payload)
-                run.report.records += 1
-                self._add(Entry(KEPT, payload, record.end))
-                if record.end and self._size >= PART:
-                    await self._flush()
-        await self._flush()
-        if is_every and self._cut and self._documents.manifest is not None:
-            records = bundle_files.settled_records(run.source, key, head, after=self._cut)
-            reach = await reach_of(run.source, key, self._documents, records)
-        elif is_every:
-            reach = await bundle_files.reach(run.source, key, self._documents, head)
-        lost = await run.put_blobs(reach, key.tenant)  # before the point that counts on them
-        point.lacks = len(lost)
-        self._add(Entry(POINT, encode(point)))
-        await self._flush()
-        await self._put_documents(self._documents)
-        if is_anew:
-            await run.target.trim(key, self._grant.epoch, point.begin)
-        return lost
-
-    def _add(self, entry: Entry) -> None:
-        self._entries.append(entry)
-        self._size += len(entry.payload)
-
-    async def _flush(self) -> None:
-        """Make the buffer durable; it counts once a point is behind it."""
-        if not self._entries:
-            return
-        entries, self._entries = self._entries, []
-        batch = Batch(self._key, self._grant.epoch, self._next, tuple(entries))
-        await append_durably(self._run.target, batch)
-        self._next += len(entries)
-        self._run.report.bytes += self._size
-        self._size = 0
-
-    async def _put_documents(self, documents: Documents) -> None:
-        manifest = documents.manifest
-        if manifest is None:
-            return
-        target, at = self._run.target, self._next - 1
-        before = (await target.read_documents(self._key, ())).manifest
-        listed_before = {} if before is None else before.documents
-        changed = {
-            name: document.data
-            for name, document in documents.found.items()
-            if name not in listed_before
-            or listed_before[name].sha256 != manifest.documents[name].sha256
-        }
-        listed = {
-            name: msgspec.structs.replace(entry, as_of_seq=at)
-            for name, entry in manifest.documents.items()
-            if name in documents.found
-        }
-        rewritten = msgspec.structs.replace(
-            manifest,
-            epoch=self._grant.epoch,
-            as_of_seq=at,
-            documents=listed,
-            base=None,
-            position=msgspec.Raw(b"null"),
-        )
-        await target.write_documents(self._key, changed, rewritten)
-        self._run.report.bytes += sum(map(len, changed.values()))
+        data = encode(what)
+        await self._journal.add([Entry(kind, data)], len(data))
+        await self._journal.flush()
 
 
 def _kept(record: Record) -> BackupLine:

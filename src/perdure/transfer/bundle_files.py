@@ -6,7 +6,7 @@ session from it, as from a store, so a damaged bundle writes nothing.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -20,16 +20,15 @@ from perdure.errors import (
     ConfigError,
     CorruptRecordError,
     SessionNotFoundError,
-    StoreError,
     StoreUnavailableError,
     TooLargeError,
 )
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease, while_beating
-from perdure.records.json import BOM, encode
+from perdure.records.json import BOM
 from perdure.records.keys import SessionKey, stored_key
 from perdure.records.manifest import Origin
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, Record
+from perdure.records.records import HOLDER_KINDS, Record
 from perdure.session.copied import OWN_KINDS
 from perdure.session.copier import copy_session
 from perdure.session.options import Limits, require_no_backup
@@ -54,18 +53,21 @@ async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, No
         StoreUnavailableError: Another process is taking the session over.
 
     """
+    store = await with_history(store, key)
     documents = await store.read_documents(key)
     head = await store.head(key)  # second: a log may be ahead of its documents, never behind
     generation = await _generation(store, key)
     require_whole(key, documents)
     letters = await dead_letters_of(store, key)
-    _require_readable(key, letters)
+    if any(letter.item.damage for letter in letters):
+        raise CorruptRecordError(
+            f"a dead letter of {key} is damaged: `perdure inbox {key.agent}` shows it, and --drop "
+            "removes it",
+            key=str(key),
+        )
     lost: list[ReachedBlob] = []
-    if documents.manifest is None:
-        session_reach = await reach(store, key, documents, head)
-    else:
-        session_reach = await reach_of(store, key, documents, content(store, key, head))
-    blobs = await reached_blobs(session_reach, lost)
+    reach = await reach_of(store, key, documents, content(store, key, head))
+    blobs = await reached_blobs(reach, lost)
     if lost:
         raise lost_error(key, lost, SALVAGE)
     records = content(store, key, head)
@@ -97,10 +99,14 @@ async def items_of(
     async with aclosing(records):
         async for record in records:
             yield record
-    if documents.manifest is not None:  # else the first fold is under way, and the log has it all
+    manifest = documents.manifest
+    if manifest is not None:  # else the first fold is under way, and the log has it all
         for name, document in sorted(documents.found.items()):
             yield bundle.BundleDocument(name, document)
-        yield documents.manifest
+        base = manifest.base
+        if base is not None:
+            base = Origin(cut=base.cut, folded=base.folded) if base.cut else None
+        yield msgspec.structs.replace(manifest, base=base)
 
 
 async def _generation(store: Store, key: SessionKey) -> list[Any]:
@@ -126,21 +132,33 @@ async def dead_letters_of(store: Store, key: SessionKey) -> list[DeadLetter]:
     return sorted(letters, key=lambda letter: (letter.at, letter.item.op_id))
 
 
+async def with_history(store: Store, key: SessionKey) -> Store:
+    """Return a store that has all of a session; a fork of before reads other sessions."""
+    base = await followed(store).base_of(key)
+    return followed(store) if base is not None and base.at else store
+
+
 async def content(store: Store, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
     """Yield the log up to record *head*, without the store's own records and fields.
 
     What was pruned is named once, by its last number, wherever the store has that.
     """
-    base = await followed(store).base_of(key) or Origin()
-    is_plain = not base.at  # else it is a fork of before
-    cut = base.cut if is_plain else 0
-    if cut:
-        yield Record(cut, 0, BASE, encode(Origin(cut=cut, folded=base.folded)), end=True)
-    async with aclosing(settled_records(store, key, head, after=cut)) as log:
+    base = await followed(store).beginning_of(key)
+    if base.cut:
+        yield bundle.base_record(base, base.cut)
+    async with aclosing(said(store, key, head, after=base.cut)) as log:
         async for record in log:
-            neutral = bundle.neutral_record(record)
-            if neutral is not None and not (is_plain and record.kind in OWN_KINDS):
-                yield neutral
+            yield record
+
+
+async def said(
+    store: Store, key: SessionKey, head: int, *, after: int = 0
+) -> AsyncGenerator[Record, None]:
+    """Yield the records after one up to another that a copy has as they are."""
+    async with aclosing(settled_records(store, key, head, after=after)) as log:
+        async for record in log:
+            if record.kind not in OWN_KINDS and record.kind not in HOLDER_KINDS:
+                yield Record(record.seq, 0, record.kind, record.payload, record.end)
 
 
 async def settled_records(
@@ -177,16 +195,6 @@ def require_whole(key: SessionKey, documents: Documents) -> None:
             key=str(key),
             documents=names,
         )
-
-
-def _require_readable(key: SessionKey, letters: list[DeadLetter]) -> None:
-    for letter in letters:
-        if letter.item.damage:
-            raise CorruptRecordError(
-                f"a dead letter of {key} is damaged: `perdure inbox {key.agent}` shows it, and "
-                "--drop removes it",
-                key=str(key),
-            )
 
 
 async def reach(
@@ -231,15 +239,13 @@ async def leased(
     target: Store,
     key: SessionKey,
     *,
-    watches: Mapping[str, OwnerWatch],
+    watch: OwnerWatch,
     on_held: OnHeld = "steal",
     wait: float,
 ) -> AsyncGenerator[Taken, None]:
     """Hold a session's lease in a store that is written to."""
-    me = target.owner
-    grant = await acquire_lease(
-        target, key, Terms(me=me), watch=watches[me], on_held=on_held, wait=wait
-    )
+    terms = Terms(me=target.owner)
+    grant = await acquire_lease(target, key, terms, watch=watch, on_held=on_held, wait=wait)
     try:
         yield grant
     finally:
@@ -273,13 +279,17 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     return await write_items(path, items(store, key))
 
 
+_KEPT: Final[dict[type, str]] = {bundle.BundleDocument: "documents", DeadLetter: "dead letters"}
+
+
 async def write_items(path: Path, items: AsyncGenerator[bundle.Item, None]) -> int:
     """Write a bundle's items into a new file, and return the file's size in bytes."""
     writer, kept = bundle.BundleWriter(), bundle.KeptItems()
     async with new_file(path) as file, aclosing(items):
         async for item in items:
             line = writer.line(item)
-            if excess := kept.excess(item, len(line)):
+            what = _KEPT.get(type(item))
+            if what is not None and (excess := kept.excess(what, len(line))):
                 raise TooLargeError(
                     f"there are {excess}, which no import takes: copy the session with "
                     "`perdure migrate` or `perdure backup`",
@@ -316,61 +326,41 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
         CorruptRecordError: The bundle is damaged, or costs more than it may.
         InvalidArgumentError: The key is of perdure's own, and no scope.
         LeaseHeldError: Another process makes a session of this key.
-        StoreError: It has dead letters, and the store does not support them; or the store lacks
-            the session that it continues, or refused a part of it; or the file was changed.
+        StoreError: It has dead letters, and the store does not support them; or the store refused
+            a part of it; or the file was changed.
         UnsupportedVersionError: A newer release wrote it.
 
     """
     if key is not None:
         stored_key(key.agent)
-    async with BundleFile.opened(path, key) as file:
+    async with BundleFile.opened(path) as file:
         await require_no_backup(store)
-        return await _copied(store, key or file.content.key, file)
+        key = key or file.key
+        holder = await store.holder(key)
+        if holder is not None and not holder.deleted and await store.head(key):
+            raise ConfigError(
+                f"{store.location} has a session {key}: choose another id, or delete it first",
+                key=str(key),
+            )
+        watch = OwnerWatch(LeaseOptions(), anyio.current_time)
 
+        async def put_letters(epoch: int) -> None:
+            if file.letters:
+                await store.ack(key, epoch, dead=file.letters)
 
-async def _copied(store: Store, key: SessionKey, file: BundleFile) -> WrittenSession:
-    holder = await store.holder(key)
-    if holder is not None and not holder.deleted and await store.head(key):
-        raise ConfigError(
-            f"{store.location} has a session {key}: choose another id, or delete it first",
-            key=str(key),
+        copy = partial(
+            copy_session,
+            BundleView(store, file),
+            key,
+            store,
+            key,
+            draft=Draft(source=key, generation=0, up_to=file.head, purpose="restore"),
+            watch=watch,
+            limits=Limits(),
+            on_epoch=put_letters,
         )
-    view = BundleView(store, key, file, await _continued(store, key, file.content.base))
-    watch = OwnerWatch(LeaseOptions(), anyio.current_time)
-
-    async def put_letters(epoch: int) -> None:
-        if file.letters:
-            await store.ack(key, epoch, dead=file.letters)
-
-    head = await followed(view).head(key)
-    draft = Draft(source=key, generation=0, up_to=head, purpose="restore")
-    copy = partial(copy_session, view, key, store, key, draft=draft, watch=watch, limits=Limits())
-    done = await while_beating(store, watch, partial(copy, on_epoch=put_letters))
-    return WrittenSession(key, file.content.count, done.blobs, done.bytes, done.epoch)
-
-
-async def _continued(store: Store, key: SessionKey, base: Origin | None) -> int:
-    """Return the epoch of the record that a fork of before continues, 0 for what is no fork."""
-    if base is None or base.parent is None:
-        return 0
-    if base.parent.tenant != key.tenant:
-        raise StoreError(
-            f"session {key} is a fork of {base.parent}, and a fork has its parent's tenant: import "
-            f"both for {base.parent.tenant!r}",
-            key=str(key),
-            parent=str(base.parent),
-        )
-    log = followed(store).read_log(base.parent, after=base.at - 1, before=base.at + 1)
-    record = await first_record(log)
-    if record is None:
-        raise StoreError(
-            f"session {key} is a fork at record {base.at} of {base.parent}, which "
-            f"{store.location} does not have: import that session first",
-            key=str(key),
-            parent=str(base.parent),
-            at=base.at,
-        )
-    return record.epoch
+        done = await while_beating(store, watch, copy)
+        return WrittenSession(key, file.count, done.blobs, done.bytes, done.epoch)
 
 
 async def is_bundle(path: Path) -> bool:
@@ -384,4 +374,4 @@ async def is_bundle(path: Path) -> bool:
 async def bundle_key(path: Path) -> SessionKey:
     """Read and check all of a bundle, and return its session's key; errors as `read_bundle`."""
     async with BundleFile.opened(path) as file:
-        return file.content.key
+        return file.key

@@ -8,7 +8,7 @@ each run of lost records and names its range.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,13 @@ from perdure.records.records import MISSING, Record
 from perdure.session.reach import Reach, ReachedBlob
 from perdure.store import Documents, Store, first_record, past_damage
 from perdure.transfer import bundle
-from perdure.transfer.bundle_files import dead_letters_of, items_of, reached_blobs, write_items
+from perdure.transfer.bundle_files import (
+    dead_letters_of,
+    items_of,
+    reached_blobs,
+    with_history,
+    write_items,
+)
 
 ONE_BY_ONE: Final = 1000
 """Records that are tried one by one after damage, before the step size doubles."""
@@ -55,13 +61,13 @@ class Salvage(msgspec.Struct, kw_only=True):
     lost_dead_letters: int = 0
     """Dead letters that are damaged."""
     unproven_tail: str = ""
-    """Why more records may be missing at the log's end; empty where nothing says so."""
+    """Reason why more records may be missing at the log's end; empty where nothing says so."""
     bytes: int = 0
     """Size of the bundle."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing is missing."""
+        """True if nothing is missing."""
         lost = self.lost_documents or self.lost_blobs or self.lost_dead_letters
         return not (self.missing or lost)
 
@@ -85,6 +91,8 @@ async def salvage(store: Store, key: SessionKey, path: Path) -> Salvage:
     """
     token = past_damage.set(True)
     try:
+        with suppress(CorruptRecordError):
+            store = await with_history(store, key)
         salvaging = _Salvaging(store, key)
         salvaging.report.bytes = await write_items(path, salvaging.items())
         return salvaging.report

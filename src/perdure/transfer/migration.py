@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from functools import partial
 from typing import Final, final
 
@@ -26,17 +26,16 @@ from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
 from perdure.lineage import require_unread
 from perdure.records.keys import SessionKey, require_filters, stored_key
 from perdure.records.manifest import Origin
-from perdure.records.records import FORK, GAP, Record
-from perdure.session.copied import OWN_KINDS
-from perdure.session.copier import CopiedSession, continue_copy, copy_session
+from perdure.records.records import FORK
+from perdure.session.copier import continue_copy, copy_session
 from perdure.session.delete import tenant_sessions
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import ReachedBlob, lost_error
-from perdure.session.stored import SessionStore, followed
+from perdure.session.stored import followed
 from perdure.store import Draft, Store, Taken, blobs_are_apart, first_record
 from perdure.transfer import bundle_files
 from perdure.transfer.bundle_files import ChangedError, dead_letters_of
-from perdure.transfer.receipts import Receipts
+from perdure.transfer.receipts import Receipts, written_under
 from perdure.transfer.second_look import Moment, exact_moment_of, look_again, moment_of
 
 AT_ONCE: Final = 8
@@ -77,7 +76,7 @@ class Migration(msgspec.Struct, kw_only=True):
     dead_letters: int = 0
     """Dead letters that this run copied to the target."""
     failed: dict[str, str] = {}
-    """Why a session was not copied, by key."""
+    """Reasons why sessions were not copied, by key."""
 
 
 async def migrate(
@@ -113,7 +112,7 @@ async def migrate(
     """
     mover = _Mover(source, target, on_held=on_held, wait=wait)
     act = partial(_move_all, mover, tenants, progress)
-    await while_beating(target, mover.watches[target.owner], act)
+    await while_beating(target, mover.watch, act)
     return mover.report
 
 
@@ -137,21 +136,33 @@ async def _move_all(
         holder = await source.holder(key)
         if holder is not None and holder.deleted:
             others.add(key)
-    keys += sorted(others.difference(keys))
-    done = 0
 
     async def move(key: SessionKey) -> None:
-        nonlocal done
         try:
             await mover.move(key)
         except errors.PerdureError as error:
             report.failed[str(key)] = str(error)
+
+    await each_session(keys + sorted(others.difference(keys)), move, progress)
+    report.open = len(mover.open)
+
+
+async def each_session(
+    keys: Sequence[SessionKey],
+    act: Callable[[SessionKey], Awaitable[None]],
+    progress: Callable[[MigrationProgress], None] | None,
+) -> None:
+    """Act on sessions, a few at a time, and tell of each that is done."""
+    done = 0
+
+    async def one(key: SessionKey) -> None:
+        nonlocal done
+        await act(key)
         done += 1
         if progress is not None:
             progress(MigrationProgress(done, len(keys), key))
 
-    await each(keys, move, at_once=AT_ONCE)
-    report.open = len(mover.open)
+    await each(keys, one, at_once=AT_ONCE)
 
 
 async def _listed(store: Store, tenants: Sequence[str] | None) -> list[SessionKey]:
@@ -170,7 +181,7 @@ async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
 
 
 class Act(enum.Enum):
-    """What to do about a session in the target."""
+    """Act on a session in the target."""
 
     NOTHING = "there is nothing to copy"
     WRITE = "write all of it"
@@ -189,17 +200,17 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     theirs: Moment
     """The target's, from before its log was read."""
     has_content: bool
-    """Whether the source has a record or a document."""
+    """True if the source has a record or a document."""
     differs: int = 0
     """The target's first record that the source does not have; 0 for none."""
     next: int = 0
     """The source's first record that the target does not have; 0 for none."""
     is_damaged: bool = False
-    """Whether documents of the target are damaged."""
+    """True if documents of the target are damaged."""
     is_superseded: bool = False
-    """Whether this source had all that the target has, and has deleted, pruned or begun it anew."""
+    """True if this source had all that the target has, and has deleted, pruned or begun it anew."""
     is_outdated: bool = False
-    """Whether the source has pruned more, or a release before 0.1.0 numbered it after a base."""
+    """True if the source has pruned more, or a release before 0.1.0 numbered it after a base."""
 
 
 def decide(found: Found) -> Act:
@@ -235,7 +246,7 @@ class _Mover:
         """Sessions with pending items in the source, or with dead letters in one of the stores."""
         self.open: set[SessionKey] = set()
         """Sessions that a process holds in the source."""
-        self.watches = {target.owner: OwnerWatch(LeaseOptions(), anyio.current_time)}
+        self.watch = OwnerWatch(LeaseOptions(), anyio.current_time)
         self._on_held: OnHeld = on_held
         self._wait = wait
         self._receipts = Receipts(source, target)
@@ -307,7 +318,7 @@ class _Mover:
             is_damaged=bool((await self.target.read_documents(key)).damaged),
             is_superseded=(ours.deleted or differs > 0)
             and (ours.deleted or differs <= cut or await self._is_begun_anew(key))
-            and await self._receipts.cover(key),
+            and await self._receipts.has("written", key, await written_under(self.target, key)),
             is_outdated=cut > base.cut or base.at > 0,
         )
 
@@ -325,8 +336,8 @@ class _Mover:
     async def _compare(self, key: SessionKey, cut: int) -> tuple[bool, int, int]:
         """Return whether the source has records, and both stores' first that the other lacks."""
         source, target = followed(self.source), followed(self.target)
-        ours = _content(source, key, await source.head(key))
-        theirs = _content(target, key, await target.head(key))
+        ours = bundle_files.said(source, key, await source.head(key))
+        theirs = bundle_files.said(target, key, await target.head(key))
         differs = 0
         async with contextlib.aclosing(ours), contextlib.aclosing(theirs):
             our = await anext(ours, None)
@@ -363,8 +374,8 @@ class _Mover:
     @contextlib.asynccontextmanager
     async def _lease(self, key: SessionKey, theirs: Moment) -> AsyncGenerator[Taken, None]:
         """Hold the target's session, which nobody has written since that moment."""
-        watches, on_held, wait = self.watches, self._on_held, self._wait
-        lease = bundle_files.leased(self.target, key, watches=watches, on_held=on_held, wait=wait)
+        watch, on_held, wait = self.watch, self._on_held, self._wait
+        lease = bundle_files.leased(self.target, key, watch=watch, on_held=on_held, wait=wait)
         async with lease as grant:
             if (grant.epoch, grant.head) != (theirs.epoch + 1, theirs.head + 1):
                 message = f"{key} changed in {self.target.location} meanwhile: try again"
@@ -385,8 +396,15 @@ class _Mover:
         if newest is None:
             raise ChangedError(f"{key} was deleted while it was read: try again", key=str(key))
         draft = Draft(source=key, generation=newest.epoch, up_to=newest.seq, purpose="migrate")
+        copy = partial(copy_session, self.source, key, self.target, key, draft=draft)
+        go_on = partial(continue_copy, self.source, key, self.target, draft=draft)
+        note, limits = partial(self._receipts.leave, "written", key), Limits()
         try:
-            written = await self._write(key, draft, grant)
+            if grant is None:
+                watch, wait = self.watch, self._wait
+                written = await copy(watch=watch, limits=limits, wait=wait, on_epoch=note)
+            else:
+                written = await go_on(grant, limits=limits)
         except errors.LeaseHeldError as error:  # it may be what a killed run had on its way
             raise ChangedError(str(error), key=str(key)) from error
         found = None
@@ -403,16 +421,6 @@ class _Mover:
         self.report.blobs += written.blobs
         self.report.bytes += written.bytes
         return found
-
-    async def _write(self, key: SessionKey, draft: Draft, grant: Taken | None) -> CopiedSession:
-        source, target, limits = self.source, self.target, Limits()
-        if grant is not None:
-            return await continue_copy(source, key, target, grant, draft=draft, limits=limits)
-        copy = partial(
-            copy_session, source, key, target, key, draft=draft, limits=limits, wait=self._wait
-        )
-        note = partial(self._receipts.leave, "written", key)
-        return await copy(watch=self.watches[target.owner], on_epoch=note)
 
     async def _read_blobs_back(self, key: SessionKey) -> None:
         """Read all blobs that the target's copy reaches, and copy again those that it lacks.
@@ -549,13 +557,3 @@ def _place(key: SessionKey) -> str:
     """Return where a session is in the target, for a command."""
     tenant = f" --tenant {key.tenant}" if key.tenant else ""
     return f"--session {key.session}{tenant} --store TARGET"
-
-
-async def _content(store: SessionStore, key: SessionKey, head: int) -> AsyncGenerator[Record, None]:
-    """Yield the records up to *head* that a copy has as they are."""
-    if not head:
-        return
-    async with contextlib.aclosing(bundle_files.settled_records(store, key, head)) as log:
-        async for record in log:
-            if record.kind not in OWN_KINDS and record.kind != GAP:
-                yield Record(record.seq, 0, record.kind, record.payload, record.end)

@@ -58,10 +58,6 @@ class Receipts:
         name, _ = self._receipt(kind, key, facts)
         return await self._target.get_blob(key.tenant, name) is not None
 
-    async def cover(self, key: SessionKey) -> bool:
-        """Return whether migrations alone have written what the target has of a session."""
-        return await self.has("written", key, await written_under(self._target, key))
-
 
 async def written_under(store: Store, key: SessionKey) -> int:
     """Return the newest epoch that wrote anything of a session, or deleted it; 0 without one.
@@ -75,11 +71,6 @@ async def written_under(store: Store, key: SessionKey) -> int:
     folded = 0 if manifest is None else manifest.epoch
     written = 0 if newest is None else newest.epoch
     return max(folded, written) or (0 if holder is None else holder.epoch)
-
-
-async def was_removed(source: Store, target: Store, key: SessionKey, epoch: int) -> bool:
-    """Return whether a migration deleted a session under this epoch."""
-    return await Receipts(source, target).has("written", key, epoch)
 
 
 async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]:

@@ -29,7 +29,7 @@ PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
 class Moment(msgspec.Struct, frozen=True):
-    """What changes with every change of a session, but not with its posts and dead letters."""
+    """State of a session that differs after every change, but not after posts and dead letters."""
 
     epoch: int
     """The newest one; 0 for a session that was never begun."""

@@ -9,23 +9,28 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Final, final
 
-import anyio
 import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import open_regular, read_line
-from perdure.errors import CorruptRecordError, StoreError
+from perdure.errors import (
+    CorruptRecordError,
+    InvalidArgumentError,
+    StoreError,
+    UnsupportedVersionError,
+)
+from perdure.memory.documents import InboxTakenPayload
 from perdure.records.chunks import name_of
-from perdure.records.json import decode, encode
-from perdure.records.keys import SessionKey
-from perdure.records.manifest import FoldedDocument, Origin
-from perdure.records.media import LIFTED_KINDS, severed
+from perdure.records.json import MAX_RECORD_BYTES, as_utf8, decode, require_utf8
+from perdure.records.keys import SessionKey, stored_key
+from perdure.records.manifest import FoldedDocument, Manifest, Origin
+from perdure.records.media import LIFTED_KINDS, filled_bytes, referred, severed
 from perdure.records.posts import DeadLetter
-from perdure.records.records import BASE, GAP, Record
+from perdure.records.records import BASE, CONTEXT, GAP, HOLDER_KINDS, TAKEN, Record
 from perdure.records.references import spelled
-from perdure.store import Documents, LeaseState, LogChunk, Store
+from perdure.store import Document, Documents, LeaseState, LogChunk, Store
 from perdure.stores.delegate import DelegatingStore, ReadOnlyStore
 from perdure.transfer import bundle
 
@@ -81,6 +86,9 @@ class SessionsView(DelegatingStore, ABC):
 # A bundle's file, and the view of its session
 
 
+_NO_EXPORT: Final = "if it is your own, copy the session with `perdure migrate` instead"
+
+
 class _Run(msgspec.Struct):
     """Records whose lines follow each other in the file."""
 
@@ -89,34 +97,67 @@ class _Run(msgspec.Struct):
     last: int
     begin: int
     end: int
-    """Where its lines are."""
+    """Place of its lines in the file."""
     sha256: Any
     """The hash of its lines, which nobody may have changed when they are read again."""
+
+
+class _Place(msgspec.Struct, frozen=True):
+    """Place of a blob's line in the file, and the size of the blob."""
+
+    at: int
+    size: int
+    bytes: int
 
 
 @final
 class BundleFile:
     """A bundle that was read and checked once: what is few of it, and where the rest is."""
 
-    def __init__(self, path: Path, target: SessionKey | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path: str = str(path)
         self._file = open_regular(path)
         self._lock = threading.Lock()
         self._at = 0
+        """Bytes that were read so far."""
+        self._lines = 0
+        self._hash = hashlib.sha256()
+        self._kept = bundle.KeptItems()
+        self._is_whole = True
+        """True if the last record ends its group."""
+        self._missing = 0
+        """Sequence numbers that were left out so far."""
+        self._seq = 1
+        """The last record that was read."""
+        self._cut = 0
+        """Number of records that were removed from the beginning of its log, as the log says."""
         self._runs: list[_Run] = []
-        self._blobs: dict[str, tuple[int, int]] = {}
-        self.content: bundle.Reader = bundle.Reader(self.path, target)
+        self._blobs: dict[str, _Place] = {}
+        self._letters: list[DeadLetter] = []
+        self._documents: dict[str, Document] = {}
+        self._manifest: Manifest | None = None
+        self._is_severed = False
+        """True if something refers to media that are not in it: lost ones, or another session's."""
+        self._has_ended = False
+        self.key: SessionKey
+        """Key in its first line."""
+        self.count: int = 0
+        """Number of its records."""
         self.documents: Documents = Documents()
         """None unless all of them are there, as they were when they were folded."""
 
     @classmethod
     @asynccontextmanager
-    async def opened(
-        cls, path: Path, target: SessionKey | None = None
-    ) -> AsyncGenerator[BundleFile, None]:
-        """Open a bundle, and check all of it; *target* is what its session becomes."""
+    async def opened(cls, path: Path) -> AsyncGenerator[BundleFile, None]:
+        """Open a bundle, and check all of it.
+
+        Raises:
+            CorruptRecordError: A line is none of a bundle, or was changed, or lines are missing.
+            UnsupportedVersionError: A newer release wrote the bundle.
+
+        """
         run = anyio.to_thread.run_sync
-        with closing(await run(cls, path, target)) as file:
+        with closing(await run(cls, path)) as file:
             while await run(file.scan):
                 pass
             yield file
@@ -131,40 +172,193 @@ class BundleFile:
         while self._at < stop:
             line = read_line(self._file, bundle.MOST_LINE)
             if line == b"":
-                self._end()
+                self._complete()
                 return False
-            self._take(self.content.item(line), line or b"")
+            self._take(line)
         return True
 
-    def _take(self, item: bundle.Item, line: bytes) -> None:
-        if isinstance(item, bundle.BundleBlob):
-            self._blobs[item.name] = self._at, len(line)
-        elif isinstance(item, Record):
-            run = self._runs[-1] if self._runs else None
-            if run is None or run.end != self._at or run.end - run.begin >= PART:
-                after = item.seq - 1 if run is None else run.last
-                run = _Run(after, item.seq, self._at, self._at, hashlib.sha256())
-                self._runs.append(run)
-            run.last, run.end = item.seq, self._at + len(line)
-            run.sha256.update(line)
-        self._at += len(line)
+    def _take(self, data: bytes | None) -> None:
+        """Take in a line; None is one of more than `MOST_LINE` bytes."""
+        if self._has_ended:
+            raise self._corrupt("there are lines after its end")
+        if data is None:
+            raise self._corrupt(f"it is longer than {bundle.MOST_LINE} bytes", _NO_EXPORT)
+        size = len(data)
+        try:
+            if not self._lines:
+                data = as_utf8(data)
+            require_utf8(data)
+            line = decode(data, bundle.Line)
+        except CorruptRecordError as error:
+            raise self._corrupt(str(error)) from None
+        if (self._lines == 0) != (line.perdure_bundle is not None):
+            raise self._corrupt("a bundle begins with a line that names its session, once")
+        try:
+            excess = self._take_item(line, size)
+        except InvalidArgumentError as error:
+            raise self._corrupt(str(error)) from None
+        if excess:
+            raise self._corrupt(f"there are {excess}", _NO_EXPORT)
+        if line.n is not None:
+            self._runs[-1].sha256.update(data)
+        self._hash.update(data)
+        self._lines += 1
+        self._at += size
 
-    def _end(self) -> None:
-        content, manifest = self.content, self.content.manifest
-        if not content.ended:
+    def _take_item(self, line: bundle.Line, size: int) -> str:
+        """Take in a line by its kind, and return what there is too much of."""
+        if line.perdure_bundle is not None:
+            self._take_header(line, line.perdure_bundle)
+        elif line.n is not None:
+            self._take_record(line, line.n, size)
+        elif line.dead_letter is not None:
+            self._letters.append(line.dead_letter)
+            return self._kept.excess("dead letters", size)
+        elif line.blob is not None:
+            data = self._bytes(line)
+            if name_of(data) != line.blob:
+                raise self._corrupt(f"the blob {line.blob} does not match its name")
+            self._blobs[line.blob] = _Place(self._at, size, len(data))
+        elif line.document is not None:
+            document = Document(self._bytes(line), line.as_of)
+            self._require_media(document.data)
+            self._documents[line.document] = document
+            return self._kept.excess("documents", size)
+        elif line.manifest is not None:
+            self._take_manifest(line.manifest)
+        else:
+            self._take_footer(line)
+        return ""
+
+    def _take_record(self, line: bundle.Line, seq: int, size: int) -> None:
+        if line.k in HOLDER_KINDS:
+            raise self._corrupt(f"a record of the kind {line.k} is a store's own")
+        before = self._seq
+        if seq <= before:
+            raise self._corrupt(f"record {seq} is out of order after {before}")
+        self._leave_out(seq)
+        if seq > before + 1 and not self._is_whole:
+            raise self._corrupt(f"an epoch is within a group, before {seq}")
+        self._seq, self._is_whole = seq, line.end is True
+        self.count += 1
+        run = self._runs[-1] if self._runs else None
+        if run is None or run.end != self._at or run.end - run.begin >= PART:
+            after = seq - 1 if run is None else run.last
+            run = _Run(after, seq, self._at, self._at, hashlib.sha256())
+            self._runs.append(run)
+        run.last, run.end = seq, self._at + size
+        record = bundle.record_of(line)
+        try:  # what an import reads of them
+            if line.k == BASE:
+                # A log that begins with documents has it at the number of the last removed one.
+                self._cut = self._origin(decode(record.payload, Origin), seq).cut
+            elif line.k == TAKEN:
+                decode(record.payload, InboxTakenPayload)
+        except CorruptRecordError as error:
+            raise self._corrupt(str(error)) from None
+        if line.k in LIFTED_KINDS:
+            self._require_media(record.payload)
+            if line.k != CONTEXT and filled_bytes(record.payload) > MAX_RECORD_BYTES:
+                raise self._corrupt(
+                    f"with its media in place, record {seq} has more than {MAX_RECORD_BYTES} bytes"
+                )
+
+    def _require_media(self, data: bytes) -> None:
+        """Refuse references that say another size of a blob than it has."""
+        for medium in referred(data):
+            place = self._blobs.get(medium.name)
+            if place is None:
+                self._is_severed = True
+            elif place.bytes != medium.bytes:
+                raise self._corrupt(f"a medium of {medium.bytes} bytes is a blob of {place.bytes}")
+
+    def _take_manifest(self, manifest: Manifest) -> None:
+        self._require_whole()
+        self._leave_out(manifest.as_of_seq + 1)
+        if manifest.base is not None:
+            self._origin(manifest.base, manifest.as_of_seq)
+        self._manifest = manifest
+
+    def _origin(self, base: Origin, head: int) -> Origin:
+        """Return an origin, and refuse one that names more than documents, or a later record."""
+        if base.at or base.parent or base.kept or base.moved:
+            raise self._corrupt(
+                "it is of a fork, copy or rename of a release before 0.1.0",
+                "make the session plain with `perdure migrate`, and export it there",
+            )
+        if base.folded and base.folded not in self._blobs:
+            raise self._corrupt(
+                f"the session begins with the blob {base.folded}, which is not in it"
+            )
+        if not 0 <= base.cut <= head:
+            raise self._corrupt(f"its log does not begin after record {base.cut}")
+        return base
+
+    def _require_whole(self) -> None:
+        if not self._is_whole:
+            raise self._corrupt(f"the log ends within a group, at {self._seq}")
+
+    def _leave_out(self, seq: int) -> None:
+        """Count the numbers that are missing before *seq*."""
+        self._missing += max(seq - self._seq - 1, 0)
+        if self._missing > bundle.MOST_MISSING:
+            raise self._corrupt(f"more than {bundle.MOST_MISSING} records are missing before {seq}")
+
+    def _take_header(self, line: bundle.Line, version: int) -> None:
+        if version > bundle.FORMAT:
+            raise UnsupportedVersionError(
+                f"{self.path} is a bundle of format {version}, this release reads up to "
+                f"{bundle.FORMAT}: use a newer release",
+                path=self.path,
+            )
+        self.key = stored_key(line.agent, line.session, line.tenant)
+
+    def _take_footer(self, line: bundle.Line) -> None:
+        if line.sha256 is None:
+            raise self._corrupt("it is not a line of a bundle")
+        if (line.end, line.sha256) != (self._lines, self._hash.hexdigest()):
+            raise self._corrupt("what comes before it was changed, or lines are missing")
+        self._require_whole()
+        most = bundle.FREE_MISSING + bundle.MISSING_PER_BYTE * self._at
+        if self._missing > most:
+            raise self._corrupt(
+                f"{self._missing} records are missing, and a bundle of {self._at} bytes "
+                f"may leave out {most}",
+                _NO_EXPORT,
+            )
+        self._has_ended = True
+
+    def _bytes(self, line: bundle.Line) -> bytes:
+        try:
+            return bundle.data_of(line)
+        except ValueError:
+            raise self._corrupt("its data is not base64") from None
+
+    def _corrupt(self, reason: str, cure: str = "export the session again") -> CorruptRecordError:
+        at = self._lines + 1
+        return CorruptRecordError(
+            f"{self.path}, line {at}: {reason}; {cure}",
+            path=self.path,
+            line=at,
+        )
+
+    def _complete(self) -> None:
+        """Require the end of the bundle, and see which documents it has."""
+        manifest = self._manifest
+        if not self._has_ended:
             raise CorruptRecordError(
                 f"{self.path} is not a whole bundle: its end is missing; export the session again",
                 path=self.path,
             )
         if self._runs:  # what was pruned is not filled
-            self._runs[0].after = min(self._runs[0].after, content.cut)
+            self._runs[0].after = min(self._runs[0].after, self._cut)
         last = self._runs[-1].last if self._runs else 0
-        end = content.cut + 1  # a copy takes up to one record at least
+        end = self._cut + 1  # a copy takes up to one record at least
         end = end if manifest is None else max(manifest.as_of_seq, end)
         if end > last:
             self._runs.append(_Run(last, end, self._at, self._at, hashlib.sha256()))
-        if manifest is not None and not content.is_severed:
-            found = {name: content.documents.get(name) for name in manifest.documents}
+        if manifest is not None and not self._is_severed:
+            found = {name: self._documents.get(name) for name in manifest.documents}
             listed = {n: d and FoldedDocument.of(d.as_of_seq, d.data) for n, d in found.items()}
             if listed == manifest.documents:
                 self.documents = Documents(manifest, {n: d for n, d in found.items() if d})
@@ -182,7 +376,7 @@ class BundleFile:
                 letter,
                 item=msgspec.structs.replace(letter.item, payload=spelled(letter.item.payload)),
             )
-            for letter in self.content.letters
+            for letter in self._letters
         ]
 
     def _severed(self, record: Record) -> Record:
@@ -197,8 +391,9 @@ class BundleFile:
         """Return a blob, None if the bundle does not have it."""
         if name not in self._blobs:
             return None
-        line = await anyio.to_thread.run_sync(self._read, *self._blobs[name])
-        data = bundle.blob_of(line)
+        place = self._blobs[name]
+        line = await anyio.to_thread.run_sync(self._read, place.at, place.size)
+        data = bundle.data_of(decode(line, bundle.Line))
         if name_of(data) != name:
             raise self._changed()
         return data
@@ -218,7 +413,8 @@ class BundleFile:
         data = self._read(run.begin, run.end - run.begin)
         if hashlib.sha256(data).digest() != run.sha256.digest():
             raise self._changed()
-        records = map(bundle.record_of, filter(None, data.split(b"\n")))
+        lines = [decode(line, bundle.Line) for line in data.split(b"\n") if line]
+        records = map(bundle.record_of, lines)
         return {record.seq: self._severed(record) for record in records}
 
     def _read(self, at: int, size: int) -> bytes:
@@ -233,59 +429,38 @@ class BundleFile:
 
 @final
 class BundleView(SessionsView):
-    """A store, and in it a bundle's session, which may continue one of the store's.
+    """A bundle's session as a store has it, under any key.
 
     Args:
-        store: The store.
-        key: The session's key there; the store has no such session.
+        store: The store that the session goes into, which has no such session.
         file: The bundle.
-        epoch: That of the record that the session continues, 0 if it continues none.
 
     """
 
-    def __init__(self, store: Store, key: SessionKey, file: BundleFile, epoch: int) -> None:
+    def __init__(self, store: Store, file: BundleFile) -> None:
         super().__init__(store)
-        self._key = key
         self._file = file
-        self._epoch = epoch
 
-    def read_log(self, key: SessionKey, **span: Any) -> AsyncGenerator[LogChunk, None]:
-        if key != self._key:
-            return self.inner.read_log(key, **span)
-        return super().read_log(key, **span)
-
-    async def records(
+    def records(
         self, key: SessionKey, after: int, before: int, *, reverse: bool
     ) -> AsyncGenerator[Record, None]:
-        async with aclosing(self._file.records(after, before, reverse=reverse)) as records:
-            async for record in records:
-                if record.kind == BASE and self._epoch:
-                    origin = msgspec.structs.replace(
-                        decode(record.payload, Origin), epoch=self._epoch
-                    )
-                    yield msgspec.structs.replace(record, payload=encode(origin))
-                else:
-                    yield record
+        return self._file.records(after, before, reverse=reverse)
 
     async def head(self, key: SessionKey) -> int:
-        return self._file.head if key == self._key else await self.inner.head(key)
+        return self._file.head
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents: they have the bundle's own key in them, and are none's of another."""
-        if key != self._key:
-            return await self.inner.read_documents(key, names)
         have = self._file.documents
-        if have.manifest is None or key != self._file.content.key:
+        if have.manifest is None or key != self._file.key:
             return Documents()
         wanted = have.found if names is None else names
         return Documents(have.manifest, {n: d for n, d in have.found.items() if n in wanted})
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        is_file = key == self._key
-        return LeaseState(1, "", released=True) if is_file else await self.inner.holder(key)
+        return LeaseState(1, "", released=True)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        blob = await self._file.blob(name)
-        return await self.inner.get_blob(tenant, name) if blob is None else blob
+        return await self._file.blob(name)
