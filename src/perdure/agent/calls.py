@@ -19,8 +19,9 @@ from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
 from perdure.agent.events import ApprovalRequested, EffectUnknown, ToolFinished, ToolStarted
+from perdure.agent.hooks import processed, waited_for
 from perdure.agent.requests import claimed
-from perdure.agent.tools import CANCELLED, Tool, error_text, is_certain, processed, waited_for
+from perdure.agent.tools import CANCELLED, Tool, error_text, is_certain
 from perdure.errors import PerdureError
 from perdure.memory.ledger import Effect
 from perdure.providers.tool_pairs import INTERRUPTED

@@ -29,10 +29,10 @@ from perdure.agent.events import (
     ToolResultEvent,
     UserMessageReceivedEvent,
 )
+from perdure.agent.hooks import received
 from perdure.agent.llm.failures import Overflow, overflow_of
 from perdure.agent.llm.model import Chunk, ReplyStream, ToolSpec
 from perdure.agent.requests import LLMRequest
-from perdure.agent.tools import received
 from perdure.errors import ContextOverflowError, SessionError
 from perdure.memory.traces import BEGIN
 from perdure.records.messages import Message, ToolResult

@@ -43,8 +43,8 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.handlers import WorkerEventDispatcher, begin_context, usual_handlers
-from perdure.agent.plugins import keep_home
-from perdure.agent.tools import lived, refuse_to_wait, told_of
+from perdure.agent.home import keep_home
+from perdure.agent.hooks import lived, refuse_to_wait, told_of
 from perdure.errors import (
     ContextOverflowError,
     PerdureError,

@@ -133,7 +133,7 @@ def key_for(variable: str, given: str | None, *, keyless: bool = False) -> str:
     )
 
 
-class Answer(Protocol):
+class StreamedAnswer(Protocol):
     """A streamed answer, put together from its events: see `perdure.agent.llm.assembly`."""
 
     error: Any
@@ -161,7 +161,7 @@ class Answer(Protocol):
 async def chunks_of(
     endpoint: Endpoint,
     events: AsyncGenerator[dict[str, Any], None],
-    answer: Answer,
+    answer: StreamedAnswer,
     format: Format,
     usage_of: Callable[[Mapping[str, Any]], Usage],
     *,

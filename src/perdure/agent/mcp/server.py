@@ -15,12 +15,12 @@ import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, final
+from typing import Any, Final, Literal, final
 
 import anyio
 import anyio.to_thread
 
-from perdure._lib.tasks import Host, each
+from perdure._lib.tasks import Host
 from perdure.agent.mcp.connection import (
     Address,
     Command,
@@ -28,6 +28,7 @@ from perdure.agent.mcp.connection import (
     ConnectionGoneError,
     ServerAddress,
 )
+from perdure.agent.tools import Tool
 from perdure.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -35,11 +36,6 @@ from perdure.errors import (
     ToolOutcomeUnknownError,
     ToolServerError,
 )
-
-if TYPE_CHECKING:
-    from perdure.agent.context import AgentContext
-    from perdure.agent.tools import Tool
-
 
 _log = logging.getLogger("perdure")
 
@@ -177,8 +173,6 @@ class McpServer:
             ConfigError: ``only`` names a tool that it does not have.
 
         """
-        from perdure.agent.tools import Tool
-
         known = [offered_tool.name for offered_tool in self._offered]
         missing = [name for name in self._only or () if name not in known]
         if missing:
@@ -353,34 +347,6 @@ class _Call:
 
     async def __call__(self, arguments: dict[str, Any]) -> Any:
         return await self._server.call(self._tool, arguments, repeatable=self.repeatable)
-
-
-async def start_servers(given: Sequence[McpServer | str], context: AgentContext) -> None:
-    """Start an agent's servers side by side, and give it their tools in the servers' order.
-
-    Raises:
-        ToolServerError: One does not start.
-        ConfigError: Two tools have the same name.
-
-    """
-    servers = [McpServer.of(tool) for tool in given]
-
-    async def start(server: McpServer) -> None:
-        await server.start()
-        context.at_stop.append(server.aclose)
-
-    await each(servers, start, at_once=len(servers))
-    for server in servers:
-        tools = server.tools()
-        clashing = {tool.name for tool in context.toolbox} & {tool.name for tool in tools}
-        if clashing:
-            raise ConfigError(
-                f"MCP server {server.name!r} has a tool {min(clashing)!r}, and so has another "
-                "server or the agent: give it a prefix, McpServer(…, prefix='their_')",
-                server=server.name,
-                tool=min(clashing),
-            )
-        context.toolbox.add(tools)
 
 
 # What servers say of their tools, and what comes of calls, as perdure's values: pure
