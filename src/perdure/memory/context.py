@@ -401,8 +401,7 @@ class WorkingContext:
         self.last_compaction_ts = rebuilt.last_compaction_ts
         self.system_prompt_sha256 = rebuilt.system_prompt_sha256
         for raw in rebuilt.messages:
-            message = bytes(raw)
-            self._add(seq, message)
+            self._add(seq, bytes(raw))
         self._trim()
 
     def snapshot(self, agent_id: str, session_id: str) -> bytes:
@@ -551,16 +550,3 @@ def estimated_tokens(message: Message) -> int:
 def tokens_of(messages: Iterable[Message], count: CountTokens) -> int:
     """Return how many tokens messages take in total."""
     return sum(count(message) for message in messages)
-
-
-def share_of(
-    message: Message, size: int, *, max_bytes: int, max_tokens: int | None, count: CountTokens
-) -> float:
-    """Return the share of a budget that a message takes: the larger one of bytes and tokens.
-
-    Messages whose shares sum up to at most 1.0 are within both limits.
-    """
-    share = size / max_bytes
-    if max_tokens is None:
-        return share
-    return max(share, count(message) / max_tokens)

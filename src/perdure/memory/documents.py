@@ -125,11 +125,6 @@ class StateSet(msgspec.Struct, omit_defaults=True):
     """With ``partial``: the top-level keys that were removed."""
 
 
-class _Item(msgspec.Struct):
-    memory: str
-    item: msgspec.Raw = msgspec.Raw(b"null")
-
-
 class ItemsRestoredPayload(msgspec.Struct):
     """The payload that restores an earlier long-term memory: its first items stay."""
 
@@ -138,6 +133,12 @@ class ItemsRestoredPayload(msgspec.Struct):
     """How many stay; -1 if the payload adds one item."""
     items: list[msgspec.Raw] = []
     """The items after them."""
+
+
+class _ItemPayload(ItemsRestoredPayload):
+    """The same, or one that adds an item."""
+
+    item: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class SessionLabels(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -260,7 +261,7 @@ def names_of(record: Record) -> tuple[str, ...]:
         name = decode(record.payload, StateSet).name
         return (name, typed(name))
     if kind == ITEM:
-        memory = decode(record.payload, _Item).memory
+        memory = decode(record.payload, _ItemPayload).memory
         return (SEMANTIC,) if memory == "semantic" else (EPISODIC,)
     if kind in {CHECKPOINT, CHECKPOINTS_PRUNED}:
         return (CHECKPOINTS,)
@@ -448,9 +449,9 @@ def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
     """Return episodic.jsonl or semantic.jsonl after ``records``: one line per item."""
     parts = [old or b""]
     for record in records:
-        back = decode(record.payload, ItemsRestoredPayload)
+        back = decode(record.payload, _ItemPayload)
         if back.keep < 0:
-            parts.append(bytes(decode(record.payload, _Item).item) + b"\n")
+            parts.append(bytes(back.item) + b"\n")
         else:
             retained = b"".join(parts).splitlines(keepends=True)[: back.keep]
             parts = retained + [bytes(item) + b"\n" for item in back.items]
