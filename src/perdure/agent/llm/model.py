@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+import anyio
 import msgspec
 from msgspec.structs import replace
 
 from perdure.providers.issued import STAMP
 from perdure.records.messages import CUT_OFF, Extra, Message, ToolCall
+
+_CLOSING: Final = 5.0
+"""Seconds that a stream may take to close."""
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -68,6 +73,18 @@ class PrewarmContext(Protocol):
 
     at_stop: list[Callable[[], Awaitable[object]]]
     """Awaited when the agent has stopped, the last one first."""
+
+
+@contextlib.asynccontextmanager
+async def closing(stream: AsyncIterator[Chunk]) -> AsyncIterator[None]:
+    """Close a stream that can be closed, also when its turn was cancelled."""
+    try:
+        yield
+    finally:
+        aclose = getattr(stream, "aclose", None)
+        if aclose is not None:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSING):
+                await aclose()
 
 
 class ReplyStream:
