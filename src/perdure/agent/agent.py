@@ -47,6 +47,7 @@ from perdure.agent.worker import AgentRuntime, AgentShutdown
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.memory.compaction import Compactor
+from perdure.memory.working_memory import Lazy
 from perdure.records.keys import require_name, require_text
 from perdure.records.messages import Message, message_of
 from perdure.records.values import encode_value
@@ -608,32 +609,25 @@ async def session_for(
         SessionError: It exists, and shall not.
 
     """
-    await _clear_the_way(sessions, agent_id, config, if_exists)
-    new = if_exists == "error"
-    return await open_session(sessions, agent_id, config, create=True, new=new)
-
-
-async def _clear_the_way(
-    sessions: SessionManager, agent_id: str, config: AgentConfig, if_exists: IfExists
-) -> None:
-    """Refuse, or delete, what is stored under an agent's id, as is wished."""
     if if_exists not in get_args(IfExists):
         raise InvalidArgumentError(
             f"invalid if_exists={if_exists!r}: choose resume, error or replace", option="if_exists"
         )
     place = {"session": config.session, "tenant": config.tenant}
-    if if_exists == "resume" or not await sessions.exists(agent_id, **place):
-        return
-    if if_exists == "error":
-        raise _exists(agent_id)
-    session = await open_session(sessions, agent_id, config, create=False)
-    try:
-        owner = object()
-        claim(session, owner)  # refuses to delete under a running agent
-        await sessions.delete(agent_id, **place, on_held=config.on_held, wait=config.wait)
-        disclaim(session, owner)
-    finally:
-        await session.__aexit__(None, None, None)
+    if if_exists != "resume" and await sessions.exists(agent_id, **place):
+        if if_exists == "error":
+            raise SessionError(
+                f"agent {agent_id!r} exists: choose another id, or if_exists='resume' to go on "
+                "with it, 'replace' to delete it and begin anew",
+                agent=agent_id,
+            )
+        async with await open_session(sessions, agent_id, config, create=False) as stored:
+            owner = object()
+            claim(stored, owner)  # refuses to delete under a running agent
+            await sessions.delete(agent_id, **place, on_held=config.on_held, wait=config.wait)
+            disclaim(stored, owner)
+    new = if_exists == "error"
+    return await open_session(sessions, agent_id, config, create=True, new=new)
 
 
 async def open_session(
@@ -768,14 +762,6 @@ def _check_type(session: Session, config: AgentConfig) -> None:
             wanted=wanted,
         )
     accept(session, (meta_entry(agent_type=wanted),))
-
-
-def _exists(agent_id: str) -> SessionError:
-    return SessionError(
-        f"agent {agent_id!r} exists: choose another id, or if_exists='resume' to go on with it, "
-        "'replace' to delete it and begin anew",
-        agent=agent_id,
-    )
 
 
 # ``Agent.create``: an agent of its arguments, with a store of its own where it has none
@@ -1001,7 +987,7 @@ class AgentFactory:
                 await close_own(shared.sessions)
 
         try:
-            await shared.opened()
+            await shared.connected.get()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await release()
@@ -1014,12 +1000,5 @@ class _Shared:
 
     def __init__(self, sessions: SessionManager) -> None:
         self.sessions = sessions
+        self.connected: Lazy[SessionManager] = Lazy(lambda: sessions)
         self.users = 0
-        self._lock = anyio.Lock()
-        self._is_open = False
-
-    async def opened(self) -> None:
-        async with self._lock:
-            if not self._is_open:
-                await self.sessions
-                self._is_open = True

@@ -217,7 +217,7 @@ class AgentContext:
     def enqueue(self, event: Any) -> None:
         """Put an event for the worker before everything that users have posted."""
         if self.inputs is not None:
-            self.inputs.put_internal(event)
+            self.inputs.internal.append(event)
 
 
 # Configuration: what an agent consists of, and which of its parts are saved

@@ -333,7 +333,8 @@ class InputQueues:
         self._first: deque[QueuedMessage] = deque()
         self._news = anyio.Event()
         self._closed = False
-        self._internal: deque[Any] = deque()
+        self.internal: deque[Any] = deque()
+        """The worker's own events: they come before all messages."""
 
     async def room(self) -> None:
         """Wait for room in the inbox, and take it: `put` follows, with nothing awaited between.
@@ -381,18 +382,6 @@ class InputQueues:
             return self._first.popleft()
         self._room.release()
         return self._inbox.popleft()
-
-    def put_internal(self, event: Any) -> None:
-        """Put an event before all messages."""
-        self._internal.append(event)
-
-    def next_internal(self) -> Any | None:
-        """Return the worker's own next event, None for none."""
-        return self._internal.popleft() if self._internal else None
-
-    def forget_internal(self) -> None:
-        """Drop what a turn that did not end has left."""
-        self._internal.clear()
 
     def close(self) -> None:
         """Take no more messages; those that wait are still given out."""

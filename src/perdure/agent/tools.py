@@ -98,7 +98,7 @@ class Tool:
                 tool=self.name,
             )
         docstring = inspect.getdoc(function) or ""
-        self.description: str = description or _description_in(docstring)
+        self.description: str = _description_in(docstring) if description is None else description
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  # an object with an async __call__
         )
@@ -251,15 +251,15 @@ class Toolbox:
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
-            return _failed(call, f"there is no tool {call.name!r}; there are: {known}")
+            return failed(call, f"there is no tool {call.name!r}; there are: {known}")
         try:
-            with _within(limit):
+            with within(limit):
                 result = await tool.run(call.arguments, context, idempotency_key=idempotency_key)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            return _failed(call, f"the arguments do not fit: {error}")
+            return failed(call, f"the arguments do not fit: {error}")
         except TimeoutError as error:
             reason = _clipped(str(error)) or f"no result within {limit} s"
-            return _failed(call, f"{TIMEOUT}: {reason}")
+            return failed(call, f"{TIMEOUT}: {reason}")
         except BaseException as error:
             causes = causes_of(error)
             if not all(isinstance(cause, _FAILURES) or is_stray(cause) for cause in causes):
@@ -267,11 +267,12 @@ class Toolbox:
             if any(is_stray(cause) for cause in causes):
                 facts = {"tool": call.name, "call": call.id}
                 log.warning("a tool let a cancellation out", extra=facts, exc_info=error)
-            return _failed(call, error_text(error))  # the model's to deal with
+            return failed(call, error_text(error))  # the model's to deal with
         return ToolResult(call.id, call.name, result)
 
 
-def _within(limit: float | None) -> contextlib.AbstractContextManager[object]:
+def within(limit: float | None) -> contextlib.AbstractContextManager[object]:
+    """Return a scope of so many seconds; without end for None."""
     return contextlib.nullcontext() if limit is None else anyio.fail_after(limit)
 
 
@@ -344,7 +345,8 @@ def _clipped(text: str, longest: int = LONGEST_ERROR) -> str:
     return f"{text[:longest]} [… {len(text)} characters in all]"
 
 
-def _failed(call: ToolCall, reason: str) -> ToolResult:
+def failed(call: ToolCall, reason: str) -> ToolResult:
+    """Return the result of a call that came to nothing."""
     return ToolResult(call.id, call.name, error=reason)
 
 

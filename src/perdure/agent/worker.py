@@ -113,7 +113,7 @@ class AgentWorker:
         """Run the loop: bootstrap, then message after message."""
         try:
             with self._life:
-                self._inputs.put_internal(BootstrapStartedEvent())
+                self._inputs.internal.append(BootstrapStartedEvent())
                 await self._drain_internal()
                 self._resume_what_is_left()
                 self.ready.set()
@@ -175,8 +175,8 @@ class AgentWorker:
                 self._inputs.put_first(QueuedMessage(ResumeEvent(message), admitted=message.id))
 
     async def _drain_internal(self) -> None:
-        while (event := self._inputs.next_internal()) is not None:
-            await self._dispatcher.dispatch(event, self._context)
+        while self._inputs.internal:
+            await self._dispatcher.dispatch(self._inputs.internal.popleft(), self._context)
 
     async def _answer_all(self) -> None:
         session = self._context.session
@@ -193,7 +193,7 @@ class AgentWorker:
             self._posted = posted
             await self._answer(posted)
             self._posted = None
-            self._inputs.forget_internal()
+            self._inputs.internal.clear()  # what a turn that did not end has left
             if not session.is_writable:
                 self.error = refusal_of(session)
                 break
@@ -288,14 +288,14 @@ class AgentWorker:
         if not isinstance(event, ResumeEvent):
             if context.config.input_processors:
                 await context.session.save()  # they may do something: it is work on the message
-            self._inputs.put_internal(event)
+            self._inputs.internal.append(event)
             return
         done = await go_on(event, context)
         if done.answer is not None:
             context.last_message = done.answer
             return
         context.memory.turn_tracker.asked(context.turn_id, done.open_calls)
-        self._inputs.put_internal(first_event(done, event.unfinished))
+        self._inputs.internal.append(first_event(done, event.unfinished))
 
     def _left_by(
         self, error: BaseException, posted: QueuedMessage, turn_id: str

@@ -155,21 +155,18 @@ def _turns(
         head = exchange.head
         own = target.own(stamp_of(head))
         if head.role == "user":
-            yield "user", _as_sent(head, own, _user(head, own) or [_text_block(context_fit.EMPTY)])
+            yield (
+                "user",
+                context_fit.as_sent(
+                    head, own, _user(head, own) or [_text_block(context_fit.EMPTY)]
+                ),
+            )
         elif head.role == "assistant":
             call_ids = ids.of(head.tool_calls)
-            yield "assistant", _as_sent(head, own, _assistant(head, call_ids, own))
+            yield "assistant", context_fit.as_sent(head, own, _assistant(head, call_ids, own))
             yield from _results(exchange, call_ids, target)
         elif _stands_among(head, own):
-            yield "system", _as_sent(head, own, _user(head, own))
-
-
-def _as_sent(message: Message, own: Issued | None, blocks: list[Block]) -> list[Block]:
-    """Return blocks as those of one message, if a history had them in one."""
-    if own is None or not own.sent or own.follows or not blocks:
-        return blocks
-    is_text = isinstance(message.content, str) and not own.items
-    return context_fit.MessageBlocks(blocks, opaque(message.extra), text=is_text)
+            yield "system", context_fit.as_sent(head, own, _user(head, own))
 
 
 def _stands_among(message: Message, own: Issued | None) -> bool:
@@ -183,7 +180,7 @@ def _results(
     for at, message in zip(exchange.answered(), exchange.results, strict=True):
         own = target.own(stamp_of(message))
         block = _result(message, call_ids[at], own if own and own.sent else None)
-        yield "user", _as_sent(message, own, [block])
+        yield "user", context_fit.as_sent(message, own, [block])
 
 
 def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[Block] | None:

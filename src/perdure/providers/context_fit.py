@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from perdure.providers.issued import Issued, Issuer
+from perdure.providers.issued import Issued, Issuer, opaque
 from perdure.records.json import MAX_VALUE_DEPTH, is_deeper
 from perdure.records.media import may_hold_media, noted
 from perdure.records.messages import Message, ToolCall, ToolResult
@@ -101,14 +101,11 @@ def sent_arguments(call: ToolCall) -> str:
     """
     given, arguments = call.arguments, arguments_of(call)
     if isinstance(given, str):
-        return text_of(arguments) if "invalid_json" in arguments or not _is_object(given) else given
+        is_object = given.lstrip().startswith("{") and "invalid_json" not in arguments
+        return given if is_object else text_of(arguments)
     name = call.extra.get(STYLE)
     style = None if name is None else _STYLES.get(msgspec.json.decode(name))
     return text_of(arguments) if style is None else json.dumps(arguments, **style)
-
-
-def _is_object(text: str) -> bool:
-    return text.lstrip().startswith("{")
 
 
 def read_json(text: str) -> Any:
@@ -254,11 +251,14 @@ def alternating(
     return turns_found
 
 
-def system_texts(messages: Iterable[Message]) -> list[str]:
-    """Return the instructions among messages, in their order."""
-    return [
-        message.text for message in messages if message.role == "system" and message.text.strip()
-    ]
+def as_sent(
+    message: Message, own: Issued | None, blocks: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return blocks as those of one message, if a history had them in one."""
+    if own is None or not own.sent or own.follows or not blocks:
+        return blocks
+    is_text = isinstance(message.content, str) and not own.items
+    return MessageBlocks(blocks, opaque(message.extra), text=is_text)
 
 
 # Targets of a rendered context, and the result
@@ -266,6 +266,14 @@ def system_texts(messages: Iterable[Message]) -> list[str]:
 
 Format = Literal["openai", "openai-responses", "anthropic", "gemini"]
 """The shape of a provider's API: Chat Completions, Responses, Messages, generateContent."""
+
+LISTS: Final[dict[Format, str]] = {
+    "openai": "messages",
+    "openai-responses": "input",
+    "anthropic": "messages",
+    "gemini": "contents",
+}
+"""The name of the conversation in a request."""
 
 ReasoningPolicy = Literal["keep", "strip_foreign", "strip_all"]
 """What becomes of reasoning, signatures and unknown fields: sent to whoever speaks the format
@@ -304,16 +312,10 @@ class RenderedContext(msgspec.Struct, frozen=True):
         For Gemini these are the names of the REST API. Its SDK takes ``contents=context.messages``
         and ``config={"system_instruction": context.system}``.
         """
-        if self.format == "gemini":
-            return {"contents": self.messages, **_instruction(self.system)}
-        if self.format == "openai-responses":
-            return {"input": self.messages}
-        system = {} if self.system is None else {"system": self.system}
-        return {"messages": self.messages, **system}
-
-
-def _instruction(system: str | list[dict[str, Any]] | None) -> dict[str, Any]:
-    if system is None:
-        return {}
-    parts = [{"text": system}] if isinstance(system, str) else system
-    return {"systemInstruction": {"parts": parts}}
+        request: dict[str, Any] = {LISTS[self.format]: self.messages}
+        if self.system is None:
+            return request
+        if self.format != "gemini":
+            return {**request, "system": self.system}
+        parts = [{"text": self.system}] if isinstance(self.system, str) else self.system
+        return {**request, "systemInstruction": {"parts": parts}}

@@ -89,7 +89,8 @@ def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[
         own = target.own(stamp_of(heads[0]))
         if own is not None and own.sent:
             return heads[0].content
-    return context_fit.clean("\n\n".join(context_fit.system_texts(heads))) or None
+    texts = [head.text for head in heads if head.text.strip()]
+    return context_fit.clean("\n\n".join(texts)) or None
 
 
 def _turns(
@@ -105,11 +106,11 @@ def _turns(
             parts_said = [part for part in parts if not _is_blank(part)] or [
                 {"text": context_fit.EMPTY}
             ]
-            yield _role(own, "user"), _as_sent(head, own, parts_said)
+            yield _role(own, "user"), context_fit.as_sent(head, own, parts_said)
         elif head.role == "assistant":
             placed = _placed(head, own)
             parts_said = [_own_part(own_part, head) for own_part in placed]
-            yield "model", _as_sent(head, own, _model(parts_said))
+            yield "model", context_fit.as_sent(head, own, _model(parts_said))
             if not exchange.results:
                 continue
             answers = [target.own(stamp_of(own_part)) for own_part in exchange.results]
@@ -121,13 +122,6 @@ def _turns(
 
 def _role(own: Issued | None, usual: str) -> str:
     return usual if own is None or own.role in {None, "tool"} else own.role
-
-
-def _as_sent(message: Message, own: Issued | None, parts: list[Block]) -> list[Block]:
-    """Return parts as those of one content, if a history had them in one."""
-    if own is None or not own.sent or own.follows or not parts:
-        return parts
-    return context_fit.MessageBlocks(parts, opaque(message.extra))
 
 
 def _placed(message: Message, own: Issued | None) -> list[PlacedPart]:
@@ -217,7 +211,10 @@ def _sent_responses(
                 result.result if is_object else {"output": result.result}
             )
         beside = {} if not own.items else msgspec.json.decode(own.items[0].block)
-        yield _role(own, "user"), _as_sent(message, own, [{**beside, "functionResponse": named}])
+        yield (
+            _role(own, "user"),
+            context_fit.as_sent(message, own, [{**beside, "functionResponse": named}]),
+        )
 
 
 def part_block(part: Part, source: Any) -> Block:
@@ -450,11 +447,12 @@ def _sent_user(
             raise replies.misfit(
                 FORMAT, place, "is the user's", "give the content the role 'model'"
             )
-    given = {
-        at: _named_response(part["functionResponse"], f"{path}.parts[{at}].functionResponse")
-        for at, part in enumerate(parts)
-        if "functionResponse" in part
-    }
+    given: dict[int, Block] = {}
+    for at, part in enumerate(parts):
+        if "functionResponse" in part:
+            response = part["functionResponse"]
+            given[at] = response if isinstance(response, dict) else {}
+            replies.text_in(FORMAT, given[at], "name", f"{path}.parts[{at}].functionResponse")
     calls = waiting.answered([(one.get("id"), one["name"]) for one in given.values()])
     for (at, response), call in zip(given.items(), calls, strict=True):
         place = f"{path}.parts[{at}].functionResponse"
@@ -470,12 +468,6 @@ def _sent_user(
     if other_parts or not follows:
         stamp = sent_stamp(by, FORMAT, {} if follows else extra, role=role, follows=follows)
         yield Message(role="user", content=other_parts, extra=stamp)
-
-
-def _named_response(given: Any, path: str) -> Block:
-    response: Block = given if isinstance(given, dict) else {}
-    replies.text_in(FORMAT, response, "name", path)
-    return response
 
 
 def _sent_result(given: Block, path: str, call_id: str) -> tuple[ToolResult, str | None]:

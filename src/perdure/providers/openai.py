@@ -336,12 +336,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
             functions.pause()
         else:
             functions.pause()
-            content = replies.content_in(FORMAT, entry, path)
-            extra = fields_of(entry, frozenset({"role", "content"}))
-            is_developer = role == "developer"
-            stamp = sent_stamp(by, FORMAT, extra, role=role if is_developer else None)
-            own = "system" if is_developer else role
-            messages.append(Message(role=own, content=content, extra=stamp))
+            messages.append(replies.sent_message(FORMAT, entry, path, by))
     return messages
 
 

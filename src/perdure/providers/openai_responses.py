@@ -167,7 +167,9 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
         items = [_own_item(part, message, call_ids) for part in placed]
         items = [_without_status(one) if _kind(one) == "reasoning" else one for one in items]
         items = [one for one in items if _kind(one) != "message" or _says(one)]
-        if own.sent and is_whole and _is_answered(items, call_ids):
+        answered = _answered(items, call_ids)
+        is_answered = all(item.get("call_id") in answered for item in items)
+        if own.sent and is_whole and is_answered:
             end = max(
                 (at for at, part in enumerate(items, 1) if _kind(part) != "reasoning"), default=0
             )
@@ -228,11 +230,6 @@ def _answered(items: Sequence[Block], call_ids: Sequence[str]) -> set[str | None
     outputs = {item.get("call_id") for item in items if _kind(item).endswith("_output")}
     asked = {item.get("call_id") for item in items if not _kind(item).endswith("_output")}
     return {None, *call_ids, *(outputs & asked)}
-
-
-def _is_answered(items: Sequence[Block], call_ids: Sequence[str]) -> bool:
-    answered = _answered(items, call_ids)
-    return all(item.get("call_id") in answered for item in items)
 
 
 def items_of(message: Message) -> list[Block]:
@@ -547,11 +544,7 @@ def _sent_item(item: replies.Entry, path: str, by: Issuer, asked: _Asked) -> Mes
         result = ToolResult(call_id, asked.names.get(call_id), output)
         stamp = sent_stamp(by, FORMAT, extra, shape=shape)
         return Message(role="tool", tool_result=result, extra=stamp)
-    content = replies.content_in(FORMAT, item, path)
-    extra = fields_of(item, frozenset({"role", "content"}))
-    is_developer = item["role"] == "developer"
-    stamp = sent_stamp(by, FORMAT, extra, role="developer" if is_developer else None)
-    return Message(role="system" if is_developer else item["role"], content=content, extra=stamp)
+    return replies.sent_message(FORMAT, item, path, by)
 
 
 def _sent_answer(

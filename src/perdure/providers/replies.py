@@ -11,8 +11,25 @@ from typing import Any, Final
 import msgspec
 
 from perdure.errors import FormatError
-from perdure.providers.context_fit import STYLE, RenderedContext, clean, read_json, style_of
-from perdure.providers.issued import Issued, Issuer, items_said, raw, stamp_of, stamped
+from perdure.providers.context_fit import (
+    LISTS,
+    STYLE,
+    Format,
+    RenderedContext,
+    clean,
+    read_json,
+    style_of,
+)
+from perdure.providers.issued import (
+    Issued,
+    Issuer,
+    fields_of,
+    items_said,
+    raw,
+    sent_stamp,
+    stamp_of,
+    stamped,
+)
 from perdure.records.messages import CALL_FIELDS, Extra, Message, ToolCall
 
 _CALLS: Final = {
@@ -151,7 +168,7 @@ def joined(first: Message, second: Message) -> Message:
     return msgspec.structs.replace(
         first,
         content=_content(first.content, second.content),
-        reasoning=_reasoning(first.reasoning, second.reasoning),
+        reasoning="".join(filter(None, (first.reasoning, second.reasoning))) or None,
         tool_calls=(*first.tool_calls, *second.tool_calls),
         image_urls=(*first.image_urls, *second.image_urls),
         audio_urls=(*first.audio_urls, *second.audio_urls),
@@ -171,10 +188,6 @@ def _content(first: str | list[Any] | None, second: str | list[Any] | None) -> A
 
 def _parts(content: str | list[Any]) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
-
-
-def _reasoning(first: str | None, second: str | None) -> str | None:
-    return f"{first}{second}" if first is not None and second is not None else first or second
 
 
 def _extra(first: Message, second: Message) -> Extra:
@@ -203,13 +216,6 @@ def _same_issuer(left: Issued, right: Issued) -> bool:
 
 Entry = dict[str, Any]
 
-_LISTS: Final = {
-    "openai": ("messages",),
-    "openai-responses": ("input",),
-    "anthropic": ("messages",),
-    "gemini": ("contents",),
-}
-"""The name of the conversation in a request."""
 _INSTRUCTIONS: Final = {
     "openai": (),
     "openai-responses": ("instructions",),
@@ -227,7 +233,7 @@ class PlainHistory(msgspec.Struct):
     """The instructions, where they came beside the conversation; None for none."""
 
 
-def entries_of(history: object, format: str) -> PlainHistory:
+def entries_of(history: object, format: Format) -> PlainHistory:
     """Return a history, or the conversation of a whole request, as plain values.
 
     Raises:
@@ -238,13 +244,11 @@ def entries_of(history: object, format: str) -> PlainHistory:
     if isinstance(history, RenderedContext):
         history = history.request
     if isinstance(history, Mapping):
-        names = _LISTS[format]
-        entries_found = next(
-            (history[name] for name in names if history.get(name) is not None), None
-        )
+        name = LISTS[format]
+        entries_found = history.get(name)
         if entries_found is None:
-            wanted = f"a list of messages, or a request with {names[0]!r}"
-            raise misfit(format, "history", f"is a dict without {names[0]!r}", f"give {wanted}")
+            wanted = f"a list of messages, or a request with {name!r}"
+            raise misfit(format, "history", f"is a dict without {name!r}", f"give {wanted}")
         for name in _INSTRUCTIONS[format]:
             system = history.get(name) if system is None else system
         history = [entries_found] if isinstance(entries_found, str) else entries_found
@@ -307,6 +311,15 @@ def _leaf(value: object) -> object:
     if isinstance(value, str):
         return clean(value)
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+
+
+def sent_message(format: str, entry: Entry, path: str, by: Issuer) -> Message:
+    """Return a message of a user or the instructions, of whose role `role_in` knows."""
+    content = content_in(format, entry, path)
+    extra = fields_of(entry, frozenset({"role", "content"}))
+    is_developer = entry["role"] == "developer"
+    stamp = sent_stamp(by, format, extra, role="developer" if is_developer else None)
+    return Message(role="system" if is_developer else entry["role"], content=content, extra=stamp)
 
 
 def misfit(format: str, path: str, reason: str, cure: str) -> FormatError:

@@ -16,11 +16,12 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import PurePath
-from typing import Any, Final, Protocol, Self, TextIO, final
+from typing import Any, Final, Self, TextIO, final
 from urllib.parse import urlsplit
 
 import anyio
 
+from perdure.agent.tools import causes_of
 from perdure.records.values import REDACTED, redact
 
 Transport = Callable[[], AbstractAsyncContextManager[tuple[Any, Any]]]
@@ -51,7 +52,7 @@ class Connection:
         self._ready = anyio.Event()
         self._ended = anyio.Event()
         self._opening = anyio.CancelScope()
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         """Why it could not be made, or has ended; None if the server just went away."""
 
     @property
@@ -70,7 +71,7 @@ class Connection:
                     self._ready.set()
                     await self._over.wait()
         except Exception as error:  # noqa: BLE001  # told to whoever waits
-            self.error = _innermost(error)
+            self.error = causes_of(error)[0]
         finally:
             self._over.set()
             self._ready.set()
@@ -163,16 +164,9 @@ def _is_end(error: Exception) -> bool:
     return getattr(error, "code", None) == CONNECTION_CLOSED
 
 
-def _never_reached(error: Exception | None) -> bool:
+def _never_reached(error: BaseException | None) -> bool:
     """Whether no server was there to take a request."""
     return any(kind.__name__ == "ConnectError" for kind in type(error).__mro__)
-
-
-def _innermost(error: Exception) -> Exception:
-    """Return what task groups have wrapped, if it is one error."""
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 # The last lines that a process has written to its standard error
@@ -223,35 +217,6 @@ _NAMED: Final = re.compile(r"([A-Za-z][\w.-]*)[\"']?\s*[:=]\s*(?=\S)")
 _BEARER: Final = re.compile(r"(?i)\b((?:bearer|basic) )\S+")
 
 
-class ServerAddress(Protocol):
-    """A place that a server is reached at."""
-
-    failed: str
-    """What to say if it is not: it "did not start"."""
-
-    @property
-    def name(self) -> str:
-        """What to call a server of no other name."""
-        ...
-
-    def __str__(self) -> str:
-        """Say where it is, without credentials."""
-        ...
-
-    def transport(self) -> contextlib.AbstractAsyncContextManager[tuple[Any, Any]]:
-        """Return what yields a stream to read from and one to write to."""
-        ...
-
-    def why(self, error: BaseException) -> str:
-        """Say why it was not reached."""
-        ...
-
-    @property
-    def last_words(self) -> str:
-        """What it wrote last, in a few lines without credentials, for people; mostly empty."""
-        ...
-
-
 @final
 class Command:
     """A command, spoken to by its standard input and output.
@@ -263,7 +228,8 @@ class Command:
 
     """
 
-    failed: str = "did not start"
+    failed: Final = "did not start"
+    """What to say if it was not reached."""
 
     def __init__(
         self,
@@ -278,7 +244,7 @@ class Command:
 
     @property
     def name(self) -> str:
-        """See `ServerAddress`."""
+        """What to call a server of no other name."""
         return PurePath(self._words[0]).name
 
     def __str__(self) -> str:
@@ -286,7 +252,7 @@ class Command:
 
     @contextlib.asynccontextmanager
     async def transport(self) -> AsyncIterator[tuple[Any, Any]]:
-        """See `ServerAddress`."""
+        """Yield a stream to read from and one to write to."""
         from mcp import StdioServerParameters, stdio_client
 
         self._stderr = StderrTail()
@@ -302,14 +268,14 @@ class Command:
                 yield streams
 
     def why(self, error: BaseException) -> str:
-        """See `ServerAddress`."""
+        """Say why it was not reached."""
         if isinstance(error, FileNotFoundError):
             return f"there is no program {self._words[0]!r}: install it, or give its whole path"
         return str(error) or type(error).__name__
 
     @property
     def last_words(self) -> str:
-        """See `ServerAddress`."""
+        """What it wrote last, in a few lines without credentials, for people; mostly empty."""
         return "" if self._stderr is None else self._stderr.text
 
 
@@ -323,8 +289,8 @@ class Address:
 
     """
 
-    failed: str = "could not be reached"
-    last_words: str = ""
+    failed: Final = "could not be reached"
+    last_words: Final = ""
 
     def __init__(self, url: str, *, headers: Mapping[str, str] | None = None) -> None:
         self._url = url
@@ -332,7 +298,7 @@ class Address:
 
     @property
     def name(self) -> str:
-        """See `ServerAddress`."""
+        """See `Command`."""
         return urlsplit(self._url).hostname or self._url
 
     def __str__(self) -> str:
@@ -341,7 +307,7 @@ class Address:
 
     @contextlib.asynccontextmanager
     async def transport(self) -> AsyncIterator[tuple[Any, Any]]:
-        """See `ServerAddress`."""
+        """See `Command`."""
         import httpx2
         from mcp.client.streamable_http import streamable_http_client
 
@@ -353,7 +319,7 @@ class Address:
             yield streams
 
     def why(self, error: BaseException) -> str:
-        """See `ServerAddress`."""
+        """See `Command`."""
         return f"nobody answers there as one: {error}"
 
 

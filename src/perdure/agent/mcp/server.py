@@ -8,13 +8,13 @@ harm.
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import logging
 import os
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal, final
 
 import anyio
@@ -26,9 +26,8 @@ from perdure.agent.mcp.connection import (
     Command,
     Connection,
     ConnectionGoneError,
-    ServerAddress,
 )
-from perdure.agent.tools import Tool
+from perdure.agent.tools import Tool, within
 from perdure.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -97,7 +96,7 @@ class McpServer:
             raise MissingExtraError(
                 "MCP servers need the package mcp: pip install 'perdure[mcp]'", extra="mcp"
             )
-        self._place: ServerAddress = (
+        self._place: Address | Command = (
             Address(url, headers=headers) if url else Command(words, env=env, cwd=cwd)
         )
         self.name: str = name or self._place.name
@@ -182,24 +181,20 @@ class McpServer:
                 server=self.name,
                 tool=missing[0],
             )
-        offered = [
-            offered_tool
-            for offered_tool in self._offered
-            if self._only is None or offered_tool.name in self._only
-        ]
-        effects = [
-            effect_of(offered_tool.annotations, trusted=self._trusted) for offered_tool in offered
-        ]
-        return [
-            Tool(
-                _Call(self, offered_tool.name, repeatable=effect != "ask"),
-                name=tool_name(offered_tool.name, self._prefix),
-                description=offered_tool.description or offered_tool.title or "",
-                parameters=offered_tool.input_schema,
+        tools: list[Tool] = []
+        for offered in self._offered:
+            if self._only is not None and offered.name not in self._only:
+                continue
+            effect = effect_of(offered.annotations, trusted=self._trusted)
+            made = Tool(
+                partial(self.call, offered.name, repeatable=effect != "ask"),
+                name=tool_name(offered.name, self._prefix),
+                description=offered.description or offered.title or "",
+                parameters=offered.input_schema,
                 effect=effect,
             )
-            for offered_tool, effect in zip(offered, effects, strict=True)
-        ]
+            tools.append(made)
+        return tools
 
     async def call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool = False) -> Any:
         """Call a tool by the server's name for it, and return what it answers.
@@ -212,12 +207,14 @@ class McpServer:
 
         """
         try:
-            return await self._once(tool, arguments, repeatable=repeatable)
-        except ConnectionGoneError:
-            pass  # nothing was done, or it does no harm to do it again
-        try:
-            return await self._once(tool, arguments, repeatable=repeatable)
+            return await self._call(tool, arguments, repeatable=repeatable)
         except ConnectionGoneError as gone:
+            self._require_repeatable(tool, gone, repeatable=repeatable)
+        # Nothing was done, or it does no harm to do it again.
+        try:
+            return await self._call(tool, arguments, repeatable=repeatable)
+        except ConnectionGoneError as gone:
+            self._require_repeatable(tool, gone, repeatable=repeatable)
             self._log_end()
             raise ToolServerError(
                 f"MCP server {self} died twice while it ran {tool!r}",
@@ -225,25 +222,24 @@ class McpServer:
                 tool=tool,
             ) from gone
 
-    async def _once(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
-        """Call a tool; raise ConnectionGoneError only if it may be called once more."""
-        try:
-            return await self._call(tool, arguments, repeatable=repeatable)
-        except ConnectionGoneError as gone:
-            if repeatable or not gone.asked:
-                raise
-            self._log_end()
-            raise ToolOutcomeUnknownError(
-                f"MCP server {self} died while it ran {tool!r}: whether that has taken effect is "
-                "unknown, and it was not called again",
-                server=self.name,
-                tool=tool,
-            ) from gone
+    def _require_repeatable(
+        self, tool: str, gone: ConnectionGoneError, *, repeatable: bool
+    ) -> None:
+        """Raise, unless a call during which the server died may be made once more."""
+        if repeatable or not gone.asked:
+            return
+        self._log_end()
+        raise ToolOutcomeUnknownError(
+            f"MCP server {self} died while it ran {tool!r}: whether that has taken effect is "
+            "unknown, and it was not called again",
+            server=self.name,
+            tool=tool,
+        ) from gone
 
     async def _call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
         connection = await self._connected()
         try:
-            with _within(self._call_timeout):
+            with within(self._call_timeout):
                 result = await connection.ask(lambda client: client.call_tool(tool, arguments))
         except ConnectionGoneError:
             raise
@@ -323,10 +319,6 @@ class McpServer:
             _log.warning("MCP server %s ended; it last wrote:\n%s", self, words)
 
 
-def _within(seconds: float | None) -> contextlib.AbstractContextManager[object]:
-    return contextlib.nullcontext() if seconds is None else anyio.fail_after(seconds)
-
-
 async def _list_tools(client: Any) -> list[Any]:
     listed: list[Any] = []
     cursor = None
@@ -336,17 +328,6 @@ async def _list_tools(client: Any) -> list[Any]:
         cursor = page.next_cursor
         if not cursor:
             return listed
-
-
-class _Call:
-    """A tool's function: passes a call on to its server."""
-
-    def __init__(self, server: McpServer, tool: str, *, repeatable: bool) -> None:
-        self._server, self._tool = server, tool
-        self.repeatable: bool = repeatable
-
-    async def __call__(self, arguments: dict[str, Any]) -> Any:
-        return await self._server.call(self._tool, arguments, repeatable=self.repeatable)
 
 
 # What servers say of their tools, and what comes of calls, as perdure's values: pure
