@@ -64,7 +64,7 @@ from perdure.session.internals import (
 if TYPE_CHECKING:
     from perdure.agent.ledger import Decision
     from perdure.agent.llm.model import Model
-    from perdure.agent.mcp.server import McpServer
+    from perdure.agent.mcp import McpServer
     from perdure.agent.plugins import InContextMemory, Permissions, ToolSettings
     from perdure.agent.tools import Tool
     from perdure.archive.archives import Archives

@@ -20,7 +20,7 @@ from perdure.agent.effects import EffectProgress, is_unknown, progress
 from perdure.agent.home import bring_home, declare
 from perdure.agent.hooks import lived, maybe_await, require
 from perdure.agent.ledger import whole_ledger
-from perdure.agent.mcp.server import McpServer
+from perdure.agent.mcp import McpServer
 from perdure.errors import ConfigError, SessionError
 from perdure.memory.ledger import Admitted, Approval, Effect
 from perdure.memory.traces import newest_turns

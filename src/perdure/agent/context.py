@@ -14,7 +14,7 @@ from perdure.agent.events import AgentEvent, InputQueues
 from perdure.agent.ledger import AgentLedger
 from perdure.agent.llm import named_model
 from perdure.agent.llm.model import Model
-from perdure.agent.mcp.server import McpServer
+from perdure.agent.mcp import McpServer
 from perdure.agent.memory import MemoryManager
 from perdure.agent.options import Features, Persistence, kept_as
 from perdure.agent.plugins import AgentPlugins
