@@ -316,7 +316,8 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
     if context.config.setup is not None:
         await maybe_await(context.config.setup(context), context)
     report(context)
-    await context.declared.set_up()
+    if context.declared.setup is not None:
+        await maybe_await(context.declared.setup(), context)
     ready = events.AgentReady(agent_id=agent_id)
     context.emit(ready)
     await lived(ready, context)

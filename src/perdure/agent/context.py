@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -82,13 +81,6 @@ class AgentDeclared:
         """Keep what was set in the config and not awaited."""
         if self._config is not None:
             await self._config.flush()
-
-    async def set_up(self) -> None:
-        """Call the agent's own ``setup``."""
-        if self.setup is not None:
-            done = self.setup()
-            if inspect.isawaitable(done):  # one that only reads may be a plain method
-                await done
 
 
 @final

@@ -102,12 +102,9 @@ def without_cut_answers(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(
         message
         for at, message in enumerate(messages)
-        if not (CUT_OFF in message.extra and _is_given_anew(messages[at + 1 : at + 2]))
+        if CUT_OFF not in message.extra
+        or any(later.role != "assistant" for later in messages[at + 1 : at + 2])
     )
-
-
-def _is_given_anew(later: Sequence[Message]) -> bool:
-    return not later or later[0].role == "assistant"
 
 
 def _close(calls: list[ToolCall], call_id: str) -> None:

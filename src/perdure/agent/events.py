@@ -270,7 +270,11 @@ class EventStream:
 
     def close(self) -> None:
         """Listen no more; what has come can still be fetched."""
-        self._end()
+        if not self._ended:
+            self._ended = True
+            self._news.set()
+            if self._on_close is not None:
+                self._on_close(self)
 
     def feed(self, event: AgentEvent) -> None:
         """Put an event in; called by the worker."""
@@ -282,14 +286,7 @@ class EventStream:
         self._waiting.append(event)
         self._news.set()
         if isinstance(event, self._last):
-            self._end()
-
-    def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._news.set()
-            if self._on_close is not None:
-                self._on_close(self)
+            self.close()
 
 
 # The worker's two inputs: a bounded inbox for people, and a queue of its own before it

@@ -471,6 +471,8 @@ class Connection:
             ConnectionGoneError: The server went away, before or meanwhile.
 
         """
+        from mcp.types import CONNECTION_CLOSED
+
         if not self.is_open:
             raise ConnectionGoneError(asked=False)
         answers: list[Any] = []
@@ -484,10 +486,11 @@ class Connection:
             group.cancel_scope.cancel()
         if answers:
             return answers[0]
-        if errors and not _is_end(errors[0]):
+        if errors and getattr(errors[0], "code", None) != CONNECTION_CLOSED:
             raise errors[0]
         await self.aclose()  # only then it is known why
-        raise ConnectionGoneError(asked=not _never_reached(self.error))
+        kinds = {kind.__name__ for kind in type(self.error).__mro__}
+        raise ConnectionGoneError(asked="ConnectError" not in kinds)  # else nobody was there
 
     async def _cancel_at_end(self, scope: anyio.CancelScope) -> None:
         await self._ended.wait()
@@ -532,17 +535,6 @@ class _EndAwareStream:
 
     async def __aexit__(self, *exc: object) -> Any:
         return await self._stream.__aexit__(*exc)
-
-
-def _is_end(error: Exception) -> bool:
-    from mcp.types import CONNECTION_CLOSED
-
-    return getattr(error, "code", None) == CONNECTION_CLOSED
-
-
-def _never_reached(error: BaseException | None) -> bool:
-    """Whether no server was there to take a request."""
-    return any(kind.__name__ == "ConnectError" for kind in type(error).__mro__)
 
 
 # The last lines that a process has written to its standard error

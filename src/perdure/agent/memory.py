@@ -16,8 +16,7 @@ from typing import final
 
 import msgspec
 
-from perdure.agent.budget import ContextBudget
-from perdure.agent.compaction import Compacted, LogCompaction, decoded, trimmed
+from perdure.agent.compaction import Compacted, ContextBudget, LogCompaction, decoded, trimmed
 from perdure.agent.llm.failures import Overflow
 from perdure.agent.tools import storable
 from perdure.errors import NotStorableError, SessionError

@@ -215,11 +215,8 @@ class ToolSettings:
     def offered(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """Return the tools that the model is offered, those of equal priority in their order."""
         offered = [spec for spec in specs if self.is_enabled(spec.name)]
-        return tuple(sorted(offered, key=lambda spec: -self._priority(spec.name)))
-
-    def _priority(self, tool: str) -> float:
-        priority = self._priorities.get(tool, 0)
-        return priority if isinstance(priority, int | float) else 0
+        order = {name: -at for name, at in self._priorities.items() if isinstance(at, int | float)}
+        return tuple(sorted(offered, key=lambda spec: order.get(spec.name, 0)))
 
     async def capture(self) -> dict[str, Any] | None:
         """Return the state; None while nothing was set."""

@@ -230,15 +230,23 @@ class AgentWorker:
         self._try(keep_custom_data, context)  # a hook may have changed it: with the next save
 
     async def _turn(self, posted: QueuedMessage, over: _TurnOutcome) -> None:
-        context, ledger = self._context, self._context.ledger
+        context, ledger, event = self._context, self._context.ledger, posted.event
         context.model_calls, context.last_message = 0, None
-        asked = _turn_id(posted)
         begin_context(context)
         await context.plugins.attach(restore=False)  # done before, unless all is set aside
-        goes_on = asked is not None and isinstance(posted.event, ResumeEvent)
-        if goes_on:  # first: how often it was begun says how far back it is looked for
-            ledger.begin(posted.admitted, asked or "")
-        request = self._request(posted)
+        asked = request = None
+        goes_on = False
+        if isinstance(event, ResumeEvent):
+            asked = event.unfinished.turn_id
+            if (
+                asked is not None
+            ):  # first: how often it was begun says how far back it is looked for
+                ledger.begin(posted.admitted, asked)
+                goes_on = True
+        elif isinstance(event, UserMessageReceivedEvent):
+            asked = event.turn_id
+            if event.message is not None and context.config.features.history:
+                request = _request_of(event.message, context.session)
         beginning = context.session.turn(asked, resume=True, request=request, timeout=None)
         async with beginning as turn:
             over.turn_id, over.replayed = turn.id, turn.replayed
@@ -262,15 +270,6 @@ class AgentWorker:
                 raise
             finally:
                 context.memory.turn_tracker.end()
-
-    def _request(self, posted: QueuedMessage) -> bytes | None:
-        """Return what a turn is asked, to know it again; None where that is not to be kept."""
-        event, context = posted.event, self._context
-        if not isinstance(event, UserMessageReceivedEvent) or event.message is None:
-            return None
-        return (
-            _request_of(event.message, context.session) if context.config.features.history else None
-        )
 
     async def _work(self, posted: QueuedMessage, turn_id: str) -> None:
         """Do all that a turn consists of."""
@@ -354,14 +353,6 @@ class AgentWorker:
         self._publish(self._stopped())
         self.ready.set()
         self.done.set()
-
-
-def _turn_id(posted: QueuedMessage) -> str | None:
-    """Return the id of the turn to begin, None for a new one."""
-    event = posted.event
-    if isinstance(event, ResumeEvent):
-        return event.unfinished.turn_id
-    return event.turn_id if isinstance(event, UserMessageReceivedEvent) else None
 
 
 def _request_of(message: Message, session: Session) -> bytes:
@@ -470,8 +461,9 @@ class AgentRuntime:
         inputs, context = self._inputs(), self._of
         if stream is not None:
             refuse_to_wait(context, *_LATER)
-        known = None if event.turn_id is None else self._unfinished(event.turn_id)
-        if known is not None:
+        for known in () if event.turn_id is None else unfinished(context):
+            if known.turn_id != event.turn_id:
+                continue
             session = context.session
             if event.message is not None and _request_of(event.message, session) != _request_of(
                 known.message, session
@@ -516,10 +508,6 @@ class AgentRuntime:
         for message, stream in zip(unfinished_messages, streams, strict=True):
             self._go_on(message, stream)
         return streams
-
-    def _unfinished(self, turn_id: str) -> UnfinishedMessage | None:
-        matching = [message for message in unfinished(self._of) if message.turn_id == turn_id]
-        return matching[0] if matching else None
 
     def _go_on(self, message: UnfinishedMessage, stream: EventStream | None) -> None:
         self._inputs().put_first(QueuedMessage(ResumeEvent(message), stream, message.id))
@@ -672,21 +660,18 @@ class AgentShutdown:
                 await self._close()
 
     async def _keep(self) -> None:
-        try:
-            if self._context.session.is_writable:
-                await self._context.declared.flush()
-        finally:  # also without time for it: what is kept here is the manager's to save
-            if self._save and self._context.session.is_writable:
-                await self._save_rest()
-
-    async def _save_rest(self) -> None:
         context = self._context
         try:
-            keep_custom_data(context)
-        finally:
-            await context.session.save()
-            await context.plugins.memory.flush()
-            await keep_home(context)
+            if context.session.is_writable:
+                await context.declared.flush()
+        finally:  # also without time for it: what is kept here is the manager's to save
+            if self._save and context.session.is_writable:
+                try:
+                    keep_custom_data(context)
+                finally:
+                    await context.session.save()
+                    await context.plugins.memory.flush()
+                    await keep_home(context)
 
     async def _close(self) -> None:
         context = self._context

@@ -351,7 +351,17 @@ class Compactor:
         """
         if not turns:
             return Compaction()
-        summary = await self._summary(turns)
+        try:
+            summary = await self._summarizer.summarize(turns)
+        except Exception as error:
+            first, last_id = turns[0].id or "the first", turns[-1].id or "the last"
+            raise CompactionError(
+                f"the turns from {first} to {last_id} could not be summarized, since "
+                f"{type(self._summarizer).__name__} raised {type(error).__name__}: nothing has "
+                "changed, and the model is not called before it succeeds; fix the summarizer, "
+                "and the next message tries again",
+                turns=len(turns),
+            ) from error
         ids = tuple(dict.fromkeys(turn.id for turn in turns if turn.id))
         last = turns[-1].last
         episode = EpisodicItem(
@@ -368,19 +378,6 @@ class Compactor:
             for number, fact in enumerate(distilled(summary.facts, known or {}, self._limits), 1)
         )
         return Compaction((episode,), facts, ids)
-
-    async def _summary(self, turns: Sequence[TurnTrace]) -> Summary:
-        try:
-            return await self._summarizer.summarize(turns)
-        except Exception as error:
-            first, last = turns[0].id or "the first", turns[-1].id or "the last"
-            raise CompactionError(
-                f"the turns from {first} to {last} could not be summarized, since "
-                f"{type(self._summarizer).__name__} raised {type(error).__name__}: nothing has "
-                "changed, and the model is not called before it succeeds; fix the summarizer, "
-                "and the next message tries again",
-                turns=len(turns),
-            ) from error
 
 
 Opener = Literal["user", "tool_continuation", "recovery"]

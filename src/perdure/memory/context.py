@@ -406,6 +406,7 @@ class WorkingContext:
 
     def snapshot(self, agent_id: str, session_id: str) -> bytes:
         """Return the stored form, as of the last record that was fed."""
+        begins = [at for at, kept in enumerate(self._kept) if kept[2]]
         retained = self._kept if self.system is None else [self.system, *self._kept]
         return msgspec.json.encode(
             Snapshot(
@@ -418,17 +419,12 @@ class WorkingContext:
                 system_prompt_sha256=self.system_prompt_sha256,
                 messages=[msgspec.Raw(payload) for _, payload, _ in retained],
                 message_seqs=[seq for seq, _, _ in retained],
-                atoms=self._lengths(),
+                atoms=[end - at for at, end in pairwise([*begins, len(self._kept)])],
                 pinned=self.system is not None,
                 cut=self.cut,
                 rebuilt_at=self.rebuilt_at,
             )
         )
-
-    def _lengths(self) -> list[int]:
-        """Return how many messages each atom has."""
-        begins = [at for at, retained in enumerate(self._kept) if retained[2]]
-        return [end - at for at, end in pairwise([*begins, len(self._kept)])]
 
     def as_record(self, reason: str) -> bytes:
         """Return the payload of a record that restores this context."""

@@ -52,8 +52,6 @@ def stamp_of(payload: bytes) -> int:
         return 0
 
 
-T = TypeVar("T")
-
 SESSION = "session.json"
 EPISODIC = "episodic.jsonl"
 SEMANTIC = "semantic.jsonl"
@@ -316,25 +314,20 @@ def fold_session(
 def _set_agent(context: _WholeContext, parts: AgentParts) -> None:
     core = context.core
     core.system_prompt = parts.system_prompt
-    core.instructions = _newest(parts.instructions, core.instructions, "")
+    if parts.instructions is not None or core.instructions is msgspec.UNSET:
+        core.instructions = parts.instructions or ""
     context.tools = _part(parts.tools, context.tools, _NO_TOOLS)
     context.permissions = _part(parts.permissions, context.permissions, _NO_PERMISSIONS)
     context.plugins = {}
     context.config = _part(parts.config, context.config, b"{}")
 
 
-def _newest(new: T | None, old: T | msgspec.UnsetType, usual: T) -> T:
-    if new is not None:
-        return new
-    return usual if isinstance(old, msgspec.UnsetType) else old
-
-
 def _part(new: bytes | None, old: msgspec.Raw | msgspec.UnsetType, usual: bytes) -> msgspec.Raw:
     """Return a part with all its required fields; the default if it is no object."""
-    decoded = _newest(None if new is None else msgspec.Raw(new), old, msgspec.Raw(usual))
-    if bytes(decoded)[:1] != b"{":
-        decoded = msgspec.Raw(usual)
-    fields = decode(usual, dict[str, msgspec.Raw]) | decode(bytes(decoded), dict[str, msgspec.Raw])
+    given = bytes(old or b"") if new is None else new
+    fields = decode(usual, dict[str, msgspec.Raw])
+    if given.startswith(b"{"):
+        fields |= decode(given, dict[str, msgspec.Raw])
     return msgspec.Raw(msgspec.json.encode(fields))
 
 

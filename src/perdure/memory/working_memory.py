@@ -477,28 +477,6 @@ class WorkingMemory:
             found.extend([self._info(entry) for entry in ranked(matches)[: max(limit, 0)]])
         return found
 
-    def _change(self, change: MemoryChange, evicted: Sequence[MemoryEntry]) -> int:
-        """Append an entry, and in the same group the removal of evicted ones."""
-        infos = [self._info(entry) for entry in evicted]
-        touched = change.touched = self._times_of_access()
-        drops = [
-            Entry(MEMORY_DROP, encode(DroppedPayload(dropped.key)), end=False)
-            for dropped in evicted
-        ]
-        version = self._accept((*drops, Entry(MEMORY_SET, encode(change))))
-        self._forget(touched)
-        if infos and self._room.on_evicted is not None:
-            self._room.on_evicted(infos)
-        return version
-
-    def _to_evict(self, key: str, size: int) -> list[MemoryEntry]:
-        limit, index = self._room.limit, self._index.value
-        if limit is None:
-            return []
-        entries = {} if index is None else index.entries
-        total = 0 if index is None else index.size
-        return evicted(entries.values(), total=total, key=key, size=size, limit=limit)
-
     def _touch(self, read: MemoryEntry) -> int:
         """Note that a value was read; return the time."""
         index, now = self._index.value, _now()
@@ -573,7 +551,22 @@ class WorkingMemory:
             created_at=now if item.created_at is None else item.created_at,
             last_accessed_at=now if item.last_accessed_at is None else item.last_accessed_at,
         )
-        return self._change(change, self._to_evict(item.key, len(data)))
+        limit, index = self._room.limit, self._index.value
+        leaving: list[MemoryEntry] = []
+        if limit is not None:
+            entries, total = ((), 0) if index is None else (index.entries.values(), index.size)
+            leaving = evicted(entries, total=total, key=item.key, size=len(data), limit=limit)
+        infos = [self._info(entry) for entry in leaving]
+        touched = change.touched = self._times_of_access()
+        drops = [
+            Entry(MEMORY_DROP, encode(DroppedPayload(entry.key)), end=False) for entry in leaving
+        ]
+        # One group: what leaves makes room for what comes.
+        version = self._accept((*drops, Entry(MEMORY_SET, encode(change))))
+        self._forget(touched)
+        if infos and self._room.on_evicted is not None:
+            self._room.on_evicted(infos)
+        return version
 
     async def load(self) -> None:
         """Load the index if there is a limit: ``set`` must know which entries to evict."""

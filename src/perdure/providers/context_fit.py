@@ -189,15 +189,13 @@ class CallIds:
         if call_id not in used and self._allowed.fullmatch(call_id):
             return call_id
         number = self._renamed.get(call_id, 0) if self._unique else 0
-        while (fit := _made_of(call_id, number)) in used:
+        while True:
+            text = f"{number}:{call_id}".encode("utf-8", "surrogatepass")
+            fit = f"call_{hashlib.sha256(text).hexdigest()[:24]}"
+            if fit not in used:
+                self._renamed[call_id] = number
+                return fit
             number += 1
-        self._renamed[call_id] = number
-        return fit
-
-
-def _made_of(call_id: str, number: int) -> str:
-    text = f"{number}:{call_id}".encode("utf-8", "surrogatepass")
-    return f"call_{hashlib.sha256(text).hexdigest()[:24]}"
 
 
 # Conversations in which two roles take turns, as Anthropic and Gemini want them

@@ -21,7 +21,6 @@ from perdure.providers.context_fit import (
     style_of,
 )
 from perdure.providers.issued import (
-    Issued,
     Issuer,
     fields_of,
     items_said,
@@ -197,7 +196,12 @@ def _extra(first: Message, second: Message) -> Extra:
     if stamp is None:
         return extra
     # Each part keeps its place; what another provider signed is of no use in this answer.
-    items = list(items_said(second, right if right is None or _same_issuer(stamp, right) else None))
+    same = right is None or (right.provider, right.format, right.model) == (
+        stamp.provider,
+        stamp.format,
+        stamp.model,
+    )
+    items = list(items_said(second, right if same else None))
     gap = isinstance(first.content, str) and isinstance(second.content, str)
     for at, item in enumerate(items):
         if item.texts and gap and first.content and second.content:
@@ -205,10 +209,6 @@ def _extra(first: Message, second: Message) -> Extra:
             break
     items = [*items_said(first, left), *items]
     return stamped(msgspec.structs.replace(stamp, items=tuple(items)), extra)
-
-
-def _same_issuer(left: Issued, right: Issued) -> bool:
-    return (left.provider, left.format, left.model) == (right.provider, right.format, right.model)
 
 
 # Histories of other programs, as plain values with their positions

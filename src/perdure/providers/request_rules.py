@@ -268,13 +268,8 @@ def _kind(member: Any, field: str) -> str:
     return kind if isinstance(kind, str) else ""
 
 
-@lru_cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
-
 def _matches(pattern: str, value: Any) -> bool:
-    return isinstance(value, str) and _compiled(pattern).fullmatch(value) is not None
+    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 def _is_object(value: Any) -> bool:
