@@ -62,9 +62,9 @@ class InContextMemory:
             )
         self._max_entries = max_entries
         self._entries: dict[str, dict[str, Any]] = {}
+        # What else is stored: kept, whether this release knows it or not.
         self._others: list[Any] = []
-        self._config: dict[str, Any] = {}
-        self._beyond: dict[str, Any] = {}
+        self._beyond: dict[str, Any] = {"config": {}}
 
     def __repr__(self) -> str:
         return f"<InContextMemory {len(self._entries)} notes>"
@@ -141,13 +141,13 @@ class InContextMemory:
 
     async def capture(self) -> dict[str, Any] | None:
         """Return the state; None while there is nothing."""
-        if not (self._entries or self._others or self._beyond or self._config):
-            return None
         entries = [*self._entries.values(), *self._others]
-        return {"entries": entries, "config": self._config, **self._beyond}
+        if not entries and not any(self._beyond.values()):
+            return None
+        return {"entries": entries, **self._beyond}
 
     async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
-        """Take over what was stored; what this release does not know is kept."""
+        """Take over what was stored."""
         entries = list(state.get("entries") or ())
         notes = [
             entry
@@ -156,9 +156,8 @@ class InContextMemory:
         ]
         self._entries = {entry["key"]: entry for entry in notes}
         self._others = [entry for entry in entries if entry not in notes]
-        self._config = dict(state.get("config") or {})
-        known = ("entries", "config")
-        self._beyond = {key: value for key, value in state.items() if key not in known}
+        beyond = {key: value for key, value in state.items() if key != "entries"}
+        self._beyond = {"config": {}, **beyond}
 
 
 def _line(entry: dict[str, Any]) -> str:
@@ -182,60 +181,50 @@ class ToolSettings:
     version: Final = 1
 
     def __init__(self) -> None:
-        self._enabled: dict[str, Any] = {}
-        self._namespaces: dict[str, Any] = {}
-        self._priorities: dict[str, Any] = {}
-        self._beyond: dict[str, Any] = {}
+        # As it is stored; what this release does not know is kept.
+        self._state: dict[str, Any] = {"enabled": {}, "namespaces": {}, "priorities": {}}
 
     def enable(self, *tools: str) -> None:
         """Offer tools again."""
-        self._enabled.update(dict.fromkeys(tools, True))
+        self._state["enabled"].update(dict.fromkeys(tools, True))
 
     def disable(self, *tools: str) -> None:
         """Offer tools no more; a call of one is answered with an error."""
-        self._enabled.update(dict.fromkeys(tools, False))
+        self._state["enabled"].update(dict.fromkeys(tools, False))
 
     def is_enabled(self, tool: str) -> bool:
         """Whether a tool is offered; it is, unless it was disabled."""
-        return bool(self._enabled.get(tool, True))
+        return bool(self._state["enabled"].get(tool, True))
 
     def place(
         self, tool: str, *, namespace: str | None = None, priority: int | None = None
     ) -> None:
         """Say what a tool belongs to, and how early it is offered: higher comes first."""
         if namespace is not None:
-            self._namespaces[tool] = namespace
+            self._state["namespaces"][tool] = namespace
         if priority is not None:
-            self._priorities[tool] = priority
+            self._state["priorities"][tool] = priority
 
     def namespace(self, tool: str) -> str | None:
         """Return the group of a tool, None if it has none."""
-        return self._namespaces.get(tool)
+        namespace: str | None = self._state["namespaces"].get(tool)
+        return namespace
 
     def offered(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """Return the tools that the model is offered, those of equal priority in their order."""
         offered = [spec for spec in specs if self.is_enabled(spec.name)]
-        order = {name: -at for name, at in self._priorities.items() if isinstance(at, int | float)}
+        priorities = self._state["priorities"].items()
+        order = {name: -at for name, at in priorities if isinstance(at, int | float)}
         return tuple(sorted(offered, key=lambda spec: order.get(spec.name, 0)))
 
     async def capture(self) -> dict[str, Any] | None:
         """Return the state; None while nothing was set."""
-        if not (self._enabled or self._namespaces or self._priorities or self._beyond):
-            return None
-        return {
-            "enabled": self._enabled,
-            "namespaces": self._namespaces,
-            "priorities": self._priorities,
-            **self._beyond,
-        }
+        return self._state if any(self._state.values()) else None
 
     async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
-        """Take over what was stored; what this release does not know is kept."""
-        known = ("enabled", "namespaces", "priorities")
-        self._enabled = dict(state.get("enabled") or {})
-        self._namespaces = dict(state.get("namespaces") or {})
-        self._priorities = dict(state.get("priorities") or {})
-        self._beyond = {key: value for key, value in state.items() if key not in known}
+        """Take over what was stored."""
+        given = {name: value for name, value in state.items() if value is not None}
+        self._state = {"enabled": {}, "namespaces": {}, "priorities": {}, **given}
 
 
 Verdict = Literal["allowed", "blocked", "open"]
