@@ -78,10 +78,10 @@ if TYPE_CHECKING:
 
 
 IfExists = Literal["resume", "error", "replace"]
-"""What to do about an agent of the same id: go on with it, refuse, or delete it first."""
+"""Treatment of an agent of the same id: go on with it, refuse, or delete it first."""
 
 Ending = TurnEnded | TurnInterrupted | TurnFailed
-"""How a turn came to its end."""
+"""Outcome of a turn."""
 
 
 class Agent:
@@ -198,7 +198,7 @@ class Agent:
 
     @property
     def memory(self) -> MemoryManager:
-        """What it remembers."""
+        """Its memory."""
         return self.context.memory
 
     @property
@@ -213,7 +213,7 @@ class Agent:
 
     @property
     def memory_storage(self) -> MemoryStorage:
-        """Where entries of its memory are kept: the configured place, or else the session.
+        """Storage of its memory's entries: the configured one, or else the session.
 
         Raises:
             InvalidArgumentError: ``Features(memory=False)``: it has none.
@@ -223,12 +223,12 @@ class Agent:
 
     @property
     def permissions(self) -> Permissions:
-        """Which of its tools were allowed, blocked and approved."""
+        """Decisions on its tools: allowed, blocked, approved."""
         return self.context.plugins.permissions
 
     @property
     def tool_settings(self) -> ToolSettings:
-        """Which of its tools are offered to the model, and in which order."""
+        """Settings of which tools are offered to the model, and in which order."""
         return self.context.plugins.tools
 
     @property
@@ -238,7 +238,7 @@ class Agent:
 
     @property
     def restore_report(self) -> RestoreReport | None:
-        """How it was restored; None for an agent that is new, or was not started."""
+        """Report of its restore; None for an agent that is new, or was not started."""
         return self.context.restore_report
 
     async def start(self) -> None:
@@ -591,7 +591,7 @@ class Agent:
 
 
 DEFAULT_TYPE: Final = "agent"
-"""What a session is stored as unless somebody says otherwise."""
+"""Type that a session is stored as unless another is given."""
 
 Release = Callable[[], Awaitable[object]]
 A = TypeVar("A", bound=Agent)
@@ -769,7 +769,7 @@ def _check_type(session: Session, config: AgentConfig) -> None:
 
 @final
 class AgentCreation(Generic[A]):
-    """What ``Agent.create(…)`` returns: await it for an agent, or enter it for one that runs."""
+    """Result of ``Agent.create(…)``: await it for an agent, or enter it for one that runs."""
 
     def __init__(self, make: Callable[[], Awaitable[A]]) -> None:
         self._make = make

@@ -36,11 +36,11 @@ from perdure.session.session import Session, SessionView
 
 
 MOST_ATTEMPTS: Final = 3
-"""How often a turn is begun without anybody asking: it may be what kills the process."""
+"""The most times a turn is begun unasked: it may be the one that kills the process."""
 
 
 class OpenMatters(msgspec.Struct, frozen=True):
-    """What an agent has begun and not brought to its end, as its session has it."""
+    """Work in progress of an agent, as its session has it."""
 
     unfinished: tuple[events.UnfinishedMessage, ...] = ()
     """Messages that are not answered; one that is being answered is among them."""

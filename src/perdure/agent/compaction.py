@@ -49,7 +49,7 @@ log: logging.Logger = logging.getLogger("perdure.agent")
 
 _UNSEEN: Final = "not a part of summaries"
 _MOST_BESIDE: Final = 0.5
-"""How much of the budget is left to what is not counted: of more, something else is wrong."""
+"""The most of the budget that uncounted tokens may take: if they take more, something is wrong."""
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -58,7 +58,7 @@ class Compacted(msgspec.Struct, frozen=True):
     done: Compaction
     bundle: MemoryBundle
     raw: tuple[Message, ...]
-    """What stays as it was said."""
+    """Messages that stay as they were said."""
 
 
 @final
@@ -337,11 +337,11 @@ class _Episodes:
 
 
 SPARE: Final = 0.85
-"""How much of a window may be asked with: the rest is the answer's, and for miscounting."""
+"""Share of a window for the request: the rest is the answer's, and for miscounting."""
 NEAR: Final = 0.75
 """Of how much of it to warn."""
 HALF: Final = 0.5
-"""How much of a request that was too long to keep, if nobody says how much too long it was."""
+"""Share to keep of a request that was too long, if nobody says by how much."""
 
 
 @final

@@ -47,9 +47,9 @@ class AgentDeclared:
         self.sessions: SessionManager | None = None
         """The manager that keeps the agent's session."""
         self.found: Declared | None = None
-        """What persistence.yaml says; None before the bootstrap."""
+        """Contents of persistence.yaml; None before the bootstrap."""
         self.code_dir: Path | None = None
-        """Where persistence.yaml is looked for, unless `AgentConfig.agent_dir` says where."""
+        """Folder of persistence.yaml, unless `AgentConfig.agent_dir` names one."""
         self.setup: Callable[[], object] | None = None
         """The agent's own."""
         self._config: PersistentConfig | None = None
@@ -106,7 +106,7 @@ class AgentRuntimeState:
 
 @final
 class AgentContext:
-    """What handlers, steps, processors and tools work with."""
+    """Context of handlers, steps, processors and tools."""
 
     is_for_tools: Final = True
     """A tool's parameter that is annotated with this class gets the agent's context."""
@@ -127,30 +127,30 @@ class AgentContext:
         self.memory = memory
         self.toolbox = toolbox
         self.plugins = plugins
-        """What it keeps beside its conversation."""
+        """State that it keeps beside its conversation."""
         self.assembler = assembler
         self.ledger: AgentLedger = AgentLedger(
             memory.session, keeps_messages=config.features.history
         )
-        """What it has begun and not ended."""
+        """Its work in progress."""
         self.emit = emit
         """Tell the agent's listeners."""
         self.inputs: InputQueues | None = None
         """The worker's; None before there is one."""
         self.model_calls = 0
-        """How often the model was called in this turn."""
+        """Number of calls of the model in this turn."""
         self.last_message: Message | None = None
-        """What the model said last in this turn."""
+        """The model's last message in this turn."""
         self.sets_aside = False
-        """Whether its first message begins a new conversation beside what is stored."""
+        """True if its first message begins a new conversation beside the stored one."""
         self.begun = False
-        """Whether the working context has its beginning: restored, or new."""
+        """True once the working context has its beginning: restored, or new."""
         self.restore_report: RestoreReport | None = None
-        """How the working context came back; None for an agent that began anew."""
+        """Report of the restored working context; None for an agent that began anew."""
         self.saved_custom_data: tuple[bytes, dict[str, str] | None] | None = (b"{}", None)
-        """What the session has of the custom data; None for something that does not count."""
+        """The custom data as the session has it; None for data that does not count."""
         self.declared: AgentDeclared = AgentDeclared()
-        """What is declared beside its code."""
+        """Declarations beside its code."""
         self.at_stop: list[Callable[[], Awaitable[object]]] = []
         """Awaited when the agent has stopped, the last one first: what was opened for it."""
 
@@ -185,7 +185,7 @@ class AgentContext:
 
     @property
     def memory_storage(self) -> MemoryStorage:
-        """Where entries of its memory are kept: the configured place, or else the session.
+        """Storage of its memory's entries: the configured one, or else the session.
 
         Raises:
             ConfigError: The agent has none.
@@ -227,7 +227,7 @@ Renderer = Callable[[Sequence[Message]], Sequence[Any]]
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent is made of.
+    """Configuration of an agent.
 
     Args:
         name: What it is called; its id begins with it where none is given.

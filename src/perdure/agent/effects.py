@@ -1,4 +1,4 @@
-"""What to do about a tool call of which a crash has left the outcome unknown.
+"""Verdicts on tool calls whose outcome a crash has left unknown.
 
 Pure: the ledger's entry and the call in, a verdict out. A call that may have begun
 is never begun again unasked, unless the tool says that it may be, with the same key.
@@ -49,7 +49,7 @@ def verdict(effect: Effect | None, approval: Approval | None, *, can_run: bool) 
 
 
 def is_unknown(effect: Effect) -> bool:
-    """Whether a call may have done its work, with neither outcome nor decision known."""
+    """Return True if a call may have done its work, with neither outcome nor decision known."""
     return effect.state in {"begun", "unknown"}
 
 
@@ -59,12 +59,12 @@ def is_intact(call: ToolCall) -> bool:
 
 
 class EffectProgress(msgspec.Struct, frozen=True):
-    """How far a turn had come."""
+    """Progress of a turn."""
 
     has_input: bool = False
-    """Whether what the user said was kept."""
+    """True if the user's message was kept."""
     open_calls: tuple[ToolCall, ...] = ()
-    """What the model wants to be called, and no real result has come of."""
+    """Calls of the model's that have no real result."""
     answer: Message | None = None
     """The whole answer, if only the turn's end is missing."""
 

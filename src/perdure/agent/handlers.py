@@ -1,4 +1,4 @@
-"""What the worker does about each event: small steps, each of which asks for the next.
+"""Handlers of the worker's events: small steps, each of which asks for the next.
 
     user message → model → answer
                      ↓  ↑

@@ -113,7 +113,7 @@ class McpServer:
         self._connection: Connection | None = None
         self._offered: tuple[Any, ...] = ()
         self.starts: int = 0
-        """How often it was started, or connected to."""
+        """Number of starts, or of connections."""
 
     @classmethod
     def of(cls, given: McpServer | str) -> McpServer:
@@ -130,7 +130,7 @@ class McpServer:
 
     @property
     def is_connected(self) -> bool:
-        """Whether it is there, as far as can be seen; a call makes it again if not."""
+        """True if it is there, as far as can be seen; a call makes it again if not."""
         return self._connection is not None and self._connection.is_open
 
     async def __aenter__(self) -> McpServer:
@@ -393,7 +393,7 @@ def is_refusal(error: Exception) -> bool:
 
 
 def is_session_over(error: Exception) -> bool:
-    """Whether a server at a URL does not know this connection, because it was restarted."""
+    """Return True if a server at a URL does not know this connection, because it was restarted."""
     return getattr(error, "code", None) == _INVALID and "Session terminated" in str(error)
 
 
@@ -429,11 +429,11 @@ class Connection:
         self._ended = anyio.Event()
         self._opening = anyio.CancelScope()
         self.error: BaseException | None = None
-        """Why it could not be made, or has ended; None if the server just went away."""
+        """The error that it failed or ended with; None if the server just went away."""
 
     @property
     def is_open(self) -> bool:
-        """Whether the server is there, as far as can be seen."""
+        """True if the server is there, as far as can be seen."""
         return self._client is not None and not self._over.is_set()
 
     async def run(self) -> None:
@@ -563,7 +563,7 @@ class StderrTail:
 
     @property
     def text(self) -> str:
-        """What was written last, in a few lines; waits a moment for what is on its way."""
+        """The last few lines that were written; waits a moment for what is on its way."""
         self._thread.join(0.2)
         return "\n".join(map(shown_line, self._lines))
 
@@ -597,7 +597,7 @@ class Command:
     """
 
     failed: Final = "did not start"
-    """What to say if it was not reached."""
+    """Phrase for a message, if it was not reached."""
 
     def __init__(
         self,
@@ -612,7 +612,7 @@ class Command:
 
     @property
     def name(self) -> str:
-        """What to call a server of no other name."""
+        """Name of a server without another one."""
         return PurePath(self._words[0]).name
 
     def __str__(self) -> str:
@@ -643,7 +643,7 @@ class Command:
 
     @property
     def last_words(self) -> str:
-        """What it wrote last, in a few lines without credentials, for people; mostly empty."""
+        """Its last few lines without credentials, for people; mostly empty."""
         return "" if self._stderr is None else self._stderr.text
 
 

@@ -195,7 +195,7 @@ class MemoryManager:
             )
         )
         self.compaction_required: bool = False
-        """Whether the next request compacts first."""
+        """True if the next request compacts first."""
         self._history = history  # else nothing that is said leaves a record
         self._redact = tuple(redact_arguments)
         self._options = options or WorkingContextSnapshotBootstrapOptions()
@@ -213,12 +213,12 @@ class MemoryManager:
 
     @property
     def restored_from(self) -> Source:
-        """Where the session's context came from when it was opened."""
+        """Source of the session's context when it was opened."""
         return self.session.restore_report.source
 
     @property
     def snapshot_was_written(self) -> bool:
-        """Whether a fold has written the snapshot, even if it was lost since."""
+        """True if a fold has written the snapshot, even if it was lost since."""
         return internals.contents_of(self.session).was_folded
 
     @property
@@ -238,7 +238,7 @@ class MemoryManager:
 
     @property
     def context_bytes(self) -> int:
-        """How large the working context is."""
+        """Bytes of the working context."""
         return internals.working_context(self.session).size
 
     # keeping

@@ -16,7 +16,7 @@ from perdure.store import Store
 
 
 class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent's session is kept.
+    """Settings for keeping an agent's session.
 
     Args:
         storage: Where: a URL, a path, a store, or a storage of whole states; None for the
@@ -145,7 +145,7 @@ def autosave_of(persistence: PersistentSession) -> Autosave | None:
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True):
-    """Which parts of an agent are kept with its session.
+    """Parts of an agent that are kept with its session.
 
     What is stored of a part stays stored while the part is off: it comes back when
     it is on again.

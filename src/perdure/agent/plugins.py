@@ -175,7 +175,7 @@ MAX_INSTRUCTIONS: Final = 256 * 1024
 
 @final
 class ToolSettings:
-    """Which tools are offered to the model, and in which order: ``agent.tool_settings``."""
+    """Tools that the model is offered, and their order: ``agent.tool_settings``."""
 
     name: Final = "agent_tools"
     version: Final = 1
@@ -193,7 +193,7 @@ class ToolSettings:
         self._state["enabled"].update(dict.fromkeys(tools, False))
 
     def is_enabled(self, tool: str) -> bool:
-        """Whether a tool is offered; it is, unless it was disabled."""
+        """Return True if a tool is offered; it is, unless it was disabled."""
         return bool(self._state["enabled"].get(tool, True))
 
     def place(
@@ -228,7 +228,7 @@ class ToolSettings:
 
 
 Verdict = Literal["allowed", "blocked", "open"]
-"""What is known of a tool; ``open`` means that nobody has decided."""
+"""Standing of a tool; ``open`` means that nobody has decided."""
 
 
 @final
@@ -342,9 +342,9 @@ class PersistentInstructions:
 
     def __init__(self, path: str) -> None:
         self.path: str = path
-        """Where the file is, or would be."""
+        """Path of the file, there or not."""
         self.text: str = ""
-        """What it says; empty where there is no file."""
+        """Its text; empty where there is no file."""
 
     async def read(self) -> str:
         """Read the file, and return its text.

@@ -54,9 +54,9 @@ class ResultReference(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int
     media_type: str
     preview: str
-    """How it begins."""
+    """Its beginning."""
     types: Tags | None = None
-    """What JSON cannot tell of it."""
+    """Types that JSON cannot express."""
 
 
 def reference_of(message: Message) -> ResultReference | None:
@@ -184,12 +184,12 @@ def with_notes(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
 
 
 class LLMRequest(msgspec.Struct, frozen=True):
-    """What the model is asked with."""
+    """A request to the model."""
 
     messages: tuple[Message, ...]
     rendered: tuple[Any, ...]
     compacted: bool = False
-    """Whether old turns left the context for it."""
+    """True if old turns left the context for it."""
 
 
 def render_openai(messages: Sequence[Message]) -> list[Any]:

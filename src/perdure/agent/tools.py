@@ -105,9 +105,9 @@ class Tool:
         self._arguments: type[msgspec.Struct] | None = None
         self._context_name: str | None = None
         self.takes_key: bool = parameters is None and _takes_key(function)
-        """Whether it takes an idempotency key."""
+        """True if it takes an idempotency key."""
         self.effect: Policy | None = effect or ("replay" if self.takes_key else None)
-        """What to do about a call of which a crash has left the outcome unknown."""
+        """Policy for a call whose outcome a crash has left unknown."""
         self.parameters: dict[str, Any] = parameters or {}
         if parameters is not None:
             return
@@ -327,7 +327,7 @@ def _escaped(value: Any) -> Any:
 
 
 def is_certain(result: ToolResult) -> bool:
-    """Whether a result proves what the tool did: one that timed out may still be running."""
+    """Return True if a result proves what the tool did: one that timed out may still be running."""
     return not (result.error or "").startswith(UNCERTAIN)
 
 

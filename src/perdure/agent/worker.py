@@ -107,7 +107,7 @@ class AgentWorker:
         self.done: anyio.Event = anyio.Event()
         """Set when the loop has ended."""
         self.error: Exception | None = None
-        """Why it has ended, if not because it was asked to."""
+        """The error that ended it; None if it was asked to end."""
 
     async def run(self) -> None:
         """Run the loop: bootstrap, then message after message."""
@@ -135,7 +135,7 @@ class AgentWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is running."""
+        """True while a turn is running."""
         return self._turn_scope is not None
 
     def interrupt(self) -> bool:
@@ -369,7 +369,7 @@ def _innermost(error: Exception) -> Exception:
 
 
 class _TurnOutcome(msgspec.Struct):
-    """How a turn came to its end."""
+    """Outcome of a turn."""
 
     turn_id: str = ""
     replayed: bool = False
@@ -412,7 +412,7 @@ class AgentRuntime:
 
     @property
     def is_running(self) -> bool:
-        """Whether the worker takes messages."""
+        """True while the worker takes messages."""
         return self.worker is not None and not self.worker.done.is_set()
 
     async def start(self, context: AgentContext) -> None:
@@ -486,7 +486,7 @@ class AgentRuntime:
         inputs.put(QueuedMessage(event, stream, admitted))
 
     def _is_idle(self, inputs: InputQueues) -> bool:
-        """Whether a message's turn begins at once, and nothing is done with it before it does."""
+        """Return True if a message's turn begins at once, and nothing is done with it before."""
         busy = self.worker is None or self.worker.busy or inputs.has_posted
         return self._is_usual and not (busy or self._of.config.input_processors)
 

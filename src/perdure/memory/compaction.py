@@ -65,7 +65,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many facts one summary may add.
+    """Limits on the facts that one summary may add.
 
     Args:
         per_category: How many facts of each category.
@@ -402,7 +402,7 @@ class TurnBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missing in it."""
+        """True if nothing is missing in it."""
         # The results that a continuation answers belong to the previous block.
         traces = len(self.messages) + (self.opener == "tool_continuation")
         waiting, made_up, orphans = self._paired()
@@ -482,7 +482,7 @@ def _block(turn_id: str, part: Sequence[tuple[int, Message, float]], *, first: b
 
 
 class Frontier:
-    """Which blocks stay raw. Blocks are added, and removed, oldest first.
+    """Frontier of the blocks that stay raw. Blocks are added, and removed, oldest first.
 
     Args:
         keep_turns: How many of the newest turns stay, at most.

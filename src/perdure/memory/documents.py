@@ -57,9 +57,9 @@ EPISODIC = "episodic.jsonl"
 SEMANTIC = "semantic.jsonl"
 
 TURN_IDS = 1000
-"""How many turns back a retry is recognized by its id."""
+"""Number of turns back that a retry is recognized by its id."""
 TAKEN_IDS = 1000
-"""How many posts back a retry is recognized by its key."""
+"""Number of posts back that a retry is recognized by its key."""
 
 
 class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -74,13 +74,13 @@ class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
     error: str | None = None
     """The type of the exception that interrupted it."""
     given: bool = False
-    """Whether the caller chose the id, so that it identifies a retry."""
+    """True if the caller chose the id, so that it identifies a retry."""
     request: str | None = None
     """A fingerprint of what was asked, in the begin of a turn whose caller said it."""
     attempt: int = 0
-    """Which attempt at a named turn begins, from 1."""
+    """Number of the attempt at a named turn that begins, from 1."""
     resumed: bool = False
-    """Whether it goes on with what that attempt had left."""
+    """True if it goes on with what that attempt had left."""
 
 
 class InboxTakenPayload(msgspec.Struct):
@@ -128,7 +128,7 @@ class ItemsRestoredPayload(msgspec.Struct):
 
     memory: str
     keep: int = -1
-    """How many stay; -1 if the payload adds one item."""
+    """Number of items that stay; -1 if the payload adds one item."""
     items: list[msgspec.Raw] = []
     """The items after them."""
 
@@ -227,7 +227,7 @@ class WholeSessionDocument(SessionDocument, rename="camel", kw_only=True):
 
     @property
     def describes_agent(self) -> bool:
-        """Whether it has a description of the agent."""
+        """True if it has a description of the agent."""
         return self.context.tools is not msgspec.UNSET
 
 
@@ -267,7 +267,7 @@ def names_of(record: Record) -> tuple[str, ...]:
 
 
 class SessionCounts(msgspec.Struct, frozen=True):
-    """What an open session knows of its log without reading it."""
+    """Counts that an open session knows without reading its log."""
 
     seq: int
     """Of the newest record."""

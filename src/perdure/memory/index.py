@@ -50,7 +50,7 @@ class MemoryEntry(msgspec.Struct, rename="camel", kw_only=True):
 
     @property
     def is_apart(self) -> bool:
-        """Whether the value is stored elsewhere, and must be read."""
+        """True if the value is stored elsewhere, and must be read."""
         return self.sha256 is not UNSET and len(bytes(self.value)) <= INLINE
 
     def apart(self) -> MemoryEntry:

@@ -53,7 +53,7 @@ _VIDEO_RATE: Final = 250_000
 
 
 class RequestLimits(msgspec.Struct, frozen=True):
-    """What a provider takes of media in one request; bytes are those of base64."""
+    """Limits of a provider for media in one request; bytes are those of base64."""
 
     count: int
     bytes: int
@@ -114,7 +114,7 @@ def _image(medium: Medium, provider: str) -> int:
 
 
 class MediaBudget(msgspec.Struct, frozen=True):
-    """How much of a context media may take.
+    """Share of a context that media may take.
 
     Args:
         tokens: Of all of them together.

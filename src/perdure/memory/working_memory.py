@@ -104,7 +104,7 @@ class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str | None = None
     """The hash of a large value's JSON, in hex; None for a value that is in the index."""
     is_loaded: bool = True
-    """Whether the value can be read without the store."""
+    """True if the value can be read without the store."""
 
 
 class MemoryStorage(Protocol):
@@ -226,7 +226,7 @@ class SessionMemoryStorage:
 
 
 CACHE_BYTES: Final = 8 * 1024 * 1024
-"""How many bytes of values are cached; the newest value always is."""
+"""Bytes of values that are cached; the newest value always is."""
 
 
 class SessionValues:
@@ -319,14 +319,14 @@ Accept = Callable[[tuple[Entry, ...]], int]
 """Append records, and return the session's version."""
 
 MOST_TOUCHED: Final = 256
-"""How many times of access one record stores at most."""
+"""The most times of access that one record stores."""
 
 
 class MemorySearch(msgspec.Struct, frozen=True):
     """A search of a memory."""
 
     found: int
-    """How many it returned."""
+    """Number of results."""
     took: float
     """Seconds."""
     error: str | None = None

@@ -80,7 +80,7 @@ def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Tu
 
 
 _OPEN_AFTER: Final = {"assistant": "pause_turn", "user": "tool_use"}
-"""Why an answer has ended that goes on, by whose turn is the last one."""
+"""Stop reason of an answer that goes on, by the role of the last turn."""
 
 
 def _callers(turns: context_fit.Turns) -> set[str]:

@@ -202,9 +202,9 @@ class CallIds:
 
 
 OPENING: Final = "[The beginning of this conversation is not shown.]"
-"""What the user says where a conversation begins with the model."""
+"""The user's text where a conversation begins with the model."""
 EMPTY: Final = "[empty message]"
-"""What stands for a message of the user's with nothing in it."""
+"""Stand-in for an empty message of the user's."""
 
 
 class MessageBlocks(list[dict[str, Any]]):
@@ -215,9 +215,9 @@ class MessageBlocks(list[dict[str, Any]]):
     ) -> None:
         super().__init__(blocks)
         self.fields = fields
-        """What the message says beside role and content."""
+        """The message's fields beside role and content."""
         self.text = text
-        """Whether it was given as text, and not as a list with text in it."""
+        """True if it was given as text, and not as a list with text in it."""
 
 
 Turns = list[tuple[str, list[dict[str, Any]]]]
@@ -274,12 +274,12 @@ LISTS: Final[dict[Format, str]] = {
 """The name of the conversation in a request."""
 
 ReasoningPolicy = Literal["keep", "strip_foreign", "strip_all"]
-"""What becomes of reasoning, signatures and unknown fields: sent to whoever speaks the format
+"""Readers of reasoning, signatures and unknown fields: sent to whoever speaks the format
 they came in, only to the one who issued them, or to nobody."""
 
 
 class ContextTarget(msgspec.Struct, frozen=True):
-    """Who will read a context."""
+    """Reader of a context."""
 
     format: Format
     issuer: Issuer
@@ -305,7 +305,7 @@ class RenderedContext(msgspec.Struct, frozen=True):
 
     @property
     def request(self) -> dict[str, Any]:
-        """What goes into the request's body, by its names: ``create(model=…, **context.request)``.
+        """Part of the request's body, by its names: ``create(model=…, **context.request)``.
 
         For Gemini these are the names of the REST API. Its SDK takes ``contents=context.messages``
         and ``config={"system_instruction": context.system}``.

@@ -35,7 +35,7 @@ REASONING: Final = ("reasoning_content", "reasoning")
 SAID_APART: Final = frozenset({"role", "content", "tool_calls"})
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 NOT_SENT_BACK: Final = frozenset({"audio", "annotations"})
-"""What a reply may have and a request may not."""
+"""Fields that a reply may have and a request may not."""
 NATIVE: Final = frozenset({"image_url", "input_audio", "file"})
 SOUNDS: Final = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 

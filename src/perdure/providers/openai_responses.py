@@ -96,7 +96,7 @@ ECHO: Final = frozenset(
         "user",
     }
 )
-"""What a response repeats of its request: the prompt and all tools, each time."""
+"""Fields that a response repeats of its request: the prompt and all tools, each time."""
 Block = dict[str, Any]
 
 

@@ -1,4 +1,4 @@
-"""What a rendered request is mended by, where the table of rules says so.
+"""Repairs of a rendered request, where the table of rules asks for them.
 
 A renderer writes what messages say; a history has it as its program wrote it, and the providers
 refuse some of that. One pass over the rendered request finds what breaks a rule of

@@ -159,7 +159,7 @@ def plain_text(value: Any) -> str:
 
 
 BETWEEN: Final = "\n\n"
-"""What stands between the texts of two messages that are joined."""
+"""Separator between the texts of two messages that are joined."""
 
 
 def joined(first: Message, second: Message) -> Message:

@@ -1,4 +1,4 @@
-"""What each provider accepts in a request, field by field, and what is sent where it would refuse.
+"""Rules of each provider for a request, field by field, and the repair where it would refuse.
 
 One table, read by three: the renderers keep its limits, docs/contexts.md shows it, and the tests
 judge each rendered request by it. `broken` tells which values of a request break a rule.
@@ -34,7 +34,7 @@ Cure = Literal[
     "apart",
     "no id",
 ]
-"""How a rule is kept. ``rendered``: by the provider's renderer, which writes nothing else.
+"""Means of keeping a rule. ``rendered``: the provider's renderer, which writes nothing else.
 ``sent``: not at all, the field goes as it came. The others: by `perdure.providers.repairs`."""
 
 TOOL_NAME: Final = r"[a-zA-Z0-9_-]{1,64}"
@@ -65,38 +65,38 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[str, ...]
     """Their paths."""
     takes: str
-    """What the provider accepts."""
+    """Values that the provider accepts."""
     otherwise: str
-    """What is sent where a message has something else, and why."""
+    """The repair where a message has something else, and the reason."""
     cure: Cure
     pattern: str | None = None
-    """What text has to look like in full."""
+    """Regular expression that text has to match in full."""
     names: frozenset[str] | None = None
     """The fields that an object may have."""
     types: frozenset[str] | None = None
     """The types that a part may have, of those in `SHAPES`."""
     is_closed: bool = False
-    """Whether other types than those in `SHAPES` are refused as well."""
+    """True if types other than those in `SHAPES` are refused as well."""
     images: frozenset[str] | None = None
     """The media types of images."""
     is_object: bool = False
-    """Whether it is an object, or text that is one in JSON."""
+    """True if it is an object, or text that is one in JSON."""
     is_filled: bool = False
-    """Whether it, or the text of a part, may be neither blank nor empty."""
+    """True if it, or the text of a part, may be neither blank nor empty."""
     is_listed: bool = False
-    """Whether a list of parts may not be empty, though text may be."""
+    """True if a list of parts may not be empty, though text may be."""
     is_plain_error: bool = False
-    """Whether it is a tool's result that says nothing but text where it is an error."""
+    """True if it is a tool's result that says nothing but text where it is an error."""
     never: bool = False
-    """Whether it is refused whatever it is."""
+    """True if it is refused whatever it is."""
     most: int | None = None
-    """How many there may be in a request."""
+    """The most that there may be in a request."""
     is_unique: bool = False
-    """Whether no two may be the same in a request."""
+    """True if no two may be the same in a request."""
     is_falling: bool = False
-    """Whether a cache marker may not outlast one before it."""
+    """True if a cache marker may not outlast one before it."""
     official: bool = False
-    """Whether only the provider itself has the rule, and not all who speak its format."""
+    """True if only the provider itself has the rule, and not all who speak its format."""
 
     def accepts(self) -> Callable[[Any], bool]:
         """Return what says whether a value by itself keeps the rule."""
@@ -132,7 +132,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(NamedTuple):
-    """Where a value stands in a request."""
+    """Place of a value in a request."""
 
     owner: Any
     """A dict or a list."""
@@ -227,7 +227,7 @@ class _Step(NamedTuple):
     field: str | None
     values: frozenset[str]
     is_other: bool
-    """Whether the field has none of the values."""
+    """True if the field must have none of the values."""
 
 
 _STEP: Final = re.compile(r"(\w+)(\[(?:(\w+)(!?)=([\w|]+)|(\*))?\])?\.?")

@@ -18,7 +18,7 @@ from perdure.providers.replies import joined
 from perdure.records.messages import MADE_UP, Message, ToolCall
 
 Dangling = Literal["interrupted", "drop", "keep"]
-"""What becomes of a tool call without a result: closed as interrupted, left out, or kept."""
+"""Treatment of a tool call without a result: closed as interrupted, left out, or kept."""
 
 INTERRUPTED: Final = (
     "interrupted: the process stopped before the result was there; "

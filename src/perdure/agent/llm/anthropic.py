@@ -22,7 +22,7 @@ from perdure.records.messages import Message
 
 
 CacheTime = Literal["5m", "1h"]
-"""How long a cached beginning stays after it was used."""
+"""Time that a cached beginning stays after it was used."""
 
 _STANDING: Final = ("tools[]", "system[]")
 _MOVING: Final = "messages[].content[*]"

@@ -70,7 +70,7 @@ class ChatAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether it says why it ended."""
+        """True once it says why it ended."""
         return self.finish_reason is not None
 
     def take(self, chunk: Mapping[str, Any]) -> tuple[str, str]:
@@ -119,7 +119,7 @@ class ResponsesAnswer:
         self._items: list[Any] = []
         self._response: dict[str, Any] | None = None
         self.error: Any = None
-        """What the provider says went wrong, in its own shape."""
+        """The provider's error, in its own shape."""
 
     def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
         """Add an event; return what it says of the text and of the reasoning."""
@@ -140,12 +140,12 @@ class ResponsesAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether the last event has come."""
+        """True once the last event has come."""
         return self._response is not None
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """What it took."""
+        """Tokens used, as the provider counts them."""
         return None if self._response is None else self._response.get("usage")
 
     def whole(self) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class AnthropicAnswer:
         self._blocks: dict[int, dict[str, Any]] = {}
         self._json: dict[int, str] = {}
         self.complete: bool = False
-        """Whether the last event has come."""
+        """True once the last event has come."""
         self.error: Any = None
 
     def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
@@ -205,7 +205,7 @@ class AnthropicAnswer:
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """What it took."""
+        """Tokens used, as the provider counts them."""
         return self._message.get("usage")
 
     def whole(self) -> dict[str, Any]:
@@ -259,12 +259,12 @@ class GeminiAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether the last chunk has come."""
+        """True once the last chunk has come."""
         return "finishReason" in self._candidate
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """What it took."""
+        """Tokens used, as the provider counts them."""
         return self._around.get("usageMetadata")
 
     def whole(self) -> dict[str, Any]:

@@ -52,12 +52,12 @@ _ASKED: Final = re.compile(
 
 
 class Overflow(msgspec.Struct, frozen=True):
-    """What is known of a request that was too long."""
+    """Facts about a request that was too long."""
 
     tokens: int | None = None
-    """How many tokens it had, as the provider counts."""
+    """Its tokens, as the provider counts."""
     window: int | None = None
-    """How many it may have."""
+    """Tokens that it may have."""
 
 
 def overflow_in(text: str) -> Overflow | None:
@@ -105,7 +105,7 @@ _FOR_NOW: Final = frozenset({408, 409, 425, 429})
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Who was asked, for messages."""
+    """The model that is asked, for messages."""
 
     provider: str
     model: str
@@ -117,7 +117,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What errors say of it besides their message."""
+        """Facts that errors carry besides their message."""
         return {"provider": self.provider, "model": self.model}
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What an agent needs of a model: an answer to messages, in chunks."""
+"""Models as an agent needs them: an answer to messages, in chunks."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What an answer took."""
+    """Tokens that an answer took."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    """How many of those that were read came from the provider's cache."""
+    """Tokens read from the provider's cache."""
     reasoning_tokens: int = 0
-    """How many of those that were written are reasoning."""
+    """Tokens of reasoning among those that were written."""
     cache_write_tokens: int = 0
-    """How many of those that were read went into the provider's cache, where it says so."""
+    """Tokens written to the provider's cache, where it says so."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,7 +69,7 @@ class Model(Protocol):
 
 
 class PrewarmContext(Protocol):
-    """What a model may use in its ``prewarm(context)``: an `AgentContext` has it."""
+    """Context of a model's ``prewarm(context)``: an `AgentContext` has it."""
 
     at_stop: list[Callable[[], Awaitable[object]]]
     """Awaited when the agent has stopped, the last one first."""
@@ -114,7 +114,7 @@ class ReplyStream:
 
     @property
     def text(self) -> str:
-        """What has come of the answer."""
+        """The text so far."""
         return "".join(self._text)
 
     def message(self) -> Message:

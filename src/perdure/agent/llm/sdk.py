@@ -137,7 +137,7 @@ class StreamedAnswer(Protocol):
     """A streamed answer, put together from its events: see `perdure.agent.llm.assembly`."""
 
     error: Any
-    """What the provider says went wrong, in its own shape; None for nothing."""
+    """The provider's error, in its own shape; None if there is none."""
 
     def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
         """Add an event; return what it says of the text and of the reasoning."""
@@ -145,12 +145,12 @@ class StreamedAnswer(Protocol):
 
     @property
     def complete(self) -> bool:
-        """Whether the last event has come."""
+        """True once the last event has come."""
         ...
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """What it took."""
+        """Tokens used, as the provider counts them."""
         ...
 
     def whole(self) -> dict[str, Any]:
