@@ -43,7 +43,7 @@ from perdure.agent.options import (
 from perdure.agent.plugins import AgentPlugins
 from perdure.agent.requests import LLMRequestAssembler
 from perdure.agent.tools import Toolbox
-from perdure.agent.worker import AgentRuntime, AgentShutdown
+from perdure.agent.worker import AgentRuntime, let_go
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.memory.compaction import Compactor
@@ -113,7 +113,9 @@ class Agent:
         context.declared.code_dir = code_dir(type(self), Agent)
         context.declared.setup = self.setup
         self.runtime = runtime
-        self._leaving = AgentShutdown(context, save=save_on_close, release=release)
+        self._save_on_close = save_on_close
+        self._release = release
+        self._has_left = False
 
     @classmethod
     def create(
@@ -164,9 +166,7 @@ class Agent:
         )
 
     def __repr__(self) -> str:
-        state = (
-            "running" if self.runtime.is_running else "stopped" if self._leaving.begun else "new"
-        )
+        state = "running" if self.runtime.is_running else "stopped" if self._has_left else "new"
         return f"<Agent {self.id} {state}>"
 
     async def __aenter__(self) -> Self:
@@ -267,9 +267,16 @@ class Agent:
                 with anyio.move_on_after(time_to_leave(self.session)):
                     await self.runtime.stop(finish=False)
                 await self.runtime.stop(finish=False)  # also what waits for a store that is down
-                await self._leaving.let_go(cut=True)
+                await self._leave(cut=True)
             raise
-        await self._leaving.let_go(cut=is_draining(self.session))
+        await self._leave(cut=is_draining(self.session))
+
+    async def _leave(self, *, cut: bool) -> None:
+        """Let go of the session, once."""
+        if not self._has_left:
+            self._has_left = True
+            save, release = self._save_on_close, self._release
+            await let_go(self.context, save=save, cut=cut, release=release)
 
     def interrupt(self) -> bool:
         """Stop the running turn, keep what it has, and continue with the next message.
@@ -687,12 +694,12 @@ async def assemble(
         forget = sessions.on("drain", lambda _: runtime.drain())
         undo.append(forget)
 
-        async def let_go() -> None:
+        async def give_back() -> None:
             forget()
             if release is not None:
                 await release()
 
-        return kind(context, runtime, save_on_close=save_on_close, release=let_go)
+        return kind(context, runtime, save_on_close=save_on_close, release=give_back)
     except BaseException:
         for step in reversed(undo):
             step()

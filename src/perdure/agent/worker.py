@@ -620,77 +620,56 @@ CLOSING: Final = 30.0
 """Seconds that each part has to close that was opened for the agent, while nobody hurries."""
 
 
-@final
-class AgentShutdown:
-    """Leave one agent's session, once.
+async def let_go(
+    context: AgentContext,
+    *,
+    save: bool,
+    cut: bool,
+    release: Callable[[], Awaitable[object]] | None,
+) -> None:
+    """Keep what an agent has, and let go of its session.
 
     Args:
         context: The agent's.
         save: Whether what came after the last turn is saved.
+        cut: Whether saving has only the time that the manager's ``turn_grace`` gives. What is not
+            saved by then is the manager's to save.
         release: Gives back what was opened for the agent's session.
 
     """
-
-    def __init__(
-        self, context: AgentContext, *, save: bool, release: Callable[[], Awaitable[object]] | None
-    ) -> None:
-        self._context = context
-        self._save = save
-        self._release = release
-        self.begun: bool = False
-
-    async def let_go(self, *, cut: bool) -> None:
-        """Keep what the agent has, and let go of its session; do nothing the second time.
-
-        Args:
-            cut: Whether the first of the two has only the time that the manager's ``turn_grace``
-                gives. What is not saved by then is the manager's to save.
-
-        """
-        if self.begun:
-            return
-        self.begun = True
-        try:
-            with anyio.move_on_after(self._limit if cut else None) as scope:
-                await self._keep()
-            if scope.cancelled_caught:
-                log.warning("an agent was not saved in time", extra=self._facts)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._close()
-
-    async def _keep(self) -> None:
-        context = self._context
-        try:
-            if context.session.is_writable:
-                await context.declared.flush()
-        finally:  # also without time for it: what is kept here is the manager's to save
-            if self._save and context.session.is_writable:
+    facts = {"agent": context.agent_id}
+    try:
+        limit = time_to_leave(context.session) if cut else None
+        with anyio.move_on_after(limit) as scope:
+            await _keep(context, save=save)
+        if scope.cancelled_caught:
+            log.warning("an agent was not saved in time", extra=facts)
+    finally:
+        with anyio.CancelScope(shield=True):
+            context.plugins.detach()
+            disclaim(context.session, context)
+            await context.session.__aexit__(None, None, None)
+            for close in reversed(context.at_stop):
+                session = context.session
+                limit = time_to_leave(session) if is_draining(session) else CLOSING
                 try:
-                    keep_custom_data(context)
-                finally:
-                    await context.session.save()
-                    await context.plugins.memory.flush()
-                    await keep_home(context)
+                    with anyio.fail_after(limit):
+                        await close()
+                except Exception as error:  # it does not keep the others open
+                    log.warning("a part did not close", extra=facts, exc_info=error)
+            if release is not None:
+                await release()
 
-    async def _close(self) -> None:
-        context = self._context
-        context.plugins.detach()
-        disclaim(context.session, context)
-        await context.session.__aexit__(None, None, None)
-        for close in reversed(context.at_stop):
+
+async def _keep(context: AgentContext, *, save: bool) -> None:
+    try:
+        if context.session.is_writable:
+            await context.declared.flush()
+    finally:  # also without time for it: what is kept here is the manager's to save
+        if save and context.session.is_writable:
             try:
-                with anyio.fail_after(self._limit if is_draining(context.session) else CLOSING):
-                    await close()
-            except Exception as error:  # it does not keep the others open
-                log.warning("a part did not close", extra=self._facts, exc_info=error)
-        if self._release is not None:
-            await self._release()
-
-    @property
-    def _limit(self) -> float:
-        return time_to_leave(self._context.session)
-
-    @property
-    def _facts(self) -> dict[str, str]:
-        return {"agent": self._context.agent_id}
+                keep_custom_data(context)
+            finally:
+                await context.session.save()
+                await context.plugins.memory.flush()
+                await keep_home(context)

@@ -14,7 +14,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Final, Protocol, final
 
-import anyio
 import anyio.to_thread
 import msgspec
 
@@ -22,6 +21,7 @@ from perdure._lib.loop import Affinity
 from perdure.agent.llm.failures import Endpoint, cut, ended, failure_of
 from perdure.agent.llm.model import Chunk, PrewarmContext, Usage
 from perdure.errors import ConfigError, InvalidArgumentError, MissingExtraError
+from perdure.memory.working_memory import Lazy
 from perdure.providers import parse
 from perdure.providers.context_fit import Format
 
@@ -289,28 +289,22 @@ class SdkClient:
         self._package = package
         self._make = make
         self._given = given
-        self._lock = anyio.Lock()
-        self._client: Any = None
         self._home: Affinity | None = None
+        self._made: Lazy[Any] = Lazy(self._create)
         self._users = 0
 
     async def get(self) -> Any:
         """Return the client, made if this loop has none yet."""
         if self._given is not None:
             return self._given
-        if self._client is not None and self._is_home():
-            return self._client
-        if self._home is None or not self._is_home():
-            self._lock, self._home, self._client = anyio.Lock(), Affinity(), None
-        async with self._lock:
-            if self._client is None:
-                package = await anyio.to_thread.run_sync(importlib.import_module, self._package)
-                assert self._make is not None  # there is a way to make it, or one was given
-                self._client = await anyio.to_thread.run_sync(self._make, package)
-            return self._client
+        if self._home is None or self._home.stray() is not None:
+            self._home, self._made = Affinity(), Lazy(self._create)
+        return await self._made.get()
 
-    def _is_home(self) -> bool:
-        return self._home is not None and self._home.stray() is None
+    async def _create(self) -> Any:
+        package = await anyio.to_thread.run_sync(importlib.import_module, self._package)
+        assert self._make is not None  # there is a way to make it, or one was given
+        return await anyio.to_thread.run_sync(self._make, package)
 
     async def prewarm(self, context: PrewarmContext) -> None:
         """Make it for an agent; the last agent that stops closes it."""
@@ -325,7 +319,7 @@ class SdkClient:
 
     async def aclose(self) -> None:
         """Close its connections; it is made again if it is used again."""
-        client, self._client = self._client, None
-        if client is not None and self._is_home():
+        client, self._made = self._made.value, Lazy(self._create)
+        if client is not None and self._home is not None and self._home.stray() is None:
             closing = getattr(client, "aclose", None) or client.close
             await closing()
