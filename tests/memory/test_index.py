@@ -16,14 +16,15 @@ from perdure.memory.index import (
     MemoryChange,
     MemoryEntry,
     MemoryIndex,
-    QueryWords,
     blob_names,
     changes_of,
     check_priority,
     entry_text,
     evicted,
+    points_of,
     ranked,
     split_memory,
+    words_of,
 )
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, MESSAGE, Record
 
@@ -215,8 +216,8 @@ def test_an_unknown_priority_is_refused() -> None:
 
 
 def found(query: str, *entries: MemoryEntry) -> list[str]:
-    words = QueryWords(query)
-    points = [(words.points(one.key, one.description, ""), one) for one in entries]
+    words = words_of(query.casefold())
+    points = [(points_of(words, one.key, one.description, ""), one) for one in entries]
     return [one.key for one in ranked(pair for pair in points if pair[0])]
 
 

@@ -29,7 +29,6 @@ from perdure.agent.events import (
     UnfinishedMessage,
     UserMessageReceivedEvent,
 )
-from perdure.agent.handlers import set_aside
 from perdure.agent.home import RESERVED, archives_of, code_dir, home_of
 from perdure.agent.memory import MemoryManager
 from perdure.agent.options import (
@@ -47,6 +46,7 @@ from perdure.agent.worker import AgentRuntime, let_go
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.memory.compaction import Compactor
+from perdure.memory.traces import BEGIN
 from perdure.memory.working_memory import Lazy
 from perdure.records.keys import require_name, require_text
 from perdure.records.messages import Message, message_of
@@ -690,7 +690,7 @@ async def assemble(
         claim(session, context)
         undo.append(lambda: disclaim(session, context))
         if not config.features.history:
-            set_aside(context)
+            context.memory.replace_context((), system_prompt=None, reason=BEGIN)
         forget = sessions.on("drain", lambda _: runtime.drain())
         undo.append(forget)
 

@@ -82,7 +82,7 @@ def progress(messages: Sequence[Message]) -> EffectProgress:
         if message.role == "assistant":
             open_calls = list(message.tool_calls)
         elif message.tool_result is not None:
-            _close(open_calls, message.tool_result.call_id)
+            close_call(open_calls, message.tool_result.call_id)
     last = real_messages[-1] if real_messages else None
     ended = last is not None and last.role == "assistant" and not last.tool_calls
     is_complete = ended and last is not None and CUT_OFF not in last.extra
@@ -107,8 +107,10 @@ def without_cut_answers(messages: Sequence[Message]) -> tuple[Message, ...]:
     )
 
 
-def _close(calls: list[ToolCall], call_id: str) -> None:
+def close_call(calls: list[ToolCall], call_id: str) -> bool:
+    """Take the first call of an id away, since its result has come; False if there is none."""
     for at, call in enumerate(calls):
         if call.id == call_id:
             del calls[at]
-            return
+            return True
+    return False

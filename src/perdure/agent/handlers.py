@@ -130,11 +130,6 @@ def begin_context(context: AgentContext) -> None:
     )
 
 
-def set_aside(context: AgentContext) -> None:
-    """Begin with an empty working context: an agent without a history restores none."""
-    context.memory.replace_context((), system_prompt=None, reason=BEGIN)
-
-
 @final
 class LLMUserMessageReadyEventHandler:
     """Ask the model, and keep what it says."""

@@ -17,6 +17,7 @@ from typing import final
 import msgspec
 
 from perdure.agent.compaction import Compacted, ContextBudget, LogCompaction, decoded, trimmed
+from perdure.agent.effects import close_call
 from perdure.agent.llm.failures import Overflow
 from perdure.agent.tools import storable
 from perdure.errors import NotStorableError, SessionError
@@ -106,11 +107,7 @@ class TurnTracker:
     def answered(self, turn_id: str, call_id: str) -> bool:
         """A result has come; False if no call of this turn waits for it."""
         self.check(turn_id)
-        for at, call in enumerate(self._calls):
-            if call.id == call_id:
-                del self._calls[at]
-                return True
-        return False
+        return close_call(self._calls, call_id)
 
     def open_calls(self) -> tuple[ToolCall, ...]:
         """Return the calls without a result, in their order."""
@@ -495,7 +492,12 @@ class MemoryManager:
             return
         context = internals.contents_of(self.session).stored()
         shown = self.get_working_context_messages()
-        begins = [at for at, message in enumerate(shown) if _is_same(message, opening)]
+        begins = [
+            at
+            for at, message in enumerate(shown)
+            if opening is not None
+            and msgspec.structs.replace(message, created_at=opening.created_at) == opening
+        ]
         turn_messages = context[begins[-1] :] if begins else context
         if any(message.tool_result is not None for message in turn_messages):
             return
@@ -591,14 +593,6 @@ class MemoryManager:
     def safe_messages(self) -> tuple[Message, ...]:
         """Return the working context as every provider takes it."""
         return repair(self.get_working_context_messages(), self._options.dangling_calls).messages
-
-
-def _is_same(message: Message, other: Message | None) -> bool:
-    """Say whether messages are one, whenever it was kept."""
-    if other is None:
-        return False
-    same_time = msgspec.structs.replace(message, created_at=other.created_at)
-    return same_time == other
 
 
 def with_source(message: Message, event: str | None) -> Message:

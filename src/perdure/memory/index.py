@@ -399,39 +399,30 @@ _WORD_OF_TEXT, _IN_TEXT, _IN_VALUE = 4, 2, 1
 _PARTS: Final = re.compile(r"[^\W_]+")
 
 
-class QueryWords:
-    """A query's words.
+def points_of(words: Sequence[str], key: str, description: str, value: str) -> int:
+    """Return the points of an entry for a query's words, 0 if none matches.
 
-    >>> QueryWords("Favorite city").points("favorite_city", "where she would live", "")
+    >>> points_of(words_of("favorite city"), "favorite_city", "where she would live", "")
     16
     """
-
-    def __init__(self, query: str) -> None:
-        self._words = words_of(query.casefold())
-
-    def __bool__(self) -> bool:
-        return bool(self._words)
-
-    def points(self, key: str, description: str, value: str) -> int:
-        """Return the points of an entry, 0 if no word matches."""
-        key, description = key.casefold(), description.casefold()
-        of_key, of_text = set(_PARTS.findall(key)), set(_PARTS.findall(description))
-        return sum(
-            _KEY
-            if word == key
-            else _KEY_WORD
-            if word in of_key
-            else _IN_KEY
-            if word in key
-            else _WORD_OF_TEXT
-            if word in of_text
-            else _IN_TEXT
-            if word in description
-            else _IN_VALUE
-            if word in value
-            else 0
-            for word in self._words
-        )
+    key, description = key.casefold(), description.casefold()
+    of_key, of_text = set(_PARTS.findall(key)), set(_PARTS.findall(description))
+    return sum(
+        _KEY
+        if word == key
+        else _KEY_WORD
+        if word in of_key
+        else _IN_KEY
+        if word in key
+        else _WORD_OF_TEXT
+        if word in of_text
+        else _IN_TEXT
+        if word in description
+        else _IN_VALUE
+        if word in value
+        else 0
+        for word in words
+    )
 
 
 def ranked(matches: Iterable[tuple[int, MemoryEntry]]) -> list[MemoryEntry]:

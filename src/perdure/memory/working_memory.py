@@ -27,13 +27,14 @@ from perdure.memory.index import (
     MemoryChange,
     MemoryEntry,
     MemoryIndex,
-    QueryWords,
     changes_of,
     check_priority,
     entry_text,
     evicted,
     hash_of,
+    points_of,
     ranked,
+    words_of,
 )
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
@@ -465,13 +466,13 @@ class WorkingMemory:
 
         """
         with reported(self._room.on_searched) as found:
-            words, index = QueryWords(query), await self._index.get()
+            words, index = words_of(query.casefold()), await self._index.get()
             matches: list[tuple[int, MemoryEntry]] = []
             for entry in list(index.entries.values()) if words else ():
                 if scope is not None and entry.scope != scope:
                     continue
                 text = entry_text(await self._values.read(entry)) if values else ""
-                points = words.points(entry.key, entry.description, text)
+                points = points_of(words, entry.key, entry.description, text)
                 if points:
                     matches.append((points, entry))
             found.extend([self._info(entry) for entry in ranked(matches)[: max(limit, 0)]])

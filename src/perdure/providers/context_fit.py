@@ -176,26 +176,23 @@ class CallIds:
 
     def of(self, calls: tuple[ToolCall, ...]) -> list[str]:
         """Return the ids of a message's calls, in their order."""
-        within: set[str] = set()
+        used = self._used if self._unique else set[str]()
         ids: list[str] = []
         for call in calls:
-            used = self._used if self._unique else within
-            fit = self._fit(call.id, used)
+            fit = call.id
+            if fit in used or not self._allowed.fullmatch(fit):
+                number = self._renamed.get(call.id, 0) if self._unique else 0
+                while (fit := _made_of(call.id, number)) in used:
+                    number += 1
+                self._renamed[call.id] = number
             used.add(fit)
             ids.append(fit)
         return ids
 
-    def _fit(self, call_id: str, used: set[str]) -> str:
-        if call_id not in used and self._allowed.fullmatch(call_id):
-            return call_id
-        number = self._renamed.get(call_id, 0) if self._unique else 0
-        while True:
-            text = f"{number}:{call_id}".encode("utf-8", "surrogatepass")
-            fit = f"call_{hashlib.sha256(text).hexdigest()[:24]}"
-            if fit not in used:
-                self._renamed[call_id] = number
-                return fit
-            number += 1
+
+def _made_of(call_id: str, number: int) -> str:
+    text = f"{number}:{call_id}".encode("utf-8", "surrogatepass")
+    return f"call_{hashlib.sha256(text).hexdigest()[:24]}"
 
 
 # Conversations in which two roles take turns, as Anthropic and Gemini want them

@@ -247,18 +247,15 @@ def _placed(
 
 
 def _texts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str]:
-    lengths = [(length, at) for item in items for at, length in _lengths(item)]
+    lengths: list[tuple[int, bool]] = []
+    for item in items:
+        if item.apart:
+            lengths.append((item.apart, False))
+        lengths += [(length, True) for length in item.texts]
     cut = pieces(message.text, [length for length, _ in lengths])
     if cut is None:
         return iter([message.text, *("" for _ in lengths[1:])])
     return (text for text, (_, is_own) in zip(cut, lengths, strict=True) if is_own)
-
-
-def _lengths(item: IssuedPart) -> Iterator[tuple[bool, int]]:
-    if item.apart:
-        yield False, item.apart
-    for length in item.texts:
-        yield True, length
 
 
 def _thoughts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str] | None:

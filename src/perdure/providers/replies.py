@@ -281,11 +281,16 @@ def _entry(value: object, format: str, path: str) -> Any:
 
 def _plain(value: object, format: str, path: str) -> Any:
     """Return what a dict, or an object of an SDK, holds."""
-    value = _leaf(value)
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, bytes):
+        value = base64.b64encode(value).decode()
+    if isinstance(value, str):
+        return clean(value)
     if isinstance(value, float) and not isfinite(value):
         cure = "a request cannot have that, so leave it out, or give it as text"
         raise misfit(format, path, f"is {value}, which JSON lacks", cure)
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if value is None or isinstance(value, (bool, int, float)):
         return value
     dump = getattr(value, "model_dump", None)
     if dump is not None:
@@ -303,14 +308,6 @@ def _plain(value: object, format: str, path: str) -> Any:
         f"is a {type(value).__name__}, which is no JSON",
         "give text, numbers, lists and dicts, or the SDK's objects",
     )
-
-
-def _leaf(value: object) -> object:
-    if isinstance(value, Enum):
-        value = value.value
-    if isinstance(value, str):
-        return clean(value)
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def sent_message(format: str, entry: Entry, path: str, by: Issuer) -> Message:
