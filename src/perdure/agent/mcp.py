@@ -249,7 +249,9 @@ class McpServer:
         except ConnectionGoneError:
             raise
         except Exception as error:
-            if is_session_over(error):
+            code = getattr(error, "code", None)
+            if code == _INVALID and "Session terminated" in str(error):
+                # A server at a URL that was restarted does not know this connection.
                 await connection.aclose()
                 raise ConnectionGoneError(asked=False) from error
             raise self._without_result(tool, error, repeatable=repeatable) from error
@@ -262,7 +264,8 @@ class McpServer:
 
     def _without_result(self, tool: str, error: Exception, *, repeatable: bool) -> ToolServerError:
         facts = {"server": self.name, "tool": tool}
-        if is_refusal(error):
+        code = getattr(error, "code", None)
+        if isinstance(code, int) and code not in _UNSURE:  # so it was certainly not made
             return ToolServerError(f"MCP server {self} refused {tool!r}: {error}", **facts)
         reason = f"has failed while it ran {tool!r}: {error}"
         if isinstance(error, TimeoutError):
@@ -384,17 +387,6 @@ def failure_of(result: Any) -> str | None:
         return None
     texts = [part.text for part in result.content if part.type == "text"]
     return "\n".join(texts) or "it gave no reason"
-
-
-def is_refusal(error: Exception) -> bool:
-    """Say whether a server has refused a call, so that it has certainly not been made."""
-    code = getattr(error, "code", None)
-    return isinstance(code, int) and code not in _UNSURE
-
-
-def is_session_over(error: Exception) -> bool:
-    """Return True if a server at a URL does not know this connection, because it was restarted."""
-    return getattr(error, "code", None) == _INVALID and "Session terminated" in str(error)
 
 
 # Connection to a server: its life from start to end in a task of its own

@@ -199,7 +199,17 @@ class MemoryManager:
         self._clock = clock
         self._by_hand = ""  # the turn that began with a message that named it
         if working_context_snapshot is not None:
-            self._begin_with(working_context_snapshot)
+            given = working_context_snapshot
+            prompt = system_prompt_of(given.messages)
+            entry = context_entry(
+                given.messages,
+                epoch_id=given.epoch_id,
+                last_compaction_ts=given.last_compaction_ts,
+                system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
+                reason="given",
+                types=internals.registry_of(session),
+            )
+            self._accept(entry)
 
     # what it is
 
@@ -314,18 +324,6 @@ class MemoryManager:
             self._accept(Entry(TURN, encode(turned)))
         tracker.begin(turn_id, number)
         self._by_hand = turn_id
-
-    def _begin_with(self, snapshot: WorkingContextSnapshot) -> None:
-        prompt = system_prompt_of(snapshot.messages)
-        entry = context_entry(
-            snapshot.messages,
-            epoch_id=snapshot.epoch_id,
-            last_compaction_ts=snapshot.last_compaction_ts,
-            system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
-            reason="given",
-            types=internals.registry_of(self.session),
-        )
-        self._accept(entry)
 
     def _append(self, message: Message) -> int:
         self._accept(entry_of(message, internals.registry_of(self.session)))

@@ -197,10 +197,6 @@ def render_openai(messages: Sequence[Message]) -> list[Any]:
     return render(messages, "openai").messages
 
 
-def _tell_nobody(_: AgentEvent) -> None:
-    pass
-
-
 @final
 class LLMRequestAssembler:
     """Prepare what the model is asked with.
@@ -223,7 +219,7 @@ class LLMRequestAssembler:
     ) -> None:
         self._memory = memory
         self._renderer = renderer
-        self._emit = emit or _tell_nobody
+        self._emit = emit or (lambda _: None)
         self._notes = notes
 
     async def prepare_request(self, current_turn_id: str, system_prompt: str) -> LLMRequest:

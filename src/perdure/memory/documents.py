@@ -298,7 +298,10 @@ def fold_session(
         if old is None
         else decode(old, WholeSessionDocument)
     )
-    _note_times(in_one_form(document), records)
+    # The times of the first and the last record: few payloads are read to find them.
+    in_one_form(document)
+    document.created_at = document.created_at or _first_time(records) or ""
+    document.last_active_at = _first_time(reversed(records)) or document.last_active_at
     for record in records:
         _count(document, record)
     if counts is not None:
@@ -329,13 +332,6 @@ def _part(new: bytes | None, old: msgspec.Raw | msgspec.UnsetType, usual: bytes)
     if given.startswith(b"{"):
         fields |= decode(given, dict[str, msgspec.Raw])
     return msgspec.Raw(msgspec.json.encode(fields))
-
-
-def _note_times(document: SessionDocument, records: Sequence[Record]) -> None:
-    """Set the times of the first and the last record; reads few payloads to find them."""
-    if not document.created_at:
-        document.created_at = _first_time(records) or document.created_at
-    document.last_active_at = _first_time(reversed(records)) or document.last_active_at
 
 
 def _first_time(records: Iterable[Record]) -> str | None:

@@ -135,7 +135,9 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
         ((role, _ended(role, said_blocks)) for role, said_blocks in turns_said),
         _text_block(context_fit.OPENING),
     )
-    _trim_end(turns)
+    if turns and turns[-1][0] == "assistant" and turns[-1][1][-1].get("type") == "text":
+        last = turns[-1][1][-1]  # of an answer that is to be gone on with
+        turns[-1][1][-1] = {**last, "text": last["text"].rstrip()}
     messages = [_message(role, blocks) for role, blocks in turns]
     return RenderedContext(target.format, messages, _system(exchanges, target))
 
@@ -327,13 +329,6 @@ def _text_block(text: str) -> Block:
 
 def _is_blank(block: Block) -> bool:
     return block.get("type") == "text" and not block["text"].strip()
-
-
-def _trim_end(turns: context_fit.Turns) -> None:
-    """Take white space from the end of an answer that is to be gone on with."""
-    if turns and turns[-1][0] == "assistant" and turns[-1][1][-1].get("type") == "text":
-        last = turns[-1][1][-1]
-        turns[-1][1][-1] = {**last, "text": last["text"].rstrip()}
 
 
 def _short(blocks: list[Block]) -> str | list[Block]:

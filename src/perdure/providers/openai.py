@@ -27,7 +27,7 @@ from perdure.providers.issued import (
 from perdure.providers.parts import Media, Part, Text, Unknown
 from perdure.providers.request_rules import CHAT_CALL_ID
 from perdure.providers.tool_pairs import Exchange
-from perdure.records.messages import Extra, Message, ToolCall, ToolResult
+from perdure.records.messages import CALL_FIELDS, Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai"
 REASONING: Final = ("reasoning_content", "reasoning")
@@ -386,7 +386,10 @@ def _sent_call(call: replies.Entry, path: str) -> ToolCall:
     text = replies.text_in(FORMAT, function, field, f"{path}.{kind}")
     extra: Extra = fields_of(call, frozenset({"id", "type", "function", "custom"}))
     _keep_beside(extra, kind, function, field)
-    replies.require_apart(FORMAT, extra, path)
+    for beside in extra:
+        if beside in CALL_FIELDS:  # it could not be told from a field of the call's own
+            cure = "leave it out, or write it where the provider has it"
+            raise replies.misfit(FORMAT, f"{path}.{beside}", "stands beside the function", cure)
     if kind == "custom":
         return ToolCall(call_id, name, {"input": text}, {**extra, "type": raw("custom")})
     return replies.written_call(call_id, name, text, extra)

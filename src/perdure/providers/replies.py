@@ -29,7 +29,7 @@ from perdure.providers.issued import (
     stamp_of,
     stamped,
 )
-from perdure.records.messages import CALL_FIELDS, Extra, Message, ToolCall
+from perdure.records.messages import Extra, Message, ToolCall
 
 _CALLS: Final = {
     "system": "session.append(Message.system(text))",
@@ -389,18 +389,6 @@ def text_in(format: str, owner: Mapping[str, Any], name: str, path: str) -> str:
         return text
     reason = "is missing" if text is None else f"is {text!r}"
     raise misfit(format, f"{path}.{name}", reason, "give the text that the provider had there")
-
-
-def require_apart(format: str, extra: Extra, path: str) -> None:
-    """Refuse an extra field of a call that could not be distinguished from its own fields."""
-    for name in extra:
-        if name in CALL_FIELDS:
-            raise misfit(
-                format,
-                f"{path}.{name}",
-                "stands beside the function",
-                "leave it out, or write it where the provider has it",
-            )
 
 
 class WaitingCalls:

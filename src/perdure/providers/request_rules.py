@@ -175,7 +175,8 @@ def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
                 wrong += [at] if values[at] in seen else []
                 seen.add(values[at])
     if rule.is_falling:
-        lasting = [_lasts(values[at]) for at in given]
+        markers = [values[at] for at in given]
+        lasting = [isinstance(one, Mapping) and one.get("ttl") == "1h" for one in markers]
         short = lasting.index(False) if False in lasting else len(given)
         wrong += [at for at, lasts in zip(given[short:], lasting[short:], strict=True) if lasts]
     if rule.most is not None and len(given) > rule.most:
@@ -289,10 +290,6 @@ def _type(part: Any) -> str:
 def _is_blank(value: Any) -> bool:
     text = value.get("text", value) if isinstance(value, Mapping) else value
     return not (text.strip() if isinstance(text, str) else text)
-
-
-def _lasts(marker: Any) -> bool:
-    return isinstance(marker, Mapping) and marker.get("ttl") == "1h"
 
 
 def _is_plain_error(result: Mapping[str, Any]) -> bool:

@@ -229,7 +229,14 @@ class AnthropicModel:
     def _request(self, messages: Sequence[Any], tools: Sequence[ToolSpec]) -> dict[str, Any]:
         request: dict[str, Any] = {"max_tokens": self._max_tokens, **self._options}
         if tools:
-            request["tools"] = [_tool(tool) for tool in tools]
+            request["tools"] = [
+                {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "input_schema": tool.parameters,
+                }
+                for tool in tools
+            ]
         if all(isinstance(message, Message) for message in messages):
             request |= render(messages, "anthropic").request
         else:
@@ -237,10 +244,6 @@ class AnthropicModel:
         if self._prompt_cache is None or "cache_control" in request:  # the API does it by itself
             return request
         return with_breakpoints(request, self._prompt_cache)
-
-
-def _tool(tool: ToolSpec) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
 
 
 def _messages(client: Any) -> Any:
