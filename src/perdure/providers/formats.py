@@ -15,7 +15,7 @@ from perdure.providers.issued import Issuer, stamp_of
 from perdure.providers.parts import Media, Part, Unknown, plain, read_part, shown
 from perdure.providers.repairs import repaired
 from perdure.providers.replies import PlainHistory, entries_of
-from perdure.providers.tool_pairs import Exchange, paired
+from perdure.providers.tool_pairs import Exchange, ReadExchange, paired, read_by
 from perdure.records.media import LOST, Medium, media_of_all, noted, with_media
 from perdure.records.messages import Message
 
@@ -28,8 +28,8 @@ _POLICIES: Final = get_args(ReasoningPolicy)
 class Rules(Protocol):
     """A provider's module."""
 
-    def render(self, exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
-        """Return exchanges as the provider takes them."""
+    def render(self, said: Sequence[ReadExchange], target: ContextTarget) -> RenderedContext:
+        """Return a conversation as the provider takes it."""
         ...
 
     def part_block(self, part: Part, source: Any) -> dict[str, Any]:
@@ -75,7 +75,8 @@ def render(
     exchanges: Sequence[Exchange] = paired(readable).exchanges
     if format in {"openai", "gemini"}:
         exchanges = tuple(beside_results(exchanges, target))
-    return repaired(rules.render(exchanges, target), target, rules.part_block)
+    said = [read_by(exchange, target) for exchange in exchanges]
+    return repaired(rules.render(said, target), target, rules.part_block)
 
 
 def parse(

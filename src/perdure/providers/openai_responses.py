@@ -44,7 +44,7 @@ from perdure.providers.parts import (
     words_of,
 )
 from perdure.providers.request_rules import RESPONSES_CALL_ID
-from perdure.providers.tool_pairs import Exchange
+from perdure.providers.tool_pairs import ReadExchange, ReadResult
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai-responses"
@@ -100,31 +100,28 @@ ECHO: Final = frozenset(
 Block = dict[str, Any]
 
 
-def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
-    """Return exchanges as the input items of a request."""
+def render(said: Sequence[ReadExchange], target: ContextTarget) -> RenderedContext:
+    """Return a conversation as the input items of a request."""
     ids = CallIds(RESPONSES_CALL_ID, unique=True)
     items: list[Block] = []
-    for said in exchanges:
-        exchange = _answerable(said, target) if said.results else said
-        head = exchange.head
+    for exchange in said:
+        head, own, results = _answerable(exchange) if exchange.results else exchange
         if head.role != "assistant":
-            items.append(_given(head, target.own(stamp_of(head))))
+            items.append(_given(head, own))
             continue
         call_ids = ids.of(head.tool_calls)
-        items_said = _assistant(head, call_ids, target.own(stamp_of(head)))
+        items_said = _assistant(head, call_ids, own)
         items += items_said
-        if not exchange.results:
-            continue
-        kinds = {item["call_id"]: _kind(item) for item in items_said if _kind(item) in CALLS}
-        for at, message in zip(exchange.answered(), exchange.results, strict=True):
-            kind = kinds.get(call_ids[at], "function_call")
-            items.append(_output(message, call_ids[at], kind, target.own(stamp_of(message))))
+        kinds = {item.get("call_id"): _kind(item) for item in items_said if _kind(item) in CALLS}
+        for answer in results:
+            call_id = call_ids[answer.at]
+            items.append(_output(answer, call_id, kinds.get(call_id, "function_call")))
     return RenderedContext(target.format, items)
 
 
-def _answerable(exchange: Exchange, target: ContextTarget) -> Exchange:
+def _answerable(exchange: ReadExchange) -> ReadExchange:
     """Return an exchange without calls of a computer that no picture came of: nothing else can."""
-    own = target.own(stamp_of(exchange.head))
+    head, own, results = exchange
     if own is None or not any(
         b'"computer_call"' in bytes(item.block) for item in own.items if item.call
     ):
@@ -134,21 +131,18 @@ def _answerable(exchange: Exchange, target: ContextTarget) -> Exchange:
         for item in own.items
         if msgspec.json.decode(item.block).get("type") == "computer_call"
     }
-    results = dict(zip(exchange.answered(), exchange.results, strict=True))
+    pictures = {
+        answer.at
+        for answer in results
+        if answer.own is not None and answer.own.shape == "computer_call_output"
+        if isinstance(answer.result.result, list)
+    }
     kept = [
-        at
-        for at, call in enumerate(exchange.head.tool_calls)
-        if call.id not in computers or _is_picture(results[at], target)
+        at for at, call in enumerate(head.tool_calls) if call.id not in computers or at in pictures
     ]
-    calls = tuple(exchange.head.tool_calls[at] for at in kept)
-    head = msgspec.structs.replace(exchange.head, tool_calls=calls)
-    return Exchange(head, tuple(one for at, one in results.items() if at in kept))
-
-
-def _is_picture(message: Message, target: ContextTarget) -> bool:
-    own, result = target.own(stamp_of(message)), message.tool_result
-    is_sent = own is not None and own.shape == "computer_call_output"
-    return is_sent and result is not None and isinstance(result.result, list)
+    calls = tuple(head.tool_calls[at] for at in kept)
+    left = [one._replace(at=kept.index(one.at)) for one in results if one.at in kept]
+    return ReadExchange(msgspec.structs.replace(head, tool_calls=calls), own, left)
 
 
 def _given(message: Message, own: Issued | None) -> Block:
@@ -291,10 +285,9 @@ def _call(call: ToolCall, call_id: str, block: Block) -> Block:
     return {**block, "call_id": call_id, **known}
 
 
-def _output(message: Message, call_id: str, kind: str, own: Issued | None) -> Block:
+def _output(answer: ReadResult, call_id: str, kind: str) -> Block:
     """Return what came of a call; codex answers its local shell's calls as functions."""
-    result = message.tool_result
-    assert result is not None
+    _, message, result, own = answer
     shape = f"{kind}_output" if kind != "local_shell_call" else "function_call_output"
     if own is not None and own.sent:
         came = own.shape or shape

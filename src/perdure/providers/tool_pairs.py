@@ -9,13 +9,14 @@ that was made up. Calls of one reply that came as several messages stand in one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from perdure.providers.issued import stamp_of
+from perdure.providers.context_fit import ContextTarget
+from perdure.providers.issued import Issued, stamp_of
 from perdure.providers.replies import joined
-from perdure.records.messages import MADE_UP, Message, ToolCall
+from perdure.records.messages import MADE_UP, Message, ToolCall, ToolResult
 
 Dangling = Literal["interrupted", "drop", "keep"]
 """Treatment of a tool call without a result: closed as interrupted, left out, or kept."""
@@ -41,6 +42,36 @@ class Exchange(msgspec.Struct, frozen=True):
             unanswered[at] = None
             places.append(at)
         return places
+
+
+class ReadResult(NamedTuple):
+    """A result as its reader gets it."""
+
+    at: int
+    """The place of its call."""
+    message: Message
+    result: ToolResult
+    own: Issued | None
+    """The message's stamp, if what it holds may be sent."""
+
+
+class ReadExchange(NamedTuple):
+    """An exchange as its reader gets it."""
+
+    head: Message
+    own: Issued | None
+    """The head's stamp, if what it holds may be sent."""
+    results: list[ReadResult]
+
+
+def read_by(exchange: Exchange, target: ContextTarget) -> ReadExchange:
+    """Return an exchange as its reader gets it: each stamp is decoded here, once."""
+    results: list[ReadResult] = []
+    for at, message in zip(exchange.answered(), exchange.results, strict=True):
+        assert message.tool_result is not None  # it is paired
+        own = target.own(stamp_of(message))
+        results.append(ReadResult(at, message, message.tool_result, own))
+    return ReadExchange(exchange.head, target.own(stamp_of(exchange.head)), results)
 
 
 class PairedHistory(msgspec.Struct, frozen=True):
