@@ -59,8 +59,9 @@ def render(said: Sequence[ReadExchange], target: ContextTarget) -> RenderedConte
         rendered = _assistant(head, call_ids, own, field)
         if rendered is not None:
             messages.append(rendered)
-        rendered_results = _results(head, own, results, call_ids)
-        messages += sorted(rendered_results, key=lambda one: one["role"] == "function")
+        if results:
+            rendered_results = _results(head, own, results, call_ids)
+            messages += sorted(rendered_results, key=lambda one: one["role"] == "function")
     return RenderedContext(target.format, messages)
 
 
@@ -73,7 +74,7 @@ def _results(
     functions = {  # as calls were before they had ids
         at
         for at, call in enumerate(head.tool_calls)
-        if results and head_own is not None and call.extra.get("type") == raw("function_call")
+        if head_own is not None and call.extra.get("type") == raw("function_call")
     }
     for at, message, result, own in results:
         content: Any = context_fit.result_text(result)

@@ -102,7 +102,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
         """Return what says whether a value by itself keeps the rule."""
         tests: list[Callable[[Any], bool]] = []
         if self.pattern is not None:
-            tests.append(partial(_matches, self.pattern))
+            pattern = re.compile(self.pattern)
+            tests.append(lambda value: isinstance(value, str) and bool(pattern.fullmatch(value)))
         if self.names is not None:
             tests.append(self.names.issuperset)
         if self.types is not None:
@@ -267,10 +268,6 @@ def _members(owner: Any, step: _Step) -> Iterator[Place]:
 def _kind(member: Any, field: str) -> str:
     kind = member.get(field) if isinstance(member, dict) else None
     return kind if isinstance(kind, str) else ""
-
-
-def _matches(pattern: str, value: Any) -> bool:
-    return isinstance(value, str) and re.fullmatch(pattern, value) is not None
 
 
 def _is_object(value: Any) -> bool:

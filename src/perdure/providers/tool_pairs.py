@@ -67,7 +67,8 @@ class ReadExchange(NamedTuple):
 def read_by(exchange: Exchange, target: ContextTarget) -> ReadExchange:
     """Return an exchange as its reader gets it: each stamp is decoded here, once."""
     results: list[ReadResult] = []
-    for at, message in zip(exchange.answered(), exchange.results, strict=True):
+    places = exchange.answered() if exchange.results else ()
+    for at, message in zip(places, exchange.results, strict=True):
         assert message.tool_result is not None  # it is paired
         own = target.own(stamp_of(message))
         results.append(ReadResult(at, message, message.tool_result, own))
