@@ -237,15 +237,6 @@ def fitted(
     first = kept_of([cost(medium) for _, medium in found])
     newest = found[-1][0]
     first = min(first, next(place for place, (at, _) in enumerate(found) if at == newest))
-    return _decided(messages, found, first, blobs)
-
-
-def _decided(
-    messages: Sequence[Message],
-    found: Sequence[tuple[int, Medium]],
-    first: int,
-    blobs: Mapping[str, bytes],
-) -> FittedMedia:
     lost: list[Medium] = []
     place, size = -1, 0
 
