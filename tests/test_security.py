@@ -81,7 +81,7 @@ LOADERS = {
     "_lib/lazy.py": "lazy public names of a package, from its own table, and modules of extras by their names",
     "_lib/platform.py": "modules of Python's that only some platforms have",
     "adapters/imports.py": "drivers of databases, by their names",
-    "agent/mcp/server.py": "the package mcp",
+    "agent/mcp.py": "the package mcp",
     "cli/transfer.py": "the imports from other SDKs, from a table",
     "providers/__init__.py": "formats, from a table",
     "providers/formats.py": "formats, which are checked against a table first",

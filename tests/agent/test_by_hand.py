@@ -29,7 +29,7 @@ def texts(messages: list[Message]) -> list[str]:
 async def test_a_turn_begins_with_the_message_that_names_it(world: World) -> None:
     async with world.connect(autosave=None) as sessions, sessions.open("ada") as session:
         memory = MemoryManager(session)
-        assert memory.count([]) == 0
+        assert memory.budget.count([]) == 0
         memory.ingest_user_message(Message.user("one"), "turn_0001")
         memory.ingest_tool_intent(ASKS, "turn_0001")
         assert memory.ingest_tool_result(Message.tool("c1", 7), "turn_0001")

@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Autosave, ConfigError
 from perdure.agent import Agent, AgentConfig, EchoModel, PersistentSession
-from perdure.agent.context import autosave_of, persistence_of
+from perdure.agent.options import autosave_of, persistence_of
 
 FIVE = PersistentSession(autosave_interval=5.0)
 

@@ -14,18 +14,17 @@ from perdure.memory.index import (
     INLINE,
     DroppedPayload,
     MemoryChange,
-    MemoryDocument,
     MemoryEntry,
     MemoryIndex,
-    QueryWords,
     blob_names,
     changes_of,
     check_priority,
     entry_text,
     evicted,
-    fold_memory,
+    points_of,
     ranked,
     split_memory,
+    words_of,
 )
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, MESSAGE, Record
 
@@ -110,16 +109,16 @@ def test_a_fold_in_steps_is_byte_for_byte_the_fold_at_once(
         document, new = split_memory(document, left[:count])
         blobs |= new
         left = left[count:]
-    assert (document or fold_memory(None, [])) == fold_memory(None, log)
-    assert blob_names({"memory.json": fold_memory(None, log)}) <= blobs.keys()
+    assert (document or split_memory(None, [])[0]) == split_memory(None, log)[0]
+    assert blob_names({"memory.json": split_memory(None, log)[0]}) <= blobs.keys()
     assert split_memory(None, log)[1].items() <= blobs.items()
 
 
 def test_the_stats_are_those_of_the_entries() -> None:
     """S2-8."""
     records = [set_of(1, "a", 2000), set_of(2, "b", 20), set_of(3, "a", 1500), drop_of(4, "b")]
-    document = msgspec.json.decode(fold_memory(None, records), type=MemoryDocument)
-    assert (document.stats.total_entries, document.stats.total_size_bytes) == (1, 1500)
+    document = msgspec.json.decode(split_memory(None, records)[0])
+    assert document["stats"] == {"totalEntries": 1, "totalSizeBytes": 1500}
 
 
 def test_times_of_access_come_with_the_next_change_and_never_go_back() -> None:
@@ -128,10 +127,10 @@ def test_times_of_access_come_with_the_next_change_and_never_go_back() -> None:
         set_of(2, "b", 20, created_at=5, last_accessed_at=5),
         drop_of(3, "gone", a=9, b=3, unknown=7),
     ]
-    entries = MemoryIndex.of_document(fold_memory(None, records)).entries
+    entries = MemoryIndex.of_document(split_memory(None, records)[0]).entries
     assert (entries["a"].last_accessed_at, entries["b"].last_accessed_at) == (9, 5)
     assert sorted(entries) == ["a", "b"]
-    untouched = MemoryIndex.of_document(fold_memory(None, records[:1])).entries
+    untouched = MemoryIndex.of_document(split_memory(None, records[:1])[0]).entries
     assert untouched["a"].last_accessed_at == 5
 
 
@@ -217,8 +216,8 @@ def test_an_unknown_priority_is_refused() -> None:
 
 
 def found(query: str, *entries: MemoryEntry) -> list[str]:
-    words = QueryWords(query)
-    points = [(words.points(one.key, one.description, ""), one) for one in entries]
+    words = words_of(query.casefold())
+    points = [(points_of(words, one.key, one.description, ""), one) for one in entries]
     return [one.key for one in ranked(pair for pair in points if pair[0])]
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings, strategies as st
 from perdure import Limits, Shutdown, connect
 from perdure.errors import TooLargeError
 from perdure.memory import working_memory
-from perdure.memory.index import MEMORY, blob_names, fold_memory
+from perdure.memory.index import MEMORY, blob_names, split_memory
 from perdure.session.internals import fold_soon, kill
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
@@ -178,7 +178,7 @@ class Story:
         found = (await store.read_documents(self.session.key)).found.get(MEMORY)
         if found is None:
             return
-        assert found.data == fold_memory(None, [r for r in records if r.seq <= found.as_of_seq])
+        assert found.data == split_memory(None, [r for r in records if r.seq <= found.as_of_seq])[0]
         there = set(await store.blob_names(""))
         assert blob_names({MEMORY: found.data}) <= there
 

@@ -39,7 +39,7 @@ def grouped(entries: list[Entry]) -> list[RawTurn]:
     turns = Turns()
     records = (Record(seq, 1, *entry) for seq, entry in enumerate(entries, 1))
     found = [turns.feed(record) for record in records]
-    return [one for one in (*found, turns.rest()) if one is not None]
+    return [one for one in (*found, turns.unfinished) if one is not None]
 
 
 def texts(turn: RawTurn) -> list[str]:

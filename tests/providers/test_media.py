@@ -9,7 +9,7 @@ import pytest
 from perdure import Message, ToolCall
 from perdure.memory.media import LIMITS, MIB, RequestLimits
 from perdure.providers import FORMATS, render
-from perdure.providers.media import within_limits
+from perdure.providers.formats import within_limits
 from tests.images import encoded, part, png, shown, url, words
 from tests.providers.rules import wrongs
 

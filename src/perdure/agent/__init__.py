@@ -31,8 +31,6 @@ if TYPE_CHECKING:
         AgentConfig as AgentConfig,
         AgentContext as AgentContext,
         AgentRuntimeState as AgentRuntimeState,
-        Features as Features,
-        PersistentSession as PersistentSession,
     )
     from perdure.agent.events import (
         AgentEvent as AgentEvent,
@@ -87,8 +85,10 @@ if TYPE_CHECKING:
     )
     from perdure.agent.mcp import McpServer as McpServer
     from perdure.agent.memory import MemoryManager as MemoryManager, TurnTracker as TurnTracker
+    from perdure.agent.options import Features as Features, PersistentSession as PersistentSession
     from perdure.agent.plugins import (
         InContextMemory as InContextMemory,
+        Permissions as Permissions,
         PersistentInstructions as PersistentInstructions,
         ToolSettings as ToolSettings,
     )
@@ -100,7 +100,7 @@ if TYPE_CHECKING:
         render_openai as render_openai,
         resolved as resolved,
     )
-    from perdure.agent.tools import Permissions as Permissions, Tool as Tool, tool as tool
+    from perdure.agent.tools import Tool as Tool, tool as tool
     from perdure.agent.worker import AgentRuntime as AgentRuntime, AgentWorker as AgentWorker
     from perdure.formats.memory_files import FileMemoryStorage as FileMemoryStorage
     from perdure.memory.compaction import (
@@ -155,8 +155,6 @@ _HOMES = {
         "AgentConfig",
         "AgentContext",
         "AgentRuntimeState",
-        "Features",
-        "PersistentSession",
     ),
     "perdure.agent.events": (
         "AgentEvent",
@@ -211,8 +209,14 @@ _HOMES = {
     ),
     "perdure.agent.mcp": ("McpServer",),
     "perdure.agent.memory": ("MemoryManager", "TurnTracker"),
-    "perdure.agent.plugins": ("InContextMemory", "PersistentInstructions", "ToolSettings"),
-    "perdure.agent.tools": ("Permissions", "Tool", "tool"),
+    "perdure.agent.options": ("Features", "PersistentSession"),
+    "perdure.agent.plugins": (
+        "InContextMemory",
+        "Permissions",
+        "PersistentInstructions",
+        "ToolSettings",
+    ),
+    "perdure.agent.tools": ("Tool", "tool"),
     "perdure.agent.requests": (
         "LLMRequest",
         "LLMRequestAssembler",

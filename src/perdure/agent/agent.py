@@ -7,17 +7,18 @@ effects whose outcome is unknown.
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, final
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, Self, TypeVar, final, get_args
 
 import anyio
+import msgspec
 
 from perdure._connect import connect
 from perdure._lib.ids import random_id
-from perdure.agent import create
 from perdure.agent.bootstrap import unfinished, unknown
-from perdure.agent.context import AgentConfig, AgentContext, kept_as
+from perdure.agent.context import AgentConfig, AgentContext, AgentRuntimeState
 from perdure.agent.effects import is_intact, is_unknown
 from perdure.agent.events import (
     AgentStopped,
@@ -28,36 +29,59 @@ from perdure.agent.events import (
     UnfinishedMessage,
     UserMessageReceivedEvent,
 )
-from perdure.agent.plugins import RESERVED, archives_of, code_dir, home_of
-from perdure.agent.worker import AgentRuntime, AgentShutdown
+from perdure.agent.home import RESERVED, archives_of, code_dir, home_of
+from perdure.agent.memory import MemoryManager
+from perdure.agent.options import (
+    Persistence,
+    PersistentSession,
+    autosave_of,
+    kept_as,
+    memory_of,
+    persistence_of,
+)
+from perdure.agent.plugins import AgentPlugins
+from perdure.agent.requests import LLMRequestAssembler
+from perdure.agent.tools import Toolbox
+from perdure.agent.worker import AgentRuntime, let_go
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
+from perdure.memory.compaction import Compactor
+from perdure.memory.traces import BEGIN
+from perdure.memory.working_memory import Lazy
 from perdure.records.keys import require_name, require_text
 from perdure.records.messages import Message, message_of
 from perdure.records.values import encode_value
-from perdure.session.internals import is_draining, time_to_leave
+from perdure.session.contents import meta_entry
+from perdure.session.internals import (
+    accept,
+    claim,
+    disclaim,
+    has_content,
+    is_draining,
+    time_to_leave,
+)
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from perdure.agent.context import Persistence
     from perdure.agent.ledger import Decision
     from perdure.agent.llm.model import Model
-    from perdure.agent.mcp.server import McpServer
-    from perdure.agent.memory import MemoryManager
-    from perdure.agent.plugins import InContextMemory, ToolSettings
-    from perdure.agent.tools import Permissions, Tool
+    from perdure.agent.mcp import McpServer
+    from perdure.agent.plugins import InContextMemory, Permissions, ToolSettings
+    from perdure.agent.tools import Tool
     from perdure.archive.archives import Archives
     from perdure.config.persistent_config import PersistentConfig
     from perdure.memory.ledger import Approval, Effect
     from perdure.memory.working_memory import MemoryStorage, WorkingMemory
+    from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.restore.report import RestoreReport
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
 
 
+IfExists = Literal["resume", "error", "replace"]
+"""Treatment of an agent of the same id: go on with it, refuse, or delete it first."""
+
 Ending = TurnEnded | TurnInterrupted | TurnFailed
-"""How a turn came to its end."""
+"""Outcome of a turn."""
 
 
 class Agent:
@@ -89,7 +113,9 @@ class Agent:
         context.declared.code_dir = code_dir(type(self), Agent)
         context.declared.setup = self.setup
         self.runtime = runtime
-        self._leaving = AgentShutdown(context, save=save_on_close, release=release)
+        self._save_on_close = save_on_close
+        self._release = release
+        self._has_left = False
 
     @classmethod
     def create(
@@ -102,10 +128,10 @@ class Agent:
         instructions: str = "",
         sessions: SessionManager | None = None,
         persistent_session: Persistence = None,
-        if_exists: create.IfExists = "resume",
+        if_exists: IfExists = "resume",
         config: AgentConfig | None = None,
         **options: Any,
-    ) -> create.AgentCreation[Self]:
+    ) -> AgentCreation[Self]:
         """Make an agent: ``async with Agent.create(…) as agent`` starts it, too; or await it.
 
         Args:
@@ -134,15 +160,13 @@ class Agent:
             "instructions": instructions,
         }
         kept_as(persistent_session)
-        settings = create.merged(config, id, **given, options=options)
-        return create.AgentCreation(
-            lambda: create.create(cls, settings, id, sessions, persistent_session, if_exists)
+        settings = merged(config, id, **given, options=options)
+        return AgentCreation(
+            lambda: _created(cls, settings, id, sessions, persistent_session, if_exists)
         )
 
     def __repr__(self) -> str:
-        state = (
-            "running" if self.runtime.is_running else "stopped" if self._leaving.begun else "new"
-        )
+        state = "running" if self.runtime.is_running else "stopped" if self._has_left else "new"
         return f"<Agent {self.id} {state}>"
 
     async def __aenter__(self) -> Self:
@@ -174,7 +198,7 @@ class Agent:
 
     @property
     def memory(self) -> MemoryManager:
-        """What it remembers."""
+        """Its memory."""
         return self.context.memory
 
     @property
@@ -189,7 +213,7 @@ class Agent:
 
     @property
     def memory_storage(self) -> MemoryStorage:
-        """Where entries of its memory are kept: the configured place, or else the session.
+        """Storage of its memory's entries: the configured one, or else the session.
 
         Raises:
             InvalidArgumentError: ``Features(memory=False)``: it has none.
@@ -199,12 +223,12 @@ class Agent:
 
     @property
     def permissions(self) -> Permissions:
-        """Which of its tools were allowed, blocked and approved."""
+        """Decisions on its tools: allowed, blocked, approved."""
         return self.context.plugins.permissions
 
     @property
     def tool_settings(self) -> ToolSettings:
-        """Which of its tools are offered to the model, and in which order."""
+        """Settings of which tools are offered to the model, and in which order."""
         return self.context.plugins.tools
 
     @property
@@ -214,7 +238,7 @@ class Agent:
 
     @property
     def restore_report(self) -> RestoreReport | None:
-        """How it was restored; None for an agent that is new, or was not started."""
+        """Report of its restore; None for an agent that is new, or was not started."""
         return self.context.restore_report
 
     async def start(self) -> None:
@@ -243,9 +267,16 @@ class Agent:
                 with anyio.move_on_after(time_to_leave(self.session)):
                     await self.runtime.stop(finish=False)
                 await self.runtime.stop(finish=False)  # also what waits for a store that is down
-                await self._leaving.let_go(cut=True)
+                await self._leave(cut=True)
             raise
-        await self._leaving.let_go(cut=is_draining(self.session))
+        await self._leave(cut=is_draining(self.session))
+
+    async def _leave(self, *, cut: bool) -> None:
+        """Let go of the session, once."""
+        if not self._has_left:
+            self._has_left = True
+            save, release = self._save_on_close, self._release
+            await let_go(self.context, save=save, cut=cut, release=release)
 
     def interrupt(self) -> bool:
         """Stop the running turn, keep what it has, and continue with the next message.
@@ -560,6 +591,317 @@ class Agent:
         return all(is_intact(call) for call in calls if call.id == effect.call)
 
 
+# Creation: open and claim a session, and build an agent's parts around it
+#
+# The restore itself is a bootstrap step. What was opened on the way is closed again if creating the
+# agent fails, so a missing agent leaves no trace.
+
+
+DEFAULT_TYPE: Final = "agent"
+"""Type that a session is stored as unless another is given."""
+
+Release = Callable[[], Awaitable[object]]
+A = TypeVar("A", bound=Agent)
+
+
+async def session_for(
+    sessions: SessionManager, agent_id: str, config: AgentConfig, if_exists: IfExists
+) -> Session:
+    """Open the session of an agent that is made: the one that is stored, or a new one.
+
+    Raises:
+        InvalidArgumentError: ``if_exists`` is invalid.
+        LeaseHeldError: Another process keeps holding it.
+        SessionAlreadyActiveError: It is to be replaced, and an agent runs on it here.
+        SessionError: It exists, and shall not.
+
+    """
+    if if_exists not in get_args(IfExists):
+        raise InvalidArgumentError(
+            f"invalid if_exists={if_exists!r}: choose resume, error or replace", option="if_exists"
+        )
+    place = {"session": config.session, "tenant": config.tenant}
+    if if_exists != "resume" and await sessions.exists(agent_id, **place):
+        if if_exists == "error":
+            raise SessionError(
+                f"agent {agent_id!r} exists: choose another id, or if_exists='resume' to go on "
+                "with it, 'replace' to delete it and begin anew",
+                agent=agent_id,
+            )
+        async with await open_session(sessions, agent_id, config, create=False) as stored:
+            owner = object()
+            claim(stored, owner)  # refuses to delete under a running agent
+            await sessions.delete(agent_id, **place, on_held=config.on_held, wait=config.wait)
+            disclaim(stored, owner)
+    new = if_exists == "error"
+    return await open_session(sessions, agent_id, config, create=True, new=new)
+
+
+async def open_session(
+    sessions: SessionManager,
+    agent_id: str,
+    config: AgentConfig,
+    *,
+    create: bool,
+    new: bool = False,
+) -> Session:
+    """Open an agent's session, as its config says."""
+    return await sessions.open(
+        agent_id,
+        session=config.session,
+        tenant=config.tenant,
+        create=create,
+        new=new,
+        on_held=config.on_held,
+        wait=config.wait,
+        strict=config.restore.strict,
+        autosave=config.autosave,
+    )
+
+
+async def assemble(
+    kind: type[A],
+    session: Session,
+    config: AgentConfig,
+    sessions: SessionManager,
+    *,
+    restore: bool = False,
+    load: bool = True,
+    save_on_close: bool = True,
+    release: Release | None = None,
+) -> A:
+    """Claim an open session, and put an agent together around it.
+
+    Raises:
+        SessionAlreadyActiveError: An agent runs on it here.
+        SessionError: It is stored as another kind of agent.
+
+    """
+    context: AgentContext | None = None
+    undo: list[Callable[[], object]] = []
+    try:
+        _check_type(session, config)
+        restore = restore or (load and has_content(session))
+        runtime = AgentRuntime()
+        options = config.restore if restore and config.features.history else None
+        context = _context(session, config, runtime, options)
+        context.sets_aside = not restore and has_content(session)
+        context.declared.sessions = sessions
+        claim(session, context)
+        undo.append(lambda: disclaim(session, context))
+        if not config.features.history:
+            context.memory.replace_context((), system_prompt=None, reason=BEGIN)
+        forget = sessions.on("drain", lambda _: runtime.drain())
+        undo.append(forget)
+
+        async def give_back() -> None:
+            forget()
+            if release is not None:
+                await release()
+
+        return kind(context, runtime, save_on_close=save_on_close, release=give_back)
+    except BaseException:
+        for step in reversed(undo):
+            step()
+        await session.__aexit__(None, None, None)
+        raise
+
+
+def _context(
+    session: Session,
+    config: AgentConfig,
+    runtime: AgentRuntime,
+    restore_options: WorkingContextSnapshotBootstrapOptions | None,
+) -> AgentContext:
+    memory = MemoryManager(
+        session,
+        compaction_policy=config.compaction,
+        compactor=Compactor(config.summarizer),
+        options=config.restore,
+        history=config.features.history,
+        redact_arguments=config.redact_arguments,
+    )
+    settings = {
+        "model": getattr(config.model, "name", None) or type(config.model).__name__,
+        "maxContextTokens": config.compaction.max_tokens,
+        "strategy": "compaction",
+    }
+    known = {key: value for key, value in settings.items() if value is not None}
+    plugins = AgentPlugins(
+        session,
+        config.features,
+        settings={**known, **config.settings},
+        memory=config.memory_storage,
+        instructions=config.custom_instructions,
+    )
+    notes = plugins.notes
+    assembler = LLMRequestAssembler(
+        memory,
+        renderer=config.renderer,
+        emit=runtime.emit,
+        notes=None if notes is None else notes.text,
+    )
+    state = AgentRuntimeState(
+        session.id, workspace=config.workspace, restore_options=restore_options
+    )
+    return AgentContext(
+        config,
+        state,
+        memory,
+        toolbox=Toolbox([*config.tools, *(() if notes is None else notes.tools())]),
+        plugins=plugins,
+        assembler=assembler,
+        emit=runtime.emit,
+    )
+
+
+def _check_type(session: Session, config: AgentConfig) -> None:
+    """Record the type of a new agent; refuse to continue one of another type."""
+    stored, wanted = session.info.agent_type, config.agent_type
+    if stored == wanted:
+        return
+    if has_content(session) or stored != DEFAULT_TYPE:
+        raise SessionError(
+            f"agent {session.id!r} is stored as a {stored!r}, not as a {wanted!r}: give "
+            f"agent_type={stored!r}, or choose another id",
+            agent=session.id,
+            stored=stored,
+            wanted=wanted,
+        )
+    accept(session, (meta_entry(agent_type=wanted),))
+
+
+# ``Agent.create``: an agent of its arguments, with a store of its own where it has none
+
+
+@final
+class AgentCreation(Generic[A]):
+    """Result of ``Agent.create(…)``: await it for an agent, or enter it for one that runs."""
+
+    def __init__(self, make: Callable[[], Awaitable[A]]) -> None:
+        self._make = make
+        self._agent: A | None = None
+
+    def __await__(self) -> Generator[Any, None, A]:
+        return self._make().__await__()
+
+    async def __aenter__(self) -> A:
+        self._agent = await self._make()
+        return await self._agent.__aenter__()
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._agent is not None:
+            await self._agent.__aexit__(exc_type, exc, traceback)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # what copy, pickle and inspect ask for: there is none
+            raise AttributeError(name)
+        raise AttributeError(
+            f"Agent.create(…) is no agent yet, and has no {name!r}: write "
+            "`async with Agent.create(…) as agent:`, or `agent = await Agent.create(…)`",
+            name=name,
+            obj=self,
+        )
+
+
+def merged(
+    config: AgentConfig | None,
+    agent_id: str | None,
+    *,
+    model: Any,
+    tools: Sequence[Any],
+    mcp: Sequence[Any],
+    instructions: str,
+    options: Mapping[str, Any],
+) -> AgentConfig:
+    """Return the config that results from the arguments of ``Agent.create``.
+
+    Raises:
+        InvalidArgumentError: Something is given twice, is missing, or is unknown.
+
+    """
+    unknown = sorted(set(options) - set(AgentConfig.__struct_fields__))
+    if unknown:
+        raise InvalidArgumentError(
+            f"Agent.create: {unknown[0]!r} is no option: see AgentConfig for those there are",
+            option=unknown[0],
+        )
+    if config is not None:
+        if model is not None or tools or mcp or instructions:
+            raise InvalidArgumentError(
+                "Agent.create: give a config, or model, tools, mcp and instructions, not both"
+            )
+        return msgspec.structs.replace(config, **options)
+    if model is None:
+        raise InvalidArgumentError(
+            "Agent.create: model is missing: give one, such as 'openai:NAME' or EchoModel()",
+            option="model",
+        )
+    named = {"name": agent_id or "agent", **options}
+    return AgentConfig(model=model, tools=tools, mcp=mcp, instructions=instructions, **named)
+
+
+async def _created(
+    kind: type[A],
+    config: AgentConfig,
+    agent_id: str | None,
+    sessions: SessionManager | None,
+    persistent_session: Persistence,
+    if_exists: IfExists,
+) -> A:
+    """Return the agent of ``Agent.create``, with a manager of its own where it has none."""
+    featured = True if config.features.persistent_session else None
+    configured = persistence_of(config.persistent_session, featured)
+    persistence = persistence_of(persistent_session, configured)
+    persistent = persistence if isinstance(persistence, PersistentSession) else PersistentSession()
+    if persistent.storage is not None and sessions is not None:
+        raise InvalidArgumentError(
+            "two places for one agent: give sessions, or PersistentSession(storage=…)"
+        )
+    if isinstance(persistence, PersistentSession):
+        memory = memory_of(persistent, config.memory_storage)
+        config = msgspec.structs.replace(
+            config, autosave=autosave_of(persistent), memory_storage=memory
+        )
+    release: Release | None = None
+    if sessions is None or persistence is False:
+        # Not persistent: the same road, over a store in memory, and no file anywhere.
+        own = connect(persistent.storage if persistence else "memory:")
+        sessions = await own
+
+        async def release() -> None:
+            await close_own(own)
+
+    agent_id = agent_id or f"{config.name}-{random_id()}"
+    try:
+        session = await session_for(sessions, agent_id, config, if_exists)
+        return await assemble(
+            kind,
+            session,
+            config,
+            sessions,
+            load=persistent.load_on_create,
+            save_on_close=persistent.save_on_close,
+            release=release,
+        )
+    except BaseException:
+        if release is not None:
+            with anyio.CancelScope(shield=True):
+                await release()
+        raise
+
+
+async def close_own(sessions: SessionManager) -> None:
+    """Close a manager that was opened for an agent; raise `UnsavedChangesError` if it must."""
+    report = await sessions.aclose()
+    report.raise_if_unsaved()
+
+
 # Factory of agents whose sessions one manager keeps
 
 
@@ -581,7 +923,7 @@ class AgentFactory:
         config: AgentConfig,
         *,
         agent_id: str | None = None,
-        if_exists: create.IfExists = "resume",
+        if_exists: IfExists = "resume",
     ) -> Agent:
         """Return an agent, not started.
 
@@ -597,8 +939,8 @@ class AgentFactory:
 
         """
         agent_id = agent_id or f"{config.name}-{random_id()}"
-        session = await create.session_for(self._sessions, agent_id, config, if_exists)
-        return await create.assemble(Agent, session, config, self._sessions)
+        session = await session_for(self._sessions, agent_id, config, if_exists)
+        return await assemble(Agent, session, config, self._sessions)
 
     async def restore_agent(
         self,
@@ -628,17 +970,15 @@ class AgentFactory:
         else:
             sessions, release = await self._share(os.fspath(memory_dir))
         try:
-            session = await create.open_session(sessions, agent_id, config, create=False)
-            return await create.assemble(
-                Agent, session, config, sessions, restore=True, release=release
-            )
+            session = await open_session(sessions, agent_id, config, create=False)
+            return await assemble(Agent, session, config, sessions, restore=True, release=release)
         except BaseException:
             if release is not None:
                 with anyio.CancelScope(shield=True):
                     await release()
             raise
 
-    async def _share(self, memory_dir: str) -> tuple[SessionManager, create.Release]:
+    async def _share(self, memory_dir: str) -> tuple[SessionManager, Release]:
         """Return a manager of another folder, the same for all agents that use it."""
         path = str(await (await anyio.Path(memory_dir).expanduser()).resolve())
         shared = self._elsewhere.get(path)
@@ -651,10 +991,10 @@ class AgentFactory:
             if shared.users == 0:
                 if self._elsewhere.get(path) is shared:
                     del self._elsewhere[path]
-                await create.close_own(shared.sessions)
+                await close_own(shared.sessions)
 
         try:
-            await shared.opened()
+            await shared.connected.get()
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await release()
@@ -667,12 +1007,5 @@ class _Shared:
 
     def __init__(self, sessions: SessionManager) -> None:
         self.sessions = sessions
+        self.connected: Lazy[SessionManager] = Lazy(lambda: sessions)
         self.users = 0
-        self._lock = anyio.Lock()
-        self._is_open = False
-
-    async def opened(self) -> None:
-        async with self._lock:
-            if not self._is_open:
-                await self.sessions
-                self._is_open = True

@@ -13,14 +13,15 @@ from typing import Any, Final, Protocol, final
 
 import msgspec
 
+from perdure._lib.tasks import each
 from perdure.agent import events
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import EffectProgress, is_unknown, progress
+from perdure.agent.home import bring_home, declare
+from perdure.agent.hooks import lived, maybe_await, require
 from perdure.agent.ledger import whole_ledger
-from perdure.agent.mcp.server import start_servers
-from perdure.agent.plugins import bring_home, declare
-from perdure.agent.tools import lived, maybe_await, require
-from perdure.errors import SessionError
+from perdure.agent.mcp import McpServer
+from perdure.errors import ConfigError, SessionError
 from perdure.memory.ledger import Admitted, Approval, Effect
 from perdure.memory.traces import newest_turns
 from perdure.records.media import decode_read
@@ -35,11 +36,11 @@ from perdure.session.session import Session, SessionView
 
 
 MOST_ATTEMPTS: Final = 3
-"""How often a turn is begun without anybody asking: it may be what kills the process."""
+"""The most times a turn is begun unasked: it may be the one that kills the process."""
 
 
 class OpenMatters(msgspec.Struct, frozen=True):
-    """What an agent has begun and not brought to its end, as its session has it."""
+    """Work in progress of an agent, as its session has it."""
 
     unfinished: tuple[events.UnfinishedMessage, ...] = ()
     """Messages that are not answered; one that is being answered is among them."""
@@ -200,6 +201,34 @@ class McpServerPrewarmingStep:
         return True
 
 
+async def start_servers(given: Sequence[McpServer | str], context: AgentContext) -> None:
+    """Start an agent's servers side by side, and give it their tools in the servers' order.
+
+    Raises:
+        ToolServerError: One does not start.
+        ConfigError: Two tools have the same name.
+
+    """
+    servers = [McpServer.of(tool) for tool in given]
+
+    async def start(server: McpServer) -> None:
+        await server.start()
+        context.at_stop.append(server.aclose)
+
+    await each(servers, start, at_once=len(servers))
+    for server in servers:
+        tools = server.tools()
+        clashing = {tool.name for tool in context.toolbox} & {tool.name for tool in tools}
+        if clashing:
+            raise ConfigError(
+                f"MCP server {server.name!r} has a tool {min(clashing)!r}, and so has another "
+                "server or the agent: give it a prefix, McpServer(…, prefix='their_')",
+                server=server.name,
+                tool=min(clashing),
+            )
+        context.toolbox.add(tools)
+
+
 @final
 class SystemPromptProcessingStep:
     """Make the system prompt of the instructions."""
@@ -287,7 +316,8 @@ async def bootstrap(context: AgentContext, steps: Sequence[BootstrapStep]) -> No
     if context.config.setup is not None:
         await maybe_await(context.config.setup(context), context)
     report(context)
-    await context.declared.set_up()
+    if context.declared.setup is not None:
+        await maybe_await(context.declared.setup(), context)
     ready = events.AgentReady(agent_id=agent_id)
     context.emit(ready)
     await lived(ready, context)

@@ -19,8 +19,9 @@ from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
 from perdure.agent.events import ApprovalRequested, EffectUnknown, ToolFinished, ToolStarted
+from perdure.agent.hooks import processed, waited_for
 from perdure.agent.requests import claimed
-from perdure.agent.tools import CANCELLED, Tool, error_text, is_certain, processed, waited_for
+from perdure.agent.tools import CANCELLED, Tool, error_text, failed, is_certain
 from perdure.errors import PerdureError
 from perdure.memory.ledger import Effect
 from perdure.providers.tool_pairs import INTERRUPTED
@@ -37,22 +38,6 @@ log: logging.Logger = logging.getLogger("perdure.agent")
 _KINDS: Final = {"done": "capability_used", "refused": "capability_denied"}
 
 
-def requested(call: ToolCall, context: AgentContext) -> None:
-    """Emit that the model requested a tool."""
-    _emit("capability_requested", call, context)
-
-
-def granted(call: ToolCall, context: AgentContext, by: str) -> None:
-    """Emit that a call was approved, and by whom: "person" or "function"."""
-    _emit("capability_granted", call, context, by=by)
-
-
-def outcome(call: ToolCall, context: AgentContext, how: str) -> None:
-    """Emit the outcome of a call, as one of the words in `perdure.agent.calls`."""
-    more = {} if how in _KINDS else {"outcome": how}
-    _emit(_KINDS.get(how, "capability_failed"), call, context, **more)
-
-
 def _emit(kind: str, call: ToolCall, context: AgentContext, **more: Any) -> None:
     context.session.events.emit(kind, call.name, {"call": call.id, **more})
 
@@ -61,12 +46,6 @@ def _emit(kind: str, call: ToolCall, context: AgentContext, **more: Any) -> None
 #
 # What is refused becomes a result that tells the model so. A call that waits for somebody is in
 # the ledger, and durable, before anybody is told of it: after a restart it waits still.
-
-
-def must_ask(call: ToolCall, context: AgentContext) -> bool:
-    """Whether a person or a function has to approve a tool before it runs."""
-    is_open = context.plugins.permissions.verdict(call.name) == "open"
-    return is_open and context.config.approve is not None
 
 
 def barred(call: ToolCall, context: AgentContext) -> str | None:
@@ -107,7 +86,7 @@ def _answered(answer: object, call: ToolCall, context: AgentContext) -> str | No
         return f"the tool {call.name!r} was not approved"
     if answer == "always":
         context.plugins.permissions.approve(call.name)
-    granted(call, context, "function")
+    _emit("capability_granted", call, context, by="function")
     return None
 
 
@@ -120,7 +99,7 @@ async def _asked(call: ToolCall, context: AgentContext) -> str | None:
         context.emit(ApprovalRequested(call=call, **context_ids))
         approval = await context.ledger.answered(approval)
     if approval.answer == "approved":
-        granted(call, context, "person")
+        _emit("capability_granted", call, context, by="person")
         return None
     reason = f": {approval.why}" if approval.why else ""
     return f"the tool {call.name!r} was not approved{reason}"
@@ -159,10 +138,12 @@ def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> PlannedCall
         can_run = tool is not None and is_intact(call)
         what = verdict(effect, approval, can_run=can_run)
     if what == "run" and effect is None and tool is not None and tool.effect is not None:
+        is_open = context.plugins.permissions.verdict(call.name) == "open"
         # Begun, as of the save that comes anyway, if nobody has to be asked before.
-        effect = ledger.plan(turn, call, tool.effect, begun=not must_ask(call, context))
+        is_begun = not is_open or context.config.approve is None
+        effect = ledger.plan(turn, call, tool.effect, begun=is_begun)
     if not resumed:
-        requested(call, context)
+        _emit("capability_requested", call, context)
     return PlannedCall(call, what, tool, effect)
 
 
@@ -206,8 +187,8 @@ async def _outcome(planned: PlannedCall, context: AgentContext) -> tuple[str, To
     if what == "done" and effect is not None:
         return "done", ToolResult(call.id, call.name, decode(bytes(effect.result)))
     if what == "skip":
-        return "skipped", _failed(call, SKIPPED)
-    return "interrupted", _failed(call, INTERRUPTED)
+        return "skipped", failed(call, SKIPPED)
+    return "interrupted", failed(call, INTERRUPTED)
 
 
 async def _refused(
@@ -216,9 +197,9 @@ async def _refused(
     """Return what comes of a call that may not be made; None if it may."""
     if what == "run":
         reason = await refusal(call, context)
-        return None if reason is None else ("refused", _failed(call, reason))
+        return None if reason is None else ("refused", failed(call, reason))
     reason = barred(call, context)  # by now; what the first call has done stays unknown
-    return None if reason is None else ("unknown", _failed(call, f"{SKIPPED}: {reason}"))
+    return None if reason is None else ("unknown", failed(call, f"{SKIPPED}: {reason}"))
 
 
 async def _run(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolResult]:
@@ -247,7 +228,8 @@ def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentCont
         elif effect is not None:
             ledger.settled(effect, how)
         if is_new:
-            outcome(planned.call, context, how)
+            more = {} if how in _KINDS else {"outcome": how}
+            _emit(_KINDS.get(how, "capability_failed"), planned.call, context, **more)
     return is_new
 
 
@@ -255,7 +237,7 @@ def lost(planned: PlannedCall, context: AgentContext) -> ToolResult:
     """Keep that a call has cancelled its own task, which on asyncio nobody else is told of."""
     call, reason = planned.call, f"{CANCELLED}: the tool cancelled its own task"
     log.warning("a tool cancelled its own task", extra={"tool": call.name, "call": call.id})
-    result = _failed(call, reason)
+    result = failed(call, reason)
     _keep(result, "unknown", planned, context)
     context.emit(
         ToolFinished(agent_id=context.agent_id, turn_id=context.turn_id, call=call, result=result)
@@ -272,7 +254,3 @@ def _leave(planned: PlannedCall, context: AgentContext) -> None:
         now = [known for known in context.ledger.effects if known.id == effect.id]
         if now and now[0].state == "begun":
             context.ledger.unknown(effect)
-
-
-def _failed(call: ToolCall, reason: str) -> ToolResult:
-    return ToolResult(call.id, call.name, error=reason)

@@ -7,15 +7,17 @@ the same when it is done again. A model may write the summaries: `ModelSummarize
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from typing import Any, Final, final
 
-import anyio
 import msgspec
 
 from perdure.agent.llm import named_model
-from perdure.agent.llm.model import Model, PrewarmContext, ReplyStream
+from perdure.agent.llm.failures import Overflow
+from perdure.agent.llm.model import Model, PrewarmContext, ReplyStream, ToolSpec, closing
 from perdure.errors import FormatError, InvalidArgumentError
 from perdure.memory.compaction import (
     MEMORY_SHARE,
@@ -23,7 +25,6 @@ from perdure.memory.compaction import (
     Compaction,
     CompactionPolicy,
     Compactor,
-    EpisodicItem,
     Fact,
     Frontier,
     MemoryBundle,
@@ -34,38 +35,21 @@ from perdure.memory.compaction import (
     blocks_of,
     key_of,
 )
-from perdure.memory.context import bytes_of
+from perdure.memory.context import bytes_of, tokens_of
 from perdure.memory.retrieval import select, smaller
-from perdure.records.media import noted
+from perdure.memory.traces import RawTurn, find_turn, read_turns
+from perdure.records.media import decode_held, noted, text_bytes
 from perdure.records.messages import Message
 from perdure.restore.rebuild import CompactionSnapshotBuilder
+from perdure.session import internals
+from perdure.session.session import Session
+from perdure.session.stored import followed
+
+log: logging.Logger = logging.getLogger("perdure.agent")
 
 _UNSEEN: Final = "not a part of summaries"
 _MOST_BESIDE: Final = 0.5
-"""How much of the budget is left to what is not counted: of more, something else is wrong."""
-
-
-class TurnBlocks(msgspec.Struct, frozen=True):
-    """A turn's blocks, and whether the turn is running: then it stays raw, if it can."""
-
-    blocks: list[TurnBlock]
-    running: bool = False
-
-
-class ExistingMemories(msgspec.Struct, frozen=True):
-    """What is in long-term memory before."""
-
-    episodic: Sequence[EpisodicItem] = ()
-    semantic: Sequence[SemanticItem] = ()
-
-    def as_of(self, upto: int) -> int:
-        """Return the last record that is summed up in a log of so many.
-
-        An item that names one after the log's end is not of this log: newer messages have to
-        be seen, even if it is summed up twice.
-        """
-        seqs = (item.as_of_seq for item in self.episodic if item.as_of_seq <= upto)
-        return max(seqs, default=0)
+"""The most of the budget that uncounted tokens may take: if they take more, something is wrong."""
 
 
 class Compacted(msgspec.Struct, frozen=True):
@@ -74,7 +58,7 @@ class Compacted(msgspec.Struct, frozen=True):
     done: Compaction
     bundle: MemoryBundle
     raw: tuple[Message, ...]
-    """What stays as it was said."""
+    """Messages that stay as they were said."""
 
 
 @final
@@ -82,101 +66,162 @@ class LogCompaction:
     """Compact the records of a log after the newest episode.
 
     Args:
+        session: Whose log.
         policy: How much may stay.
         compactor: Makes items of turns.
         builder: Puts the context together, to see how large memories are in it.
         clock: Seconds since 1970.
-        turns: How many turns there are, at most.
         beside: How many tokens of a request are not counted here, such as those of the tools.
 
     """
 
     def __init__(
         self,
+        session: Session,
         policy: CompactionPolicy,
         compactor: Compactor,
         builder: CompactionSnapshotBuilder,
         clock: Callable[[], float],
         *,
-        turns: int = 0,
         beside: int = 0,
     ) -> None:
+        self._session = session
         self._policy = policy
-        self._turns = turns
         self._beside = min(beside / policy.max_tokens, _MOST_BESIDE) if policy.max_tokens else 0.0
-        self._trim = trimmer(policy, builder)
         self._compactor = compactor
         self._builder = builder
         self._clock = clock
 
-    def share_of(self, message: Message, size: int | None = None) -> float:
-        """Return how much of the budget a message takes."""
-        return self._policy.share_of(message, bytes_of(message) if size is None else size)
+    def _share_of(self, message: Message) -> float:
+        return self._policy.share_of(message, bytes_of(message))
+
+    def _fixed(self, head: Sequence[Message]) -> float:
+        return self._beside + sum(map(self._share_of, head))
 
     async def run(
         self,
-        turns: AsyncIterator[TurnBlocks],
-        known: ExistingMemories,
+        known: MemoryBundle,
         *,
+        upto: int,
         head: Sequence[Message],
-        opening: Callable[[], Awaitable[Message | None]],
+        current: str | None,
         limits: tuple[int, int],
     ) -> Compacted:
-        """Compact turns.
+        """Compact the turns that are not summed up yet.
+
+        What opened the running turn stays raw, even if the rest of it leaves.
 
         Args:
-            turns: Oldest first.
-            known: What is remembered already.
+            known: All that is remembered already.
+            upto: The last record that counts; it is durable.
             head: What precedes everything else: the system prompt.
-            opening: Finds what opened the running turn, if that is not among the turns; it
-                stays raw, even if others leave.
+            current: The running turn.
             limits: How many episodes and facts the context has, at most.
 
         """
+        # An episode that names a record after the log's end is not of this log: newer messages have
+        # to be seen, even if they are summed up twice.
+        after = max(
+            (item.as_of_seq for item in known.episodic if item.as_of_seq <= upto), default=0
+        )
+        policy, turns = self._policy, 0
+        if upto - after > policy.max_summaries * policy.episode_turns:  # as many records, or more
+            turns = await self._count(after, upto)
         fixed = self._fixed(head)
-        episodes = _Episodes(self._policy, self._turns, self._compactor, self._clock, known)
-        room = max(TARGET_SHARE - MEMORY_SHARE - fixed, 0.0)
-        frontier = Frontier(self._policy.keep_turns, room)
+        episodes = _Episodes(policy, turns, self._compactor, self._clock, known)
+        frontier = Frontier(policy.keep_turns, max(TARGET_SHARE - MEMORY_SHARE - fixed, 0.0))
         running: list[TurnBlock] = []
-        async for turn in turns:
-            if turn.running:
-                running += turn.blocks
-                continue
-            for block in frontier.add(turn.blocks):
-                await episodes.add(block)
-        opened = await _opening(running, opening)
-        share_left = 1.0 - MEMORY_SHARE - fixed
-        running = await self._squeeze(frontier, running, opened, share_left, episodes)
+        async with aclosing(self._turns(after, upto, current)) as read:
+            async for blocks, is_running in read:
+                if is_running:
+                    running += blocks
+                    continue
+                for block in frontier.add(blocks):
+                    await episodes.add(block)
+        opening = None
+        if running:
+            first = running[0]
+            opening = first.messages[0] if first.opener == "user" else await self._opening(current)
+        room = 1.0 - MEMORY_SHARE - fixed
+        running = await self._squeeze(frontier, running, opening, room, episodes)
         done = await episodes.finish()
-        blocks = (*frontier.raw, *running)
+        blocks = [*frontier.raw, *running]
         raw = tuple(message for block in blocks for message in block.messages)
-        if opened is not None and all(raw_message is not opened for raw_message in raw):
-            raw = (opened, *raw)
-        used = fixed + sum(self.share_of(message) for message in raw)
-        bundle = self._bundle(known, done, limits, 1.0 - used)
+        if opening is not None and all(message is not opening for message in raw):
+            raw = (opening, *raw)
+        used = fixed + sum(map(self._share_of, raw))
+        memories = MemoryBundle(
+            (*known.episodic, *done.episodic), (*known.semantic, *done.semantic)
+        )
+        bundle = select(
+            memories.episodic, memories.semantic, max_episodic=limits[0], max_semantic=limits[1]
+        )
+        bundle = trimmed(bundle, policy, self._builder, room=1.0 - used)
         if bundle == MemoryBundle() and raw and raw[0].role != "user":
-            bundle = _opener(known, done)
+            # Next to nothing of the newest episode: a conversation begins with a user's words.
+            bundle = MemoryBundle(
+                tuple(msgspec.structs.replace(item, summary="…") for item in memories.episodic[-1:])
+            )
         return Compacted(done, bundle, raw)
 
-    def _fixed(self, head: Sequence[Message]) -> float:
-        return self._beside + sum(self.share_of(message) for message in head)
+    async def _count(self, after: int, upto: int) -> int:
+        count = 0
+        async with aclosing(self._read(after, upto)) as turns:
+            async for _ in turns:
+                count += 1
+        return count
+
+    async def _turns(
+        self, after: int, upto: int, current: str | None
+    ) -> AsyncGenerator[tuple[list[TurnBlock], bool], None]:
+        """Yield turns as blocks, and whether it runs: all from the running one on is running."""
+        waiting: RawTurn | None = None
+        running = False
+        async with aclosing(self._read(after, upto)) as turns:
+            async for turn in turns:
+                if waiting is not None:
+                    running = running or waiting.id == current
+                    yield self._blocks_of(waiting), running
+                waiting = turn
+        if waiting is not None:
+            # The rest of a turn whose beginning is compacted has no id yet: it can only be last.
+            running = running or (current is not None and waiting.id in {current, ""})
+            yield self._blocks_of(waiting), running
+
+    def _blocks_of(self, turn: RawTurn) -> list[TurnBlock]:
+        messages = decoded(turn, self._session)
+        parts = [
+            (seq, message, self._policy.share_of(message, text_bytes(payload)))
+            for seq, message, payload in zip(turn.seqs, messages, turn.messages, strict=True)
+        ]
+        return blocks_of(turn.id, parts, last=turn.last)
+
+    def _read(self, after: int, upto: int) -> AsyncGenerator[RawTurn, None]:
+        """Yield turns as they are stored: a compaction needs no media."""
+        store = followed(internals.store_of(self._session))
+        return read_turns(store, self._session.key, after=after, upto=upto)
+
+    async def _opening(self, current: str | None) -> Message | None:
+        """Return the user message that opened the running turn, as it is stored."""
+        store = followed(internals.store_of(self._session))
+        turn = await find_turn(store, self._session.key, current or "")
+        messages = [] if turn is None else decoded(turn, self._session)
+        return messages[0] if messages and messages[0].role == "user" else None
 
     def cut(self, messages: Sequence[Message], *, head: Sequence[Message]) -> tuple[Message, ...]:
         """Return the newest messages that fit, in whole blocks; what the others said is lost."""
-        parts = [(at, message, self.share_of(message)) for at, message in enumerate(messages)]
+        parts = [(at, message, self._share_of(message)) for at, message in enumerate(messages)]
         blocks = blocks_of("", parts)
         if not blocks:
             return ()
         *older, newest = blocks
-        fixed = self._fixed(head)
-        frontier = Frontier(self._policy.keep_turns, max(TARGET_SHARE - fixed - newest.share, 0.0))
+        room = max(TARGET_SHARE - self._fixed(head) - newest.share, 0.0)
+        frontier = Frontier(self._policy.keep_turns, room)
         for _ in frontier.add(older):
             pass
         recent = [message for block in (*frontier.raw, newest) for message in block.messages]
-        question = next(
-            (candidate for candidate in reversed(messages) if candidate.role == "user"), None
-        )
-        if question is None or any(candidate is question for candidate in recent):
+        question = next((one for one in reversed(messages) if one.role == "user"), None)
+        if question is None or any(message is question for message in recent):
             return tuple(recent)
         return (question, *recent)
 
@@ -195,50 +240,39 @@ class LogCompaction:
         if share <= room or len(running) < 2:
             return running
         *older, newest = running
-        opens = 0.0 if opening is None else self.share_of(opening)
+        opens = 0.0 if opening is None else self._share_of(opening)
         frontier.keep_turns += 1
         frontier.room = room - newest.share - opens
         for block in frontier.add(older):
             await episodes.add(block)
         return [newest]
 
-    def _bundle(
-        self, known: ExistingMemories, done: Compaction, limits: tuple[int, int], room: float
-    ) -> MemoryBundle:
-        """Return what of the memories fits."""
-        bundle = select(
-            [*known.episodic, *done.episodic],
-            [*known.semantic, *done.semantic],
-            max_episodic=limits[0],
-            max_semantic=limits[1],
-        )
-        bundle = self._trim(bundle)
-        while bundle != MemoryBundle() and _share(bundle, self._builder, self._policy) > room:
-            bundle = smaller(bundle)
-        return bundle
+
+def decoded(turn: RawTurn, session: Session) -> list[Message]:
+    """Return a turn's messages, with references to media where they are stored so."""
+    types = internals.registry_of(session)
+    return [decode_held(payload, types) for payload in turn.messages]
 
 
-def trimmer(
-    policy: CompactionPolicy, builder: CompactionSnapshotBuilder
-) -> Callable[[MemoryBundle], MemoryBundle]:
-    """Return what makes a bundle small enough for its share of the budget.
+def trimmed(
+    bundle: MemoryBundle,
+    policy: CompactionPolicy,
+    builder: CompactionSnapshotBuilder,
+    *,
+    room: float = 1.0,
+) -> MemoryBundle:
+    """Return what of a bundle fits into its share of the budget, and into the room that is left.
 
-    A function of the memories alone, so that a restore gives what the compaction gave.
+    With room enough it is a function of the memories alone, so that a restore gives what the
+    compaction gave.
     """
-
-    def trim(bundle: MemoryBundle) -> MemoryBundle:
-        while bundle != MemoryBundle() and _share(bundle, builder, policy) > MEMORY_SHARE:
-            bundle = smaller(bundle)
-        return bundle
-
-    return trim
-
-
-def _share(
-    bundle: MemoryBundle, builder: CompactionSnapshotBuilder, policy: CompactionPolicy
-) -> float:
-    messages = builder.build("", bundle, ())
-    return sum(policy.share_of(message, bytes_of(message)) for message in messages)
+    while bundle != MemoryBundle():
+        messages = builder.build("", bundle, ())
+        share = sum(policy.share_of(message, bytes_of(message)) for message in messages)
+        if share <= min(MEMORY_SHARE, room):
+            break
+        bundle = smaller(bundle)
+    return bundle
 
 
 @final
@@ -251,7 +285,7 @@ class _Episodes:
         turns: int,
         compactor: Compactor,
         clock: Callable[[], float],
-        known: ExistingMemories,
+        known: MemoryBundle,
     ) -> None:
         self._turns_each = max(policy.episode_turns, -(-turns // policy.max_summaries))
         self._most = policy.max_summaries
@@ -278,7 +312,11 @@ class _Episodes:
         """Return what has become of all of them."""
         if self._turns:
             await self._sum_up()
-        return Compaction(*(_flat(self._done, name) for name in Compaction.__struct_fields__))
+        return Compaction(
+            tuple(item for done in self._done for item in done.episodic),
+            tuple(item for done in self._done for item in done.semantic),
+            tuple(dict.fromkeys(turn_id for done in self._done for turn_id in done.turn_ids)),
+        )
 
     async def _sum_up(self) -> None:
         turns, self._turns = tuple(self._turns), []
@@ -292,24 +330,104 @@ class _Episodes:
             self._known[key] = max(self._known.get(key, 0.0), item.salience)
 
 
-def _flat(parts: Sequence[Compaction], name: str) -> tuple[Any, ...]:
-    return tuple(dict.fromkeys(entry for part in parts for entry in getattr(part, name)))
+# Budget of a context: how many tokens a model may be asked with, and how many it has read
+#
+# The application says when to compact, the session how large its context may be, and the model, in
+# its own tokens, how large its window is and what a request took. All of it becomes one policy.
 
 
-async def _opening(
-    running: Sequence[TurnBlock], find: Callable[[], Awaitable[Message | None]]
-) -> Message | None:
-    """Return what opened the running turn, None if no turn is running."""
-    if not running:
-        return None
-    first = running[0]
-    return first.messages[0] if first.opener == "user" else await find()
+SPARE: Final = 0.85
+"""Share of a window for the request: the rest is the answer's, and for miscounting."""
+NEAR: Final = 0.75
+"""Of how much of it to warn."""
+HALF: Final = 0.5
+"""Share to keep of a request that was too long, if nobody says by how much."""
 
 
-def _opener(known: ExistingMemories, done: Compaction) -> MemoryBundle:
-    """Return next to nothing of the newest episode: a conversation begins with a user's words."""
-    newest = [*known.episodic, *done.episodic][-1:]
-    return MemoryBundle(tuple(msgspec.structs.replace(part, summary="…") for part in newest))
+@final
+class ContextBudget:
+    """Tokens of one agent's context.
+
+    Args:
+        session: Whose context.
+        policy: When to compact, as the application says.
+
+    """
+
+    def __init__(self, session: Session, policy: CompactionPolicy) -> None:
+        self._session = session
+        self._policy = policy
+        self._window: int | None = None  # the model's, in its own tokens, if it is known
+        self._room: int | None = None  # the same, as tokens are counted here, with room to spare
+        self._scale = 1.0  # tokens as they are counted here, for one of the model's
+        self._is_near = False
+        self._was_told = False  # whether the model has said what a request took
+        self.beside: int = 0
+        """Tokens of a request that are not counted here, such as those of the tools."""
+
+    @property
+    def policy(self) -> CompactionPolicy:
+        """When to compact: as was said, and as the session and the model's window allow."""
+        policy = self._policy.within(internals.working_context(self._session).limit)
+        if self._room is None or self._room >= (policy.max_tokens or self._room + 1):
+            return policy
+        return msgspec.structs.replace(policy, max_tokens=self._room)
+
+    def count(self, messages: Sequence[Message]) -> int:
+        """Return how many tokens a request with these messages has, as counted here."""
+        return tokens_of(messages, self._policy.count_tokens) + self.beside
+
+    def is_over(self, messages: Sequence[Message]) -> bool:
+        """Say whether messages are more than what the model may be asked with."""
+        policy = self.policy
+        tokens = None if policy.max_tokens is None else self.count(messages)
+        return policy.is_due(internals.working_context(self._session).size, tokens)
+
+    def note_window(self, tokens: int | None) -> None:
+        """Take note of how many tokens the model may be asked with, if that is known."""
+        if tokens is not None and self._room is None:
+            self._window, self._room = tokens, int(tokens * SPARE)
+
+    def note_tools(self, specs: Sequence[ToolSpec]) -> None:
+        """Take note of the tools that the next request has, until the model says what they took."""
+        if self._was_told or self.policy.max_tokens is None:
+            return
+        shown = Message.system(msgspec.json.encode(specs, enc_hook=repr).decode())
+        self.beside = self._policy.count_tokens(shown) if specs else 0
+
+    def note_usage(self, asked_with: Sequence[Message], tokens: int) -> bool:
+        """Take note of how many tokens the model has read; say whether they are too many."""
+        size, policy = internals.working_context(self._session).size, self.policy
+        if policy.max_tokens is None:
+            return policy.is_due(size, None)
+        scaled = int(tokens * self._scale)
+        self.beside = max(scaled - tokens_of(asked_with, policy.count_tokens), 0)
+        self._was_told = True
+        is_near = self._window is not None and tokens > self._window * NEAR
+        if is_near and not self._is_near:
+            name = self._session.id
+            facts = {"agent": name, "tokens": tokens, "window": self._window}
+            log.warning("the context of %s nears the model's window", name, extra=facts)
+        self._is_near = is_near
+        return policy.is_due(size, scaled) or self._policy.is_due(size, tokens)
+
+    def note_overflow(self, asked_with: Sequence[Message], overflow: Overflow) -> int:
+        """Take note that the model was asked with too much, and return how much that was.
+
+        What fits is what the provider says, as tokens are counted here; half of the request, where
+        it says nothing.
+        """
+        tokens = self.count(asked_with)
+        if overflow.window and overflow.tokens:
+            self._scale = tokens / overflow.tokens
+            room = overflow.window * self._scale * SPARE
+        elif overflow.window:
+            room = min(overflow.window * SPARE, tokens * HALF)
+        else:
+            room = tokens * HALF
+        self._window, self._room = overflow.window or self._window, max(int(room), 1)
+        self.beside = 0  # it is part of what the scale was made of
+        return tokens
 
 
 # Summaries by a model
@@ -403,14 +521,9 @@ class ModelSummarizer:
         stream = self._model.stream(
             prompt if self._renderer is None else self._renderer(prompt), ()
         )
-        try:
+        async with closing(stream):
             async for chunk in stream:
                 reply.take(chunk)
-        finally:
-            aclose = getattr(stream, "aclose", None)
-            if aclose is not None:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSING):
-                    await aclose()
         summary = summary_of(reply.message().text)
         if not (summary.text or summary.facts):
             raise FormatError("the model that sums turns up has answered nothing: choose another")
@@ -419,8 +532,6 @@ class ModelSummarizer:
 
 _LEAST_CHARS = 80
 _LABEL_CHARS = 40
-_CLOSING = 5.0
-"""Seconds that a stream may take to close."""
 
 
 def transcript(turns: Sequence[TurnTrace], chars: int) -> str:

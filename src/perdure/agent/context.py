@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast, final
+from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 
 import msgspec
 
-from perdure.agent.events import AgentEvent
+from perdure.agent.events import AgentEvent, InputQueues
 from perdure.agent.ledger import AgentLedger
 from perdure.agent.llm import named_model
 from perdure.agent.llm.model import Model
-from perdure.agent.mcp.server import McpServer
-from perdure.agent.tools import Tool
+from perdure.agent.mcp import McpServer
+from perdure.agent.memory import MemoryManager
+from perdure.agent.options import Features, Persistence, kept_as
+from perdure.agent.plugins import AgentPlugins
+from perdure.agent.requests import LLMRequestAssembler
+from perdure.agent.tools import Tool, Toolbox
 from perdure.autosave.options import KEEP, Autosave, Inherit
 from perdure.config.persistent_config import Declared, PersistentConfig
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError
-from perdure.formats.state import StateStorage
 from perdure.lease import OnHeld
 from perdure.memory.compaction import CompactionPolicy, Summarizer
 from perdure.memory.working_memory import MemoryStorage
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-from perdure.store import Store
 
 if TYPE_CHECKING:
-    from perdure.agent.events import InputQueues
-    from perdure.agent.memory import MemoryManager
-    from perdure.agent.plugins import AgentPlugins
-    from perdure.agent.requests import LLMRequestAssembler
-    from perdure.agent.tools import Toolbox
     from perdure.memory.working_memory import WorkingMemory
     from perdure.restore.report import RestoreReport
     from perdure.session.manager import SessionManager
@@ -51,9 +47,9 @@ class AgentDeclared:
         self.sessions: SessionManager | None = None
         """The manager that keeps the agent's session."""
         self.found: Declared | None = None
-        """What persistence.yaml says; None before the bootstrap."""
+        """Contents of persistence.yaml; None before the bootstrap."""
         self.code_dir: Path | None = None
-        """Where persistence.yaml is looked for, unless `AgentConfig.agent_dir` says where."""
+        """Folder of persistence.yaml, unless `AgentConfig.agent_dir` names one."""
         self.setup: Callable[[], object] | None = None
         """The agent's own."""
         self._config: PersistentConfig | None = None
@@ -86,13 +82,6 @@ class AgentDeclared:
         if self._config is not None:
             await self._config.flush()
 
-    async def set_up(self) -> None:
-        """Call the agent's own ``setup``."""
-        if self.setup is not None:
-            done = self.setup()
-            if inspect.isawaitable(done):  # one that only reads may be a plain method
-                await done
-
 
 @final
 class AgentRuntimeState:
@@ -117,7 +106,10 @@ class AgentRuntimeState:
 
 @final
 class AgentContext:
-    """What handlers, steps, processors and tools work with."""
+    """Context of handlers, steps, processors and tools."""
+
+    is_for_tools: Final = True
+    """A tool's parameter that is annotated with this class gets the agent's context."""
 
     def __init__(
         self,
@@ -135,30 +127,30 @@ class AgentContext:
         self.memory = memory
         self.toolbox = toolbox
         self.plugins = plugins
-        """What it keeps beside its conversation."""
+        """State that it keeps beside its conversation."""
         self.assembler = assembler
         self.ledger: AgentLedger = AgentLedger(
             memory.session, keeps_messages=config.features.history
         )
-        """What it has begun and not ended."""
+        """Its work in progress."""
         self.emit = emit
         """Tell the agent's listeners."""
         self.inputs: InputQueues | None = None
         """The worker's; None before there is one."""
         self.model_calls = 0
-        """How often the model was called in this turn."""
+        """Number of calls of the model in this turn."""
         self.last_message: Message | None = None
-        """What the model said last in this turn."""
+        """The model's last message in this turn."""
         self.sets_aside = False
-        """Whether its first message begins a new conversation beside what is stored."""
+        """True if its first message begins a new conversation beside the stored one."""
         self.begun = False
-        """Whether the working context has its beginning: restored, or new."""
+        """True once the working context has its beginning: restored, or new."""
         self.restore_report: RestoreReport | None = None
-        """How the working context came back; None for an agent that began anew."""
+        """Report of the restored working context; None for an agent that began anew."""
         self.saved_custom_data: tuple[bytes, dict[str, str] | None] | None = (b"{}", None)
-        """What the session has of the custom data; None for something that does not count."""
+        """The custom data as the session has it; None for data that does not count."""
         self.declared: AgentDeclared = AgentDeclared()
-        """What is declared beside its code."""
+        """Declarations beside its code."""
         self.at_stop: list[Callable[[], Awaitable[object]]] = []
         """Awaited when the agent has stopped, the last one first: what was opened for it."""
 
@@ -193,7 +185,7 @@ class AgentContext:
 
     @property
     def memory_storage(self) -> MemoryStorage:
-        """Where entries of its memory are kept: the configured place, or else the session.
+        """Storage of its memory's entries: the configured one, or else the session.
 
         Raises:
             ConfigError: The agent has none.
@@ -217,165 +209,10 @@ class AgentContext:
     def enqueue(self, event: Any) -> None:
         """Put an event for the worker before everything that users have posted."""
         if self.inputs is not None:
-            self.inputs.put_internal(event)
+            self.inputs.internal.append(event)
 
 
 # Configuration: what an agent consists of, and which of its parts are saved
-
-
-class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
-    """How an agent's session is kept.
-
-    Args:
-        storage: Where: a URL, a path, a store, or a storage of whole states; None for the
-            sessions that the agent is given, or the default store.
-        autosave_interval: The longest time from a change to the start of its save; 0 for
-            no timers. Turns are saved when they end in either case.
-        save_on_close: Whether closing saves what came after the last turn.
-        load_on_create: Whether the agent continues the stored conversation; if not, it
-            begins a new one with its first message, unless ``load_persisted_session`` comes first.
-        memory: Where ``agent.memory_storage`` keeps its entries; None for the session.
-
-    Raises:
-        InvalidArgumentError: A value is invalid.
-
-    """
-
-    storage: str | os.PathLike[str] | Store | StateStorage | None = None
-    autosave_interval: float = 30.0
-    save_on_close: bool = True
-    load_on_create: bool = True
-    memory: MemoryStorage | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("save_on_close", "load_on_create"):
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidArgumentError(
-                    f"persistent_session: invalid {name}={getattr(self, name)!r}: give True or "
-                    "False",
-                    option=name,
-                )
-        interval: object = self.autosave_interval
-        if not (isinstance(interval, int | float) and 0 <= interval < float("inf")):
-            raise InvalidArgumentError(
-                f"persistent_session: invalid autosave_interval={self.autosave_interval!r}: "
-                "give seconds, or 0 for no timers",
-                autosave_interval=self.autosave_interval,
-            )
-
-
-Persistence = bool | PersistentSession | Mapping[str, Any] | str | os.PathLike[str] | None
-"""Whether, and how, an agent's session is kept: True, False, a `PersistentSession`, a mapping of
-its options, or its storage's path or URL."""
-
-
-def kept_as(given: Persistence) -> bool | PersistentSession | None:
-    """Return a setting as True, False, None or a `PersistentSession`.
-
-    Raises:
-        InvalidArgumentError: It is nothing of the kind, or has an unknown or invalid option.
-
-    >>> kept_as({"storage": "agents.db", "autosave_interval": 5.0}).storage
-    'agents.db'
-    """
-    if given is None or isinstance(given, bool | PersistentSession):
-        return given
-    if isinstance(given, os.PathLike) or (isinstance(given, str) and given):
-        return PersistentSession(storage=given)
-    options = PersistentSession.__struct_fields__
-    if isinstance(given, Mapping):
-        unknown = [name for name in given if name not in options]
-        if not unknown:
-            return PersistentSession(**given)
-        raise InvalidArgumentError(
-            f"persistent_session: {unknown[0]!r} is no option: choose {', '.join(options)}",
-            option="persistent_session",
-        )
-    raise InvalidArgumentError(
-        f"invalid persistent_session={given!r}: give True, False, PersistentSession(…), a mapping "
-        f"of its options ({', '.join(options)}), or a path or URL",
-        option="persistent_session",
-    )
-
-
-def persistence_of(given: Persistence, configured: Persistence) -> bool | PersistentSession | None:
-    """Return which of two settings counts: an object before True or False, either before None.
-
-    Raises:
-        InvalidArgumentError: Both are there, of one kind, and say different things; or one is
-            invalid.
-
-    >>> persistence_of(True, PersistentSession(autosave_interval=5.0)).autosave_interval
-    5.0
-    """
-    given, configured = kept_as(given), kept_as(configured)
-    if given is None or configured is None:
-        return configured if given is None else given
-    objects = [
-        candidate for candidate in (given, configured) if isinstance(candidate, PersistentSession)
-    ]
-    if len(objects) == 1 and True in (given, configured):
-        return objects[0]
-    if given == configured:
-        return given
-    raise InvalidArgumentError(
-        "persistent_session is given twice, and not the same: "
-        "give it in the config or to create, not both"
-    )
-
-
-def memory_of(
-    persistence: PersistentSession, configured: MemoryStorage | None
-) -> MemoryStorage | None:
-    """Return the storage of memory that counts.
-
-    Raises:
-        InvalidArgumentError: There are two.
-
-    """
-    if (
-        persistence.memory is not None
-        and configured is not None
-        and persistence.memory is not configured
-    ):
-        raise InvalidArgumentError(
-            "the storage of memory is given twice: give it in the config or in "
-            "PersistentSession, not both",
-            option="memory_storage",
-        )
-    return configured if persistence.memory is None else persistence.memory
-
-
-def autosave_of(persistence: PersistentSession) -> Autosave | None:
-    """Return the timers of a session that is kept so."""
-    interval = persistence.autosave_interval
-    return None if interval == 0 else Autosave(max_delay=interval)
-
-
-class Features(msgspec.Struct, frozen=True, kw_only=True):
-    """Which parts of an agent are kept with its session.
-
-    What is stored of a part stays stored while the part is off: it comes back when
-    it is on again.
-
-    Args:
-        memory: The working memory: ``agent.working_memory``.
-        in_context_memory: Notes that the model keeps for itself, and sees in each request.
-        persistent_instructions: The agent's ``custom_instructions.md``, after the system
-            prompt. The file is read, and never written.
-        history: The conversation. Without it each run begins with an empty context, and
-            what is said leaves no record.
-        permissions: Which tools were allowed, blocked and approved.
-        persistent_session: Another way to say ``persistent_session=True``; False says nothing.
-
-    """
-
-    memory: bool = True
-    in_context_memory: bool = False
-    persistent_instructions: bool = False
-    history: bool = True
-    permissions: bool = True
-    persistent_session: bool = False
 
 
 PromptProcessor = Callable[[str, AgentContext], str | Awaitable[str]]
@@ -390,7 +227,7 @@ Renderer = Callable[[Sequence[Message]], Sequence[Any]]
 
 
 class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an agent is made of.
+    """Configuration of an agent.
 
     Args:
         name: What it is called; its id begins with it where none is given.

@@ -1,4 +1,4 @@
-"""What to do about a tool call of which a crash has left the outcome unknown.
+"""Verdicts on tool calls whose outcome a crash has left unknown.
 
 Pure: the ledger's entry and the call in, a verdict out. A call that may have begun
 is never begun again unasked, unless the tool says that it may be, with the same key.
@@ -49,7 +49,7 @@ def verdict(effect: Effect | None, approval: Approval | None, *, can_run: bool) 
 
 
 def is_unknown(effect: Effect) -> bool:
-    """Whether a call may have done its work, with neither outcome nor decision known."""
+    """Return True if a call may have done its work, with neither outcome nor decision known."""
     return effect.state in {"begun", "unknown"}
 
 
@@ -59,12 +59,12 @@ def is_intact(call: ToolCall) -> bool:
 
 
 class EffectProgress(msgspec.Struct, frozen=True):
-    """How far a turn had come."""
+    """Progress of a turn."""
 
     has_input: bool = False
-    """Whether what the user said was kept."""
+    """True if the user's message was kept."""
     open_calls: tuple[ToolCall, ...] = ()
-    """What the model wants to be called, and no real result has come of."""
+    """Calls of the model's that have no real result."""
     answer: Message | None = None
     """The whole answer, if only the turn's end is missing."""
 
@@ -82,7 +82,7 @@ def progress(messages: Sequence[Message]) -> EffectProgress:
         if message.role == "assistant":
             open_calls = list(message.tool_calls)
         elif message.tool_result is not None:
-            _close(open_calls, message.tool_result.call_id)
+            close_call(open_calls, message.tool_result.call_id)
     last = real_messages[-1] if real_messages else None
     ended = last is not None and last.role == "assistant" and not last.tool_calls
     is_complete = ended and last is not None and CUT_OFF not in last.extra
@@ -102,16 +102,15 @@ def without_cut_answers(messages: Sequence[Message]) -> tuple[Message, ...]:
     return tuple(
         message
         for at, message in enumerate(messages)
-        if not (CUT_OFF in message.extra and _is_given_anew(messages[at + 1 : at + 2]))
+        if CUT_OFF not in message.extra
+        or any(later.role != "assistant" for later in messages[at + 1 : at + 2])
     )
 
 
-def _is_given_anew(later: Sequence[Message]) -> bool:
-    return not later or later[0].role == "assistant"
-
-
-def _close(calls: list[ToolCall], call_id: str) -> None:
+def close_call(calls: list[ToolCall], call_id: str) -> bool:
+    """Take the first call of an id away, since its result has come; False if there is none."""
     for at, call in enumerate(calls):
         if call.id == call_id:
             del calls[at]
-            return
+            return True
+    return False

@@ -1,4 +1,4 @@
-"""What happens in an agent: events for people, and events for the worker itself.
+"""Events of an agent: for people, and for the worker itself.
 
 The first kind reports what has happened to listeners (`Agent.events`, `Agent.stream`).
 `TurnEnded` comes only after everything in the turn is durable. The second kind, named
@@ -32,7 +32,7 @@ class UnfinishedMessage(msgspec.Struct, frozen=True, kw_only=True):
     turn_id: str | None = None
     """The turn that was begun for it; None if none was."""
     attempts: int = 0
-    """How often its turn was begun."""
+    """Number of times its turn was begun."""
     error: str | None = None
     """The type of the error that made the turn fail, if that is how it ended."""
 
@@ -87,7 +87,7 @@ class ToolStarted(TurnEvent, frozen=True, kw_only=True):
 
 
 class ToolFinished(TurnEvent, frozen=True, kw_only=True):
-    """What came of a tool call."""
+    """Result of a tool call."""
 
     call: ToolCall
     result: ToolResult
@@ -119,7 +119,7 @@ class TurnEnded(TurnEvent, frozen=True, kw_only=True):
     version: int
     """The session's version that is durable."""
     replayed: bool = False
-    """Whether a turn of this id had ended before: this is what was answered then."""
+    """True if a turn of this id had ended before: this is the answer from then."""
 
     @property
     def text(self) -> str:
@@ -131,7 +131,7 @@ class TurnInterrupted(TurnEvent, frozen=True, kw_only=True):
     """The turn was stopped; what had come of the answer is kept, and marked."""
 
     text: str = ""
-    """What had come."""
+    """The text so far."""
 
 
 class TurnFailed(TurnEvent, frozen=True, kw_only=True):
@@ -148,7 +148,7 @@ class CompactionCompleted(TurnEvent, frozen=True, kw_only=True):
     """The working context is smaller now."""
 
     turns: int
-    """How many turns left it."""
+    """Number of turns that left it."""
     bytes_before: int
     bytes_after: int
 
@@ -190,7 +190,7 @@ class ToolInvocationRequestEvent(msgspec.Struct, frozen=True):
 
     calls: tuple[ToolCall, ...]
     resumed: bool = False
-    """Whether they were asked for before the agent stopped, and may have run."""
+    """True if they were asked for before the agent stopped, and may have run."""
 
 
 class ResumeEvent(msgspec.Struct, frozen=True):
@@ -239,7 +239,7 @@ class EventStream:
         self._news = anyio.Event()
         self._ended = False
         self.segments_left_out: int = 0
-        """How many segments were left out, since nobody fetched them in time."""
+        """Number of segments that were left out, since nobody fetched them in time."""
 
     def __aiter__(self) -> Self:
         return self
@@ -270,7 +270,11 @@ class EventStream:
 
     def close(self) -> None:
         """Listen no more; what has come can still be fetched."""
-        self._end()
+        if not self._ended:
+            self._ended = True
+            self._news.set()
+            if self._on_close is not None:
+                self._on_close(self)
 
     def feed(self, event: AgentEvent) -> None:
         """Put an event in; called by the worker."""
@@ -282,14 +286,7 @@ class EventStream:
         self._waiting.append(event)
         self._news.set()
         if isinstance(event, self._last):
-            self._end()
-
-    def _end(self) -> None:
-        if not self._ended:
-            self._ended = True
-            self._news.set()
-            if self._on_close is not None:
-                self._on_close(self)
+            self.close()
 
 
 # The worker's two inputs: a bounded inbox for people, and a queue of its own before it
@@ -305,7 +302,7 @@ class LoadRequest:
     done: anyio.Event = field(default_factory=anyio.Event)
     error: Exception | None = None
     found: bool = False
-    """Whether there was one."""
+    """True if there was one."""
 
 
 @dataclass(eq=False, slots=True)
@@ -333,7 +330,8 @@ class InputQueues:
         self._first: deque[QueuedMessage] = deque()
         self._news = anyio.Event()
         self._closed = False
-        self._internal: deque[Any] = deque()
+        self.internal: deque[Any] = deque()
+        """The worker's own events: they come before all messages."""
 
     async def room(self) -> None:
         """Wait for room in the inbox, and take it: `put` follows, with nothing awaited between.
@@ -356,7 +354,7 @@ class InputQueues:
 
     @property
     def has_posted(self) -> bool:
-        """Whether something waits already."""
+        """True if something waits already."""
         return bool(self._first or self._inbox)
 
     def put(self, posted: QueuedMessage) -> None:
@@ -381,18 +379,6 @@ class InputQueues:
             return self._first.popleft()
         self._room.release()
         return self._inbox.popleft()
-
-    def put_internal(self, event: Any) -> None:
-        """Put an event before all messages."""
-        self._internal.append(event)
-
-    def next_internal(self) -> Any | None:
-        """Return the worker's own next event, None for none."""
-        return self._internal.popleft() if self._internal else None
-
-    def forget_internal(self) -> None:
-        """Drop what a turn that did not end has left."""
-        self._internal.clear()
 
     def close(self) -> None:
         """Take no more messages; those that wait are still given out."""

@@ -1,4 +1,4 @@
-"""What the worker does about each event: small steps, each of which asks for the next.
+"""Handlers of the worker's events: small steps, each of which asks for the next.
 
     user message → model → answer
                      ↓  ↑
@@ -10,8 +10,7 @@ tool call, not the end of a turn. A partial answer is kept and marked when its t
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol, final
 
 import anyio
@@ -29,10 +28,10 @@ from perdure.agent.events import (
     ToolResultEvent,
     UserMessageReceivedEvent,
 )
+from perdure.agent.hooks import received
 from perdure.agent.llm.failures import Overflow, overflow_of
-from perdure.agent.llm.model import Chunk, ReplyStream, ToolSpec
+from perdure.agent.llm.model import Chunk, ReplyStream, ToolSpec, closing
 from perdure.agent.requests import LLMRequest
-from perdure.agent.tools import received
 from perdure.errors import ContextOverflowError, SessionError
 from perdure.memory.traces import BEGIN
 from perdure.records.messages import Message, ToolResult
@@ -131,11 +130,6 @@ def begin_context(context: AgentContext) -> None:
     )
 
 
-def set_aside(context: AgentContext) -> None:
-    """Begin with an empty working context: an agent without a history restores none."""
-    context.memory.replace_context((), system_prompt=None, reason=BEGIN)
-
-
 @final
 class LLMUserMessageReadyEventHandler:
     """Ask the model, and keep what it says."""
@@ -152,8 +146,8 @@ class LLMUserMessageReadyEventHandler:
             )
         context.model_calls += 1
         specs = context.plugins.tools.offered(context.toolbox.specs)
-        context.memory.note_window(getattr(context.model, "context_window", None))
-        context.memory.note_tools(specs)
+        context.memory.budget.note_window(getattr(context.model, "context_window", None))
+        context.memory.budget.note_tools(specs)
         request = await context.assembler.prepare_request(
             context.turn_id, context.state.system_prompt
         )
@@ -167,8 +161,6 @@ class LLMUserMessageReadyEventHandler:
             memory.ingest_assistant_response(message, context.turn_id)
         tokens = None if reply.usage is None else reply.usage.input_tokens
         memory.note_usage(request.messages, tokens)
-        if memory.compaction_policy.is_due(memory.context_bytes, tokens):
-            memory.request_compaction()
 
     async def _asked(
         self, request: LLMRequest, specs: Sequence[ToolSpec], context: AgentContext
@@ -191,7 +183,7 @@ class LLMUserMessageReadyEventHandler:
         request = await context.assembler.prepare_request(
             context.turn_id, context.state.system_prompt
         )
-        tokens = memory.count(request.messages)
+        tokens = memory.budget.count(request.messages)
         try:
             if tokens < tokens_before:
                 return request, await self._ask(request, ReplyStream(), specs, context)
@@ -212,7 +204,7 @@ class LLMUserMessageReadyEventHandler:
     ) -> ReplyStream:
         stream = context.model.stream(request.rendered, specs)
         try:
-            async with _closing(stream):
+            async with closing(stream):
                 async for chunk in stream:
                     reply.take(chunk)
                     _tell(chunk, context)
@@ -236,18 +228,6 @@ def _does_not_fit(context: AgentContext, tokens: int, overflow: Overflow) -> Con
         tokens=overflow.tokens or tokens,
         window=overflow.window,
     )
-
-
-@contextlib.asynccontextmanager
-async def _closing(stream: AsyncIterator[Chunk]) -> AsyncIterator[None]:
-    """Close a stream that can be closed, also when its turn was cancelled."""
-    try:
-        yield
-    finally:
-        aclose = getattr(stream, "aclose", None)
-        if aclose is not None:
-            with anyio.CancelScope(shield=True), anyio.move_on_after(5):
-                await aclose()
 
 
 def _tell(chunk: Chunk, context: AgentContext) -> None:

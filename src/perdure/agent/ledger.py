@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, TypeVar, final
+from collections.abc import Callable
+from typing import Any, Literal, final
 
 import anyio
 import msgspec
@@ -69,8 +69,6 @@ async def _said(session: Session | SessionView, message: Admitted) -> bytes | No
                 payload = payload or record.payload
     return None
 
-
-E = TypeVar("E")
 
 Decision = Literal["replay", "skip", "done"]
 """Call the tool again with the same key; leave it; it was done."""
@@ -172,9 +170,8 @@ class AgentLedger:
                 self._change(ADMITTED, id, turn=turn, attempts=message.attempts + 1, error=None)
             elif message.turn is not None:
                 self._change(ADMITTED, message.id, state=OVER, how="passed over")
-        turns = {message.turn for message in self.effects} | {
-            message.turn for message in self.approvals
-        }
+        pending: list[Effect | Approval] = [*self.effects, *self.approvals]
+        turns = {entry.turn for entry in pending}
         over = [entry for other in sorted(turns - {turn}) for entry in self._leftovers(other)]
         if over:
             accept(self._session, tuple(over))
@@ -182,27 +179,20 @@ class AgentLedger:
     def refuse(self, id: str | None) -> None:
         """Record that a message is refused; what was not noted yet never is."""
         if id is not None and self._fresh.pop(id, None) is None:
-            accept(self._session, (self._noted(ADMITTED, id, state=OVER, how="refused"),))
+            self._change(ADMITTED, id, state=OVER, how="refused")
 
     def drop(self, id: str) -> None:
         """Record that a message will not be answered, and that its turn is not waited for."""
-        turns = [
-            message.turn
-            for message in self.messages
-            if message.id == id and message.turn is not None
-        ]
-        leftovers = [entry for turn in turns for entry in self._leftovers(turn)]
+        turns = [message.turn for message in self.messages if message.id == id]
+        leftovers = [entry for turn in turns if turn is not None for entry in self._leftovers(turn)]
         accept(self._session, (*leftovers, self._noted(ADMITTED, id, state=OVER, how="dismissed")))
 
     def closing(self, id: str | None, turn: str, *, how: str) -> tuple[Entry, ...]:
         """Return what to append with the end of a message's turn."""
         leftovers = self._leftovers(turn)
-        was_noted = id is not None and self._fresh.pop(id, None) is None
-        return (
-            leftovers
-            if id is None or not was_noted
-            else (*leftovers, self._noted(ADMITTED, id, state=OVER, how=how))
-        )
+        if id is None or self._fresh.pop(id, None) is not None:
+            return leftovers
+        return (*leftovers, self._noted(ADMITTED, id, state=OVER, how=how))
 
     def failing(self, id: str | None, error: BaseException) -> tuple[Entry, ...]:
         """Return what to append with the end of a turn that has failed."""
@@ -232,10 +222,10 @@ class AgentLedger:
 
     def effect_of(self, turn: str, call: ToolCall) -> Effect | None:
         """Return what is known of a call that has no result; None for nothing."""
-        effects = [
-            effect for effect in self.effects if (effect.turn, effect.call) == (turn, call.id)
-        ]
-        return _newest([effect for effect in effects if not effect.told])
+        for effect in reversed(self.effects):
+            if (effect.turn, effect.call, effect.told) == (turn, call.id, False):
+                return effect
+        return None
 
     def effect(self, id: str) -> Effect:
         """Return the effect of an id, or the newest of a call's id.
@@ -296,13 +286,10 @@ class AgentLedger:
 
     def approval_of(self, turn: str, call: ToolCall) -> Approval | None:
         """Return what is known of a call's approval, None for nothing."""
-        return _newest(
-            [
-                approval
-                for approval in self.approvals
-                if (approval.turn, approval.call) == (turn, call.id)
-            ]
-        )
+        for approval in reversed(self.approvals):
+            if (approval.turn, approval.call) == (turn, call.id):
+                return approval
+        return None
 
     def ask(self, turn: str, call: ToolCall) -> Approval:
         """Record that a call waits for approval."""
@@ -353,9 +340,7 @@ class AgentLedger:
     # how
 
     def _change(self, kind: str, id: str, **fields: Any) -> None:
-        entry = change_entry(kind, id, **fields)
-        accept(self._session, (entry,))
-        self._book.feed(*entry[:2])
+        accept(self._session, (self._noted(kind, id, **fields),))
 
     def _noted(self, kind: str, id: str, **fields: Any) -> Entry:
         entry = change_entry(kind, id, **fields)
@@ -369,7 +354,3 @@ class AgentLedger:
 
     async def _woken(self, id: str) -> None:
         await self._waiting.setdefault(id, anyio.Event()).wait()
-
-
-def _newest(entries: Sequence[E]) -> E | None:
-    return entries[-1] if entries else None

@@ -8,36 +8,32 @@ happened, or it has not.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TYPE_CHECKING, Final, final
+from typing import final
 
 import msgspec
 
-from perdure.agent.compaction import Compacted, ExistingMemories, LogCompaction, TurnBlocks, trimmer
+from perdure.agent.compaction import Compacted, ContextBudget, LogCompaction, decoded, trimmed
+from perdure.agent.effects import close_call
 from perdure.agent.llm.failures import Overflow
-from perdure.agent.llm.model import ToolSpec
 from perdure.agent.tools import storable
 from perdure.errors import NotStorableError, SessionError
 from perdure.memory.compaction import (
     Compaction,
     CompactionPolicy,
     Compactor,
-    EpisodicItem,
-    SemanticItem,
-    blocks_of,
+    MemoryBundle,
     item_entry,
 )
-from perdure.memory.context import WorkingContextSnapshot, tokens_of
+from perdure.memory.context import WorkingContextSnapshot
 from perdure.memory.documents import TurnPayload
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import (
     SOURCE,
     RawTrace,
-    RawTurn,
     find_turn,
     newest_turns,
     read_turns,
@@ -45,7 +41,7 @@ from perdure.memory.traces import (
 )
 from perdure.providers.tool_pairs import interrupted_result
 from perdure.records.json import encode
-from perdure.records.media import decode_held, decode_read, lifted, text_bytes
+from perdure.records.media import decode_held, decode_read, lifted
 from perdure.records.messages import REDACTED_AT, Message, ToolCall, encode_message
 from perdure.records.records import TURN, Entry
 from perdure.records.values import redact
@@ -63,11 +59,6 @@ from perdure.restore.snapshot_store import WorkingContextSnapshotStore
 from perdure.session import internals
 from perdure.session.base import entry_of
 from perdure.session.session import Session
-from perdure.session.stored import followed
-
-if TYPE_CHECKING:
-    from perdure.store import Store
-
 
 # The running turn, and which of its tool calls have no result yet
 #
@@ -116,11 +107,7 @@ class TurnTracker:
     def answered(self, turn_id: str, call_id: str) -> bool:
         """A result has come; False if no call of this turn waits for it."""
         self.check(turn_id)
-        for at, call in enumerate(self._calls):
-            if call.id == call_id:
-                del self._calls[at]
-                return True
-        return False
+        return close_call(self._calls, call_id)
 
     def open_calls(self) -> tuple[ToolCall, ...]:
         """Return the calls without a result, in their order."""
@@ -140,113 +127,6 @@ class TurnTracker:
                 turn=turn_id,
                 running=self.turn_id,
             )
-
-
-# Turns, blocks and traces, read back from the log
-
-
-@final
-class RawTurns:
-    """The turns of one session.
-
-    Args:
-        session: Whose.
-
-    """
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    async def opening_of(self, turn_id: str) -> Message | None:
-        """Return the user message that opened a turn, as it is stored; None if there is none."""
-        turn = await find_turn(self._stored, self._session.key, turn_id)
-        messages = [] if turn is None else self._decoded(turn)
-        return messages[0] if messages and messages[0].role == "user" else None
-
-    async def answer_of(self, turn_id: str) -> Message | None:
-        """Return the last that the model said in a turn, None if it said nothing."""
-        answers = [
-            message for message in await self._said_in(turn_id) if message.role == "assistant"
-        ]
-        return answers[-1] if answers else None
-
-    async def newest(self, count: int, *, exclude: str | None = None) -> list[Message]:
-        """Return what was said in the newest turns, without the one of an id."""
-        store, key = internals.store_of(self._session), self._session.key
-        turns = await newest_turns(store, key, count, exclude=exclude)
-        return [message for turn in turns for message in self._decoded(turn)]
-
-    async def traces(self, after: int) -> AsyncGenerator[RawTrace, None]:
-        """Yield the messages after a record, oldest first."""
-        turns_read = read_turns(
-            internals.store_of(self._session), self._session.key, after=after, upto=None
-        )
-        async with aclosing(turns_read) as turns:
-            async for turn in turns:
-                numbered = zip(turn.seqs, self._decoded(turn), strict=True)
-                for trace in traces_of(turn.id, numbered):
-                    yield trace
-
-    async def count(self, after: int, upto: int) -> int:
-        """Return how many turns there are between two records."""
-        count = 0
-        async with aclosing(self._read(after, upto)) as turns:
-            async for _ in turns:
-                count += 1
-        return count
-
-    async def blocks(
-        self, after: int, upto: int, running_id: str | None, compacting: LogCompaction
-    ) -> AsyncGenerator[TurnBlocks, None]:
-        """Give the turns between two records as blocks; all from the running one on is running."""
-        waiting: RawTurn | None = None
-        running = False
-        async with aclosing(self._read(after, upto)) as turns:
-            async for turn in turns:
-                if waiting is not None:
-                    running = running or waiting.id == running_id
-                    yield self._blocks_of(waiting, compacting, running=running)
-                waiting = turn
-        if waiting is not None:
-            # The rest of a turn whose beginning is compacted has no id yet: it can only be last.
-            running = running or (running_id is not None and waiting.id in {running_id, ""})
-            yield self._blocks_of(waiting, compacting, running=running)
-
-    def _blocks_of(self, turn: RawTurn, compacting: LogCompaction, *, running: bool) -> TurnBlocks:
-        numbered = zip(turn.seqs, self._decoded(turn), turn.messages, strict=True)
-        parts = [
-            (seq, message, compacting.share_of(message, text_bytes(payload)))
-            for seq, message, payload in numbered
-        ]
-        return TurnBlocks(blocks_of(turn.id, parts, last=turn.last), running)
-
-    @property
-    def _stored(self) -> Store:
-        """The store that has messages as they are stored: with references to media."""
-        return followed(internals.store_of(self._session))
-
-    def _read(self, after: int, upto: int | None = None) -> AsyncGenerator[RawTurn, None]:
-        """Yield turns as they are stored: a compaction needs no media."""
-        return read_turns(self._stored, self._session.key, after=after, upto=upto)
-
-    async def _said_in(self, turn_id: str) -> list[Message]:
-        turn = await find_turn(internals.store_of(self._session), self._session.key, turn_id)
-        types = internals.registry_of(self._session)
-        return [] if turn is None else [decode_read(payload, types) for payload in turn.messages]
-
-    def _decoded(self, turn: RawTurn) -> list[Message]:
-        types = internals.registry_of(self._session)
-        return [decode_held(payload, types) for payload in turn.messages]
-
-
-log: logging.Logger = logging.getLogger("perdure.agent")
-
-SPARE: Final = 0.85
-"""How much of a window may be asked with: the rest is the answer's, and for miscounting."""
-NEAR: Final = 0.75
-"""Of how much of it to warn."""
-HALF: Final = 0.5
-"""How much of a request that was too long to keep, if nobody says how much too long it was."""
 
 
 @final
@@ -291,16 +171,14 @@ class MemoryManager:
         self.session = session
         self.turn_tracker: TurnTracker = turn_tracker or TurnTracker(session.info.turns)
         self.compaction_policy: CompactionPolicy = compaction_policy or CompactionPolicy()
-        self._window: int | None = None  # the model's, in its own tokens, if it is known
-        self._room: int | None = None  # the same, as tokens are counted here, with room to spare
-        self._scale = 1.0  # tokens as they are counted here, for one of the model's
-        self._warned = False
+        self.budget: ContextBudget = ContextBudget(session, self.compaction_policy)
+        """The tokens that the model may be asked with."""
         self._opened: tuple[str, int, Message | None] = ("", 0, None)  # by what, and at which seq
         self.compactor: Compactor = compactor or Compactor()
         self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
         self.retriever: Retriever = retriever or Retriever(
             lambda name: internals.lines_of(session, name),
-            trim=trimmer(self.policy, self.builder),
+            trim=partial(trimmed, policy=self.budget.policy, builder=self.builder),
             on_searched=partial(internals.note_search, session),
         )
         self.working_context_snapshot_store: WorkingContextSnapshotStore = (
@@ -314,17 +192,24 @@ class MemoryManager:
             )
         )
         self.compaction_required: bool = False
-        """Whether the next request compacts first."""
-        self._raw = RawTurns(session)
+        """True if the next request compacts first."""
         self._history = history  # else nothing that is said leaves a record
         self._redact = tuple(redact_arguments)
         self._options = options or WorkingContextSnapshotBootstrapOptions()
         self._clock = clock
-        self._beside = 0  # tokens of a request that are not counted here
-        self._asked_before = False
         self._by_hand = ""  # the turn that began with a message that named it
         if working_context_snapshot is not None:
-            self._begin_with(working_context_snapshot)
+            given = working_context_snapshot
+            prompt = system_prompt_of(given.messages)
+            entry = context_entry(
+                given.messages,
+                epoch_id=given.epoch_id,
+                last_compaction_ts=given.last_compaction_ts,
+                system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
+                reason="given",
+                types=internals.registry_of(session),
+            )
+            self._accept(entry)
 
     # what it is
 
@@ -335,12 +220,12 @@ class MemoryManager:
 
     @property
     def restored_from(self) -> Source:
-        """Where the session's context came from when it was opened."""
+        """Source of the session's context when it was opened."""
         return self.session.restore_report.source
 
     @property
     def snapshot_was_written(self) -> bool:
-        """Whether a fold has written the snapshot, even if it was lost since."""
+        """True if a fold has written the snapshot, even if it was lost since."""
         return internals.contents_of(self.session).was_folded
 
     @property
@@ -360,7 +245,7 @@ class MemoryManager:
 
     @property
     def context_bytes(self) -> int:
-        """How large the working context is."""
+        """Bytes of the working context."""
         return internals.working_context(self.session).size
 
     # keeping
@@ -440,18 +325,6 @@ class MemoryManager:
         tracker.begin(turn_id, number)
         self._by_hand = turn_id
 
-    def _begin_with(self, snapshot: WorkingContextSnapshot) -> None:
-        prompt = system_prompt_of(snapshot.messages)
-        entry = context_entry(
-            snapshot.messages,
-            epoch_id=snapshot.epoch_id,
-            last_compaction_ts=snapshot.last_compaction_ts,
-            system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
-            reason="given",
-            types=internals.registry_of(self.session),
-        )
-        self._accept(entry)
-
     def _append(self, message: Message) -> int:
         self._accept(entry_of(message, internals.registry_of(self.session)))
         return self.session.version
@@ -485,7 +358,13 @@ class MemoryManager:
 
     async def answer_of(self, turn_id: str) -> Message:
         """Return the last answer of a turn that has ended."""
-        return await self._raw.answer_of(turn_id) or Message.assistant("")
+        turn = await find_turn(internals.store_of(self.session), self.session.key, turn_id)
+        types = internals.registry_of(self.session)
+        for payload in () if turn is None else reversed(turn.messages):
+            message = decode_read(payload, types)
+            if message.role == "assistant":
+                return message
+        return Message.assistant("")
 
     async def get_raw_tail(
         self, tail_turns: int | None, exclude_turn_id: str | None = None
@@ -499,15 +378,22 @@ class MemoryManager:
         """
         if tail_turns is None:
             return list(raw_part(self.get_working_context_messages()))
-        return await self._raw.newest(tail_turns, exclude=exclude_turn_id)
+        store, key = internals.store_of(self.session), self.session.key
+        turns = await newest_turns(store, key, tail_turns, exclude=exclude_turn_id)
+        return [message for turn in turns for message in decoded(turn, self.session)]
 
-    def raw_traces(self, *, after: int = 0) -> AsyncGenerator[RawTrace, None]:
+    async def raw_traces(self, *, after: int = 0) -> AsyncGenerator[RawTrace, None]:
         """Yield the messages after a record one by one, oldest first, compacted or not.
 
         What is not durable yet, what was retracted, and what a new beginning set aside is
         not among it. Close it if you leave it early.
         """
-        return self._raw.traces(after)
+        store, key = internals.store_of(self.session), self.session.key
+        async with aclosing(read_turns(store, key, after=after)) as turns:
+            async for turn in turns:
+                numbered = zip(turn.seqs, decoded(turn, self.session), strict=True)
+                for trace in traces_of(turn.id, numbered):
+                    yield trace
 
     async def reset_working_context_snapshot(
         self,
@@ -559,70 +445,29 @@ class MemoryManager:
         """Ask that the next request compacts first. Nothing else happens now."""
         self.compaction_required = True
 
-    def note_window(self, tokens: int | None) -> None:
-        """Take note of how many tokens the model may be asked with, if that is known."""
-        if tokens is not None and self._room is None:
-            self._window, self._room = tokens, int(tokens * SPARE)
-
     def note_usage(self, asked_with: Sequence[Message], tokens: int | None) -> None:
         """Take note of how many tokens the model has read: more than is counted here.
 
         Of a model that does not say it, what it would read next is counted.
         """
-        policy = self.policy
-        if policy.max_tokens is None:
-            return
         if tokens is None:
-            if self.is_over_budget(self.safe_messages()):
-                self.request_compaction()
-            return
-        counted = tokens_of(asked_with, policy.count_tokens)
-        self._beside = max(int(tokens * self._scale) - counted, 0)
-        self._asked_before = True
-        if policy.is_due(self.context_bytes, int(tokens * self._scale)):
+            is_due = self.is_over_budget(self.safe_messages())
+        else:
+            is_due = self.budget.note_usage(asked_with, tokens)
+        if is_due:
             self.request_compaction()
-        near = self._window is not None and tokens > self._window * NEAR
-        if near and not self._warned:
-            facts = {"agent": self.agent_id, "tokens": tokens, "window": self._window}
-            log.warning("the context of %s nears the model's window", self.agent_id, extra=facts)
-        self._warned = near
 
     def note_overflow(self, asked_with: Sequence[Message], overflow: Overflow) -> int:
         """Take note that the model was asked with too much, and return how much that was.
 
-        The next request compacts to what fits: to what the provider says, as tokens are counted
-        here; to half of it, where it says nothing.
+        The next request compacts to what fits.
         """
-        count = self.compaction_policy.count_tokens
-        tokens = tokens_of(asked_with, count) + self._beside
-        if overflow.window and overflow.tokens:
-            self._scale = tokens / overflow.tokens
-            room = overflow.window * self._scale * SPARE
-        elif overflow.window:
-            room = min(overflow.window * SPARE, tokens * HALF)
-        else:
-            room = tokens * HALF
-        self._window, self._room = overflow.window or self._window, max(int(room), 1)
-        self._beside = 0  # it is part of what the scale was made of
         self.request_compaction()
-        return tokens
-
-    def note_tools(self, specs: Sequence[ToolSpec]) -> None:
-        """Take note of the tools that the next request has, until the model says what they took."""
-        if self._asked_before or self.policy.max_tokens is None:
-            return
-        shown = Message.system(msgspec.json.encode(specs, enc_hook=repr).decode())
-        self._beside = self.compaction_policy.count_tokens(shown) if specs else 0
-
-    def count(self, messages: Sequence[Message]) -> int:
-        """Return how many tokens a request with these messages has, as counted here."""
-        return tokens_of(messages, self.compaction_policy.count_tokens) + self._beside
+        return self.budget.note_overflow(asked_with, overflow)
 
     def is_over_budget(self, messages: Sequence[Message]) -> bool:
         """Say whether messages are more than what the model may be asked with."""
-        policy = self.policy
-        tokens = None if policy.max_tokens is None else self.count(messages)
-        return policy.is_due(self.context_bytes, tokens)
+        return self.budget.is_over(messages)
 
     def is_due(self, messages: Sequence[Message]) -> bool:
         """Say whether a request with these messages compacts first.
@@ -632,14 +477,6 @@ class MemoryManager:
         """
         was_cut = self._history and internals.working_context(self.session).cut
         return self.compaction_required or was_cut or self.is_over_budget(messages)
-
-    @property
-    def policy(self) -> CompactionPolicy:
-        """When to compact: as was said, and as the session and the model's window allow."""
-        policy = self.compaction_policy.within(internals.working_context(self.session).limit)
-        if self._room is None or self._room >= (policy.max_tokens or self._room + 1):
-            return policy
-        return msgspec.structs.replace(policy, max_tokens=self._room)
 
     async def leave_out_turn(self, turn_id: str) -> None:
         """Take back what was said in the running turn; the log has it.
@@ -653,7 +490,12 @@ class MemoryManager:
             return
         context = internals.contents_of(self.session).stored()
         shown = self.get_working_context_messages()
-        begins = [at for at, message in enumerate(shown) if _is_same(message, opening)]
+        begins = [
+            at
+            for at, message in enumerate(shown)
+            if opening is not None
+            and msgspec.structs.replace(message, created_at=opening.created_at) == opening
+        ]
         turn_messages = context[begins[-1] :] if begins else context
         if any(message.tool_result is not None for message in turn_messages):
             return
@@ -682,95 +524,73 @@ class MemoryManager:
             StoreUnavailableError: The store cannot be reached.
 
         """
-        if not self._history:
-            return self._cut(system_prompt, notes)
-        compacted, late = await self._compacted(_head(system_prompt, notes), exclude_turn_id)
-        while late is None:  # what was summed up is not what the session holds by now
-            compacted, late = await self._compacted(_head(system_prompt, notes), exclude_turn_id)
-        self._write(compacted, late, system_prompt)
+        head = [Message.system(text) for text in (system_prompt, notes) if text]
+        compaction = LogCompaction(
+            self.session,
+            self.budget.policy,
+            self.compactor,
+            self.builder,
+            self._clock,
+            beside=self.budget.beside,
+        )
+        if not self._history:  # there is no log: the oldest messages go
+            context = raw_part(internals.contents_of(self.session).stored())
+            messages = compaction.cut(context, head=head)
+            if messages != context:
+                prompt = (Message.system(system_prompt),) if system_prompt else ()
+                self.replace_context(
+                    (*prompt, *messages), system_prompt=system_prompt or None, reason="cut"
+                )
+            self.compaction_required = False
+            return Compaction()
+        while True:
+            upto = internals.working_context(self.session).seq
+            await self.session.save()  # the turns are read from the store
+            known = MemoryBundle(
+                tuple(await self.retriever.episodic()), tuple(await self.retriever.semantic())
+            )
+            compacted = await compaction.run(
+                known,
+                upto=upto,
+                head=head,
+                current=exclude_turn_id,
+                limits=(self._options.max_episodic, self._options.max_semantic),
+            )
+            late = internals.working_context(self.session).since(upto)  # as they are stored
+            if late is not None:  # else what was summed up is not what the session holds by now
+                break
+        types = internals.registry_of(self.session)
+        said_since = [decode_held(payload, types) for payload in late]
+        self._write(compacted, said_since, system_prompt)
         await self.persist_working_context_snapshot()
         self.compaction_required = False
         internals.fold_soon(self.session)
         return compacted.done
 
-    async def _compacted(
-        self, head: Sequence[Message], current: str | None
-    ) -> tuple[Compacted, list[Message] | None]:
-        """Return the outcome, and what was said meanwhile: None if something was taken back."""
-        upto = internals.working_context(self.session).seq
-        await self.session.save()  # the turns are read from the store
-        known = ExistingMemories(await self.retriever.episodic(), await self.retriever.semantic())
-        after, policy = known.as_of(upto), self.compaction_policy
-        are_many = upto - after > policy.max_summaries * policy.episode_turns
-        compacting = self._compacting(await self._raw.count(after, upto) if are_many else 0)
-        blocks = self._raw.blocks(after, upto, current, compacting)
-        async with aclosing(blocks) as turns:
-            compacted = await compacting.run(
-                turns,
-                known,
-                head=head,
-                opening=lambda: self._raw.opening_of(current or ""),
-                limits=(self._options.max_episodic, self._options.max_semantic),
-            )
-        late, types = (
-            internals.working_context(self.session).since(upto),  # as they are stored
-            internals.registry_of(self.session),
-        )
-        return compacted, late if late is None else [
-            decode_held(payload, types) for payload in late
-        ]
-
-    def _compacting(self, turns: int = 0) -> LogCompaction:
-        parts = (self.policy, self.compactor, self.builder, self._clock)
-        return LogCompaction(*parts, turns=turns, beside=self._beside)
-
-    def _cut(self, prompt: str, notes: str) -> Compaction:
-        """Let the oldest messages go where nothing that is said is kept: there is no log."""
-        context = raw_part(internals.contents_of(self.session).stored())
-        messages = self._compacting().cut(context, head=_head(prompt, notes))
-        if messages != context:
-            head = (Message.system(prompt),) if prompt else ()
-            self.replace_context((*head, *messages), system_prompt=prompt or None, reason="cut")
-        self.compaction_required = False
-        return Compaction()
-
     def _write(self, compacted: Compacted, late: Sequence[Message], prompt: str) -> None:
-        raw = (*compacted.raw, *late)
+        done, context = compacted.done, internals.working_context(self.session)
         dangling = self._options.dangling_calls
-        messages = self.builder.build(prompt, compacted.bundle, raw, dangling=dangling)
-        was_cut = internals.working_context(self.session).cut  # by something larger than all of it
-        stored = repair(internals.contents_of(self.session).stored(), self._options.dangling_calls)
-        if not compacted.done.episodic and (was_cut or messages == stored.messages):
+        messages = self.builder.build(
+            prompt, compacted.bundle, (*compacted.raw, *late), dangling=dangling
+        )
+        stored = repair(internals.contents_of(self.session).stored(), dangling)
+        # A context that was cut was so by something larger than all of it.
+        if not done.episodic and (context.cut or messages == stored.messages):
             return
         replaced = context_entry(
             messages,
-            epoch_id=internals.working_context(self.session).epoch_id + 1,
+            epoch_id=context.epoch_id + 1,
             last_compaction_ts=self._clock(),
             system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
             reason="compaction",
             types=internals.registry_of(self.session),
         )
-        items: list[EpisodicItem | SemanticItem] = [
-            *compacted.done.episodic,
-            *compacted.done.semantic,
-        ]
-        self._accept(*map(item_entry, items), replaced)
+        items = (*map(item_entry, done.episodic), *map(item_entry, done.semantic))
+        self._accept(*items, replaced)
 
     def safe_messages(self) -> tuple[Message, ...]:
         """Return the working context as every provider takes it."""
         return repair(self.get_working_context_messages(), self._options.dangling_calls).messages
-
-
-def _is_same(message: Message, other: Message | None) -> bool:
-    """Say whether messages are one, whenever it was kept."""
-    if other is None:
-        return False
-    same_time = msgspec.structs.replace(message, created_at=other.created_at)
-    return same_time == other
-
-
-def _head(*texts: str) -> list[Message]:
-    return [Message.system(text) for text in texts if text]
 
 
 def with_source(message: Message, event: str | None) -> Message:

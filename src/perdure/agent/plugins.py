@@ -1,50 +1,33 @@
-"""State that an agent keeps besides its conversation: plugins, declared config and files.
+"""Plugins: state that an agent keeps besides its conversation, as contributors of its session.
 
-Plugins are contributors of its session: the settings of its tools, its permissions, its notes, its
-own instructions, and what it was configured with. They are restored in the bootstrap, and asked
-for their state before each save. Config are the few values that persistence.yaml declares; files
-are in the home folder, which is archived with the session when the agent stops and restored when
-it starts. Each is durable when the call that wrote it returns, files when they are archived.
+They are the settings of its tools, its permissions, its notes, its own instructions, and what it
+was configured with. They are restored in the bootstrap, and asked for their state before each save.
 """
 
 from __future__ import annotations
 
+import datetime
 import hashlib
 import logging
 import os
-import sys
 import time
-from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal, final
 
 import anyio
-import anyio.to_thread
 import msgspec
 
 from perdure.agent.llm.model import ToolSpec
-from perdure.agent.tools import Permissions, Tool
-from perdure.archive.archives import Archives
-from perdure.config.locations import AgentPlace, SessionPlace
-from perdure.config.persistent_config import (
-    ConfigPart,
-    PersistentConfig,
-    declared_beside,
-    initial_values,
-    program_dir,
-)
-from perdure.config.schema import DOCUMENT, own, shared
+from perdure.agent.options import Features
+from perdure.agent.tools import Tool
 from perdure.errors import ConfigError, InvalidArgumentError
+from perdure.memory.index import Priority, weight_of
 from perdure.memory.working_memory import SessionMemoryStorage
-from perdure.records.keys import DEFAULT_SESSION
 from perdure.records.values import redact
 from perdure.session.contributors import Attachment, Contributor, RestoreContext, attach
-from perdure.session.internals import folder_of, in_background, is_branch
+from perdure.session.internals import folder_of
 
 if TYPE_CHECKING:
-    from perdure.agent.context import AgentConfig, AgentContext
-    from perdure.config.schema import ConfigKey
     from perdure.memory.working_memory import MemoryStorage
     from perdure.session.session import Session
 
@@ -52,9 +35,6 @@ if TYPE_CHECKING:
 # In-context memory: notes that a model keeps for itself, and sees in each request
 
 
-Priority = Literal["low", "normal", "high", "critical"]
-
-_WEIGHT: Final = {name: weight for weight, name in enumerate(get_args(Priority))}
 _HEADING: Final = "[Notes that you keep for yourself. Change them with note_set and note_drop.]"
 
 
@@ -82,9 +62,9 @@ class InContextMemory:
             )
         self._max_entries = max_entries
         self._entries: dict[str, dict[str, Any]] = {}
+        # What else is stored: kept, whether this release knows it or not.
         self._others: list[Any] = []
-        self._config: dict[str, Any] = {}
-        self._beyond: dict[str, Any] = {}
+        self._beyond: dict[str, Any] = {"config": {}}
 
     def __repr__(self) -> str:
         return f"<InContextMemory {len(self._entries)} notes>"
@@ -120,7 +100,7 @@ class InContextMemory:
         return self._entries.pop(key, None) is not None
 
     def _weight(self, key: str) -> int:
-        return _WEIGHT.get(self._entries[key].get("priority", "normal"), _WEIGHT["normal"])
+        return weight_of(self._entries[key].get("priority", "normal"))
 
     def text(self) -> str:
         """Return the notes as the model sees them; empty without any."""
@@ -161,13 +141,13 @@ class InContextMemory:
 
     async def capture(self) -> dict[str, Any] | None:
         """Return the state; None while there is nothing."""
-        if not (self._entries or self._others or self._beyond or self._config):
-            return None
         entries = [*self._entries.values(), *self._others]
-        return {"entries": entries, "config": self._config, **self._beyond}
+        if not entries and not any(self._beyond.values()):
+            return None
+        return {"entries": entries, **self._beyond}
 
     async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
-        """Take over what was stored; what this release does not know is kept."""
+        """Take over what was stored."""
         entries = list(state.get("entries") or ())
         notes = [
             entry
@@ -176,9 +156,8 @@ class InContextMemory:
         ]
         self._entries = {entry["key"]: entry for entry in notes}
         self._others = [entry for entry in entries if entry not in notes]
-        self._config = dict(state.get("config") or {})
-        known = ("entries", "config")
-        self._beyond = {key: value for key, value in state.items() if key not in known}
+        beyond = {key: value for key, value in state.items() if key != "entries"}
+        self._beyond = {"config": {}, **beyond}
 
 
 def _line(entry: dict[str, Any]) -> str:
@@ -196,69 +175,159 @@ MAX_INSTRUCTIONS: Final = 256 * 1024
 
 @final
 class ToolSettings:
-    """Which tools are offered to the model, and in which order: ``agent.tool_settings``."""
+    """Tools that the model is offered, and their order: ``agent.tool_settings``."""
 
     name: Final = "agent_tools"
     version: Final = 1
 
     def __init__(self) -> None:
-        self._enabled: dict[str, Any] = {}
-        self._namespaces: dict[str, Any] = {}
-        self._priorities: dict[str, Any] = {}
-        self._beyond: dict[str, Any] = {}
+        # As it is stored; what this release does not know is kept.
+        self._state: dict[str, Any] = {"enabled": {}, "namespaces": {}, "priorities": {}}
 
     def enable(self, *tools: str) -> None:
         """Offer tools again."""
-        self._enabled.update(dict.fromkeys(tools, True))
+        self._state["enabled"].update(dict.fromkeys(tools, True))
 
     def disable(self, *tools: str) -> None:
         """Offer tools no more; a call of one is answered with an error."""
-        self._enabled.update(dict.fromkeys(tools, False))
+        self._state["enabled"].update(dict.fromkeys(tools, False))
 
     def is_enabled(self, tool: str) -> bool:
-        """Whether a tool is offered; it is, unless it was disabled."""
-        return bool(self._enabled.get(tool, True))
+        """Return True if a tool is offered; it is, unless it was disabled."""
+        return bool(self._state["enabled"].get(tool, True))
 
     def place(
         self, tool: str, *, namespace: str | None = None, priority: int | None = None
     ) -> None:
         """Say what a tool belongs to, and how early it is offered: higher comes first."""
         if namespace is not None:
-            self._namespaces[tool] = namespace
+            self._state["namespaces"][tool] = namespace
         if priority is not None:
-            self._priorities[tool] = priority
+            self._state["priorities"][tool] = priority
 
     def namespace(self, tool: str) -> str | None:
         """Return the group of a tool, None if it has none."""
-        return self._namespaces.get(tool)
+        namespace: str | None = self._state["namespaces"].get(tool)
+        return namespace
 
     def offered(self, specs: Sequence[ToolSpec]) -> tuple[ToolSpec, ...]:
         """Return the tools that the model is offered, those of equal priority in their order."""
         offered = [spec for spec in specs if self.is_enabled(spec.name)]
-        return tuple(sorted(offered, key=lambda spec: -self._priority(spec.name)))
-
-    def _priority(self, tool: str) -> float:
-        priority = self._priorities.get(tool, 0)
-        return priority if isinstance(priority, int | float) else 0
+        priorities = self._state["priorities"].items()
+        order = {name: -at for name, at in priorities if isinstance(at, int | float)}
+        return tuple(sorted(offered, key=lambda spec: order.get(spec.name, 0)))
 
     async def capture(self) -> dict[str, Any] | None:
         """Return the state; None while nothing was set."""
-        if not (self._enabled or self._namespaces or self._priorities or self._beyond):
+        return self._state if any(self._state.values()) else None
+
+    async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
+        """Take over what was stored."""
+        given = {name: value for name, value in state.items() if value is not None}
+        self._state = {"enabled": {}, "namespaces": {}, "priorities": {}, **given}
+
+
+Verdict = Literal["allowed", "blocked", "open"]
+"""Standing of a tool; ``open`` means that nobody has decided."""
+
+
+@final
+class Permissions:
+    """An agent's permissions, kept with its session: ``agent.permissions``."""
+
+    name: Final = "agent_permissions"
+    version: Final = 1
+
+    def __init__(self) -> None:
+        self._approvals: dict[str, Any] = {}
+        self._blocked: dict[str, None] = {}
+        self._allowed: dict[str, None] = {}
+        self._beyond: dict[str, Any] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"<Permissions allowed={len(self._allowed)} blocked={len(self._blocked)} "
+            f"approved={len(self._approvals)}>"
+        )
+
+    @property
+    def allowlist(self) -> tuple[str, ...]:
+        """Tools that always may run."""
+        return tuple(self._allowed)
+
+    @property
+    def blocklist(self) -> tuple[str, ...]:
+        """Tools that never may run."""
+        return tuple(self._blocked)
+
+    @property
+    def approvals(self) -> dict[str, Any]:
+        """Tools that were approved, with who approved them and why."""
+        return dict(self._approvals)
+
+    def verdict(self, tool: str) -> Verdict:
+        """Say what is known of a tool; a block counts before everything else."""
+        if tool in self._blocked:
+            return "blocked"
+        return "allowed" if tool in self._allowed or tool in self._approvals else "open"
+
+    def allow(self, *tools: str) -> None:
+        """Let tools always run, blocked before or not."""
+        self._allowed.update(dict.fromkeys(tools))
+        _forget(self._blocked, tools)
+
+    def block(self, *tools: str) -> None:
+        """Let tools never run, allowed or approved before or not."""
+        self._blocked.update(dict.fromkeys(tools))
+        _forget(self._allowed, tools)
+        _forget(self._approvals, tools)
+
+    def approve(
+        self, tool: str, *, by: str | None = None, at: datetime.datetime | None = None
+    ) -> None:
+        """Remember that a tool was approved.
+
+        Args:
+            tool: Its name.
+            by: Who did.
+            at: When; None for now.
+
+        """
+        when = at or datetime.datetime.now(datetime.UTC)
+        approval = {"scope": "always", "approvedAt": when.isoformat()}
+        self._approvals[tool] = {**approval, **({} if by is None else {"approvedBy": by})}
+
+    def revoke(self, *tools: str) -> None:
+        """Forget all decisions on tools."""
+        for known in (self._blocked, self._allowed, self._approvals):
+            _forget(known, tools)
+
+    # as a contributor
+
+    async def capture(self) -> dict[str, Any] | None:
+        """Return the state; None while nothing was decided."""
+        if not (self._approvals or self._blocked or self._allowed or self._beyond):
             return None
         return {
-            "enabled": self._enabled,
-            "namespaces": self._namespaces,
-            "priorities": self._priorities,
+            "version": 1,
+            "approvals": self._approvals,
+            "blocklist": list(self._blocked),
+            "allowlist": list(self._allowed),
             **self._beyond,
         }
 
     async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
         """Take over what was stored; what this release does not know is kept."""
-        known = ("enabled", "namespaces", "priorities")
-        self._enabled = dict(state.get("enabled") or {})
-        self._namespaces = dict(state.get("namespaces") or {})
-        self._priorities = dict(state.get("priorities") or {})
+        known = ("version", "approvals", "blocklist", "allowlist")
+        self._approvals = dict(state.get("approvals") or {})
+        self._blocked = dict.fromkeys(state.get("blocklist") or ())
+        self._allowed = dict.fromkeys(state.get("allowlist") or ())
         self._beyond = {key: value for key, value in state.items() if key not in known}
+
+
+def _forget(known: dict[str, Any], tools: Iterable[str]) -> None:
+    for tool in tools:
+        known.pop(tool, None)
 
 
 @final
@@ -273,9 +342,9 @@ class PersistentInstructions:
 
     def __init__(self, path: str) -> None:
         self.path: str = path
-        """Where the file is, or would be."""
+        """Path of the file, there or not."""
         self.text: str = ""
-        """What it says; empty where there is no file."""
+        """Its text; empty where there is no file."""
 
     async def read(self) -> str:
         """Read the file, and return its text.
@@ -362,24 +431,39 @@ class FlushedMemory:
 
 @final
 class AgentPlugins:
-    """The parts of one agent."""
+    """The parts of one agent.
 
-    def __init__(self, config: AgentConfig, session: Session) -> None:
-        features = config.features
+    Args:
+        session: Its session.
+        features: Which of them it keeps.
+        settings: What is noted of its configuration.
+        memory: Where entries of its memory are kept; None for the session.
+        instructions: The file of its persistent instructions; None for the one in its folder.
+
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        features: Features,
+        *,
+        settings: Mapping[str, Any],
+        memory: MemoryStorage | None,
+        instructions: str | os.PathLike[str] | None,
+    ) -> None:
         self.tools: ToolSettings = ToolSettings()
         self.permissions: Permissions = Permissions()
         self.notes: InContextMemory | None = None
         self.instructions: PersistentInstructions | None = None
-        own = config.memory_storage
-        self.memory: MemoryStorage = SessionMemoryStorage(session) if own is None else own
+        self.memory: MemoryStorage = SessionMemoryStorage(session) if memory is None else memory
         if features.in_context_memory:
             self.notes = InContextMemory()
         if features.persistent_instructions:
-            self.instructions = PersistentInstructions(_instructions_path(config, session))
+            self.instructions = PersistentInstructions(_instructions_path(instructions, session))
         self._session = session
         parts: tuple[Contributor | None, ...] = (
             self.tools,
-            StoredConfig(_settings_of(config)),
+            StoredConfig(settings),
             self.permissions if features.permissions else None,
             None if isinstance(self.memory, SessionMemoryStorage) else FlushedMemory(self.memory),
             self.notes,
@@ -406,21 +490,9 @@ class AgentPlugins:
             self._attached.pop().detach()
 
 
-def _settings_of(config: AgentConfig) -> dict[str, Any]:
-    settings = {
-        "model": getattr(config.model, "name", None) or type(config.model).__name__,
-        "maxContextTokens": config.compaction.max_tokens,
-        "strategy": "compaction",
-    }
-    return {
-        **{key: value for key, value in settings.items() if value is not None},
-        **config.settings,
-    }
-
-
-def _instructions_path(config: AgentConfig, session: Session) -> str:
-    if config.custom_instructions is not None:
-        return os.fspath(config.custom_instructions)
+def _instructions_path(given: str | os.PathLike[str] | None, session: Session) -> str:
+    if given is not None:
+        return os.fspath(given)
     folder = folder_of(session)
     if folder is None:
         raise ConfigError(
@@ -429,107 +501,3 @@ def _instructions_path(config: AgentConfig, session: Session) -> str:
             option="custom_instructions",
         )
     return os.path.join(folder, INSTRUCTIONS)  # noqa: PTH118  # as the store names it
-
-
-# Named state of an agent: declared config values, states, and files of its home folder
-
-
-def archives_of(context: AgentContext) -> Archives:
-    """Return the archives of an agent's home, with the paths that persistence.yaml names."""
-    paths = context.declared.persist_paths
-    return Archives(context.session, context.config.home, paths=paths)
-
-
-def _wanted(context: AgentContext) -> Archives | None:
-    """Return the archives of an agent whose home is kept, None for one whose home is not."""
-    wanted, declared = context.config.archive, context.declared
-    if declared.found is None or wanted is False:
-        return None  # not started, or told not to
-    archives = archives_of(context)
-    names_paths = bool(declared.persist_paths) and archives.home is not None
-    return archives if wanted or names_paths else None
-
-
-async def bring_home(context: AgentContext) -> None:
-    """Bring back the newest archive at a start, unless the home is it already, or newer."""
-    archives, facts = _wanted(context), {"agent": context.agent_id}
-    if archives is not None:
-        done = await archives.resume()
-        log.info("home resumed", extra={**facts, "changed": done.changed, "kept": done.kept})
-    elif context.config.archive is None and context.declared.persist_paths:
-        log.warning("persist_paths not kept: give AgentConfig(home=...)", extra=facts)
-
-
-async def keep_home(context: AgentContext) -> None:
-    """Archive the home of an agent that has stopped; errors as `Archives.save`."""
-    archives = _wanted(context)
-    if archives is not None:
-        await archives.save()
-
-
-RESERVED: Final = frozenset({DOCUMENT, "custom_data"})
-"""States that are the agent's own."""
-
-
-def home_of(context: AgentContext) -> Path:
-    """Return the folder of an agent's files.
-
-    Raises:
-        ConfigError: The store has no folders, and none was given.
-
-    """
-    if context.config.home is not None:
-        return Path(context.config.home).expanduser().absolute()
-    folder = folder_of(context.session)
-    if folder is None:
-        raise ConfigError(
-            f"agent {context.agent_id!r} has no home, since its store has no folders: "
-            "give AgentConfig(home=…)",
-            option="home",
-            agent=context.agent_id,
-        )
-    return Path(folder) / "files"
-
-
-async def declare(context: AgentContext) -> None:
-    """Read the declarations next to the agent's code, and prepare its config.
-
-    Raises:
-        ConfigError: persistence.yaml is invalid; nothing was written.
-        LeaseHeldError: Another process keeps holding what the agent's sessions share.
-
-    """
-    declared = context.declared
-    folder = context.config.agent_dir or declared.code_dir
-    declarations = await anyio.to_thread.run_sync(partial(declared_beside, folder))
-    declared.found, keys = declarations, declarations.declaration.config
-    make = initial_values(declarations.agent_name or context.config.name)
-    parts = _parts(context, keys, is_branch=await is_branch(context.session))
-    start = partial(in_background, context.session)
-    declared.config = await PersistentConfig.of(keys, parts, make, start)
-
-
-def _parts(
-    context: AgentContext, keys: Mapping[str, ConfigKey], *, is_branch: bool
-) -> list[ConfigPart]:
-    """Return where the values lie: what is regenerated in the session, the rest in the default."""
-    session, is_new = context.session, context.sets_aside
-    session_place = SessionPlace(session)
-    sessions, key = context.declared.sessions, session.key
-    owner = f"{key.agent}/{key.session}"
-    if session.key.session == DEFAULT_SESSION or sessions is None:
-        return [ConfigPart(session_place, keys, is_new, session=owner, is_branch=is_branch)]
-    agent_place = AgentPlace(sessions, key.agent, tenant=key.tenant, wait=context.config.wait)
-    parts = [
-        ConfigPart(agent_place, shared(keys), is_new=False, keeps=keys),
-        ConfigPart(session_place, own(keys), is_new, session=owner, is_branch=is_branch),
-    ]
-    return [part for part in parts if part.keys]
-
-
-def code_dir(cls: type, base: type) -> Path | None:
-    """Return the folder of an agent's code: its class's, or the program's for the plain one."""
-    if cls is base:
-        return program_dir()
-    file = getattr(sys.modules.get(cls.__module__), "__file__", None)
-    return None if file is None else Path(file).absolute().parent

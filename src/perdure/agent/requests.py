@@ -13,10 +13,12 @@ the whole result: `resolved` brings it back. A blob that is lost leaves the prev
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final, final
 
 import msgspec
+from msgspec.structs import replace
 
 from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.effects import without_cut_answers
@@ -33,12 +35,11 @@ from perdure.providers import render
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.media import text_bytes, without_media
-from perdure.records.messages import RESULT_REF, Extra, Message, ToolResult
+from perdure.records.messages import RESULT_REF, Message, ToolResult
 from perdure.records.values import OnUnstorable, Tags, Types, decode_value, encode_value
 from perdure.session.internals import registry_of, store_of
 from perdure.session.session import Session, SessionView
 
-"""The field of a stored result that says where all of it is."""
 PREVIEW_CHARS: Final = 1000
 BYTES: Final = "application/octet-stream"
 TEXT: Final = "text/plain; charset=utf-8"
@@ -53,9 +54,9 @@ class ResultReference(msgspec.Struct, frozen=True, omit_defaults=True):
     bytes: int
     media_type: str
     preview: str
-    """How it begins."""
+    """Its beginning."""
     types: Tags | None = None
-    """What JSON cannot tell of it."""
+    """Types that JSON cannot express."""
 
 
 def reference_of(message: Message) -> ResultReference | None:
@@ -95,7 +96,7 @@ async def claimed(
         except (NotStorableError, RecursionError):
             return result
     if unstorable == "repr":
-        result = _with(result, decode_value(data, tags, types))
+        result = replace(result, result=decode_value(data, tags, types))
     store = store_of(session)
     # Its images become blobs of their own when it is saved, but for what a type reads.
     beside = b'{"tool_result":%b,"tool_result_types":%b}' % (data, encode(tags)) if tags else data
@@ -107,11 +108,8 @@ async def claimed(
     except StoreError:
         return result
     extra = {**result.extra, RESULT_REF: msgspec.Raw(encode(reference))}
-    return _with(
-        result,
-        f"{reference.preview}\n[… {reference.bytes} bytes in all; this is how it begins]",
-        extra,
-    )
+    preview = f"{reference.preview}\n[… {reference.bytes} bytes in all; this is how it begins]"
+    return replace(result, result=preview, extra=extra)
 
 
 async def resolved(session: Session | SessionView, messages: Sequence[Message]) -> list[Message]:
@@ -123,28 +121,24 @@ async def resolved(session: Session | SessionView, messages: Sequence[Message]) 
         StoreUnavailableError: The store cannot be reached.
 
     """
-    return [await _resolved(session, message) for message in messages]
-
-
-async def _resolved(session: Session | SessionView, message: Message) -> Message:
-    reference, result = reference_of(message), message.tool_result
-    if reference is None or result is None:
-        return message
-    data = await _read(session, reference)
-    if data is None:
-        lost = f"{reference.preview}\n[… the rest of {reference.bytes} bytes is lost]"
-        return msgspec.structs.replace(message, tool_result=_with(result, lost))
-    value = _value(data, reference, registry_of(session))
-    extra = {name: raw for name, raw in result.extra.items() if name != RESULT_REF}
-    return msgspec.structs.replace(message, tool_result=_with(result, value, extra))
-
-
-async def _read(session: Session | SessionView, reference: ResultReference) -> bytes | None:
-    """Return a blob's bytes, None if they are lost or damaged."""
-    try:
-        return await store_of(session).get_blob(session.key.blobs, reference.sha256)
-    except CorruptRecordError:
-        return None
+    whole: list[Message] = []
+    for message in messages:
+        reference, result = reference_of(message), message.tool_result
+        if reference is None or result is None:
+            whole.append(message)
+            continue
+        data: bytes | None = None
+        with contextlib.suppress(CorruptRecordError):  # as good as lost
+            data = await store_of(session).get_blob(session.key.blobs, reference.sha256)
+        if data is None:
+            lost = f"{reference.preview}\n[… the rest of {reference.bytes} bytes is lost]"
+            result = replace(result, result=lost)
+        else:
+            value = _value(data, reference, registry_of(session))
+            extra = {name: raw for name, raw in result.extra.items() if name != RESULT_REF}
+            result = replace(result, result=value, extra=extra)
+        whole.append(replace(message, tool_result=result))
+    return whole
 
 
 def _is_small(value: Any, limit: int) -> bool:
@@ -174,11 +168,6 @@ def _value(data: bytes, reference: ResultReference, types: Types) -> Any:
     return decode_value(data, reference.types, types)
 
 
-def _with(result: ToolResult, value: Any, extra: Extra | None = None) -> ToolResult:
-    new_extra = result.extra if extra is None else extra
-    return ToolResult(result.call_id, result.name, value, result.error, new_extra)
-
-
 def with_notes(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
     """Return messages with notes after the system prompt; the result is not stored."""
     if not text:
@@ -191,25 +180,21 @@ def with_notes(messages: Sequence[Message], text: str) -> tuple[Message, ...]:
         content = [*prompt.content, {"type": "text", "text": text}]
     else:
         content = f"{prompt.content or ''}\n\n{text}".lstrip()
-    return (msgspec.structs.replace(prompt, content=content), *messages[1:])
+    return (replace(prompt, content=content), *messages[1:])
 
 
 class LLMRequest(msgspec.Struct, frozen=True):
-    """What the model is asked with."""
+    """A request to the model."""
 
     messages: tuple[Message, ...]
     rendered: tuple[Any, ...]
     compacted: bool = False
-    """Whether old turns left the context for it."""
+    """True if old turns left the context for it."""
 
 
 def render_openai(messages: Sequence[Message]) -> list[Any]:
     """Return messages as the dicts of Chat Completions."""
     return render(messages, "openai").messages
-
-
-def _tell_nobody(_: AgentEvent) -> None:
-    pass
 
 
 @final
@@ -234,7 +219,7 @@ class LLMRequestAssembler:
     ) -> None:
         self._memory = memory
         self._renderer = renderer
-        self._emit = emit or _tell_nobody
+        self._emit = emit or (lambda _: None)
         self._notes = notes
 
     async def prepare_request(self, current_turn_id: str, system_prompt: str) -> LLMRequest:

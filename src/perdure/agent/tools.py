@@ -9,21 +9,15 @@ lets out; nothing but the cancellation of the call itself comes out of `Toolbox.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import inspect
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass
 from functools import partial
 from typing import (
-    TYPE_CHECKING,
     Annotated,
     Any,
     Final,
-    Literal,
-    TypeVar,
     final,
     get_args,
     get_type_hints,
@@ -36,17 +30,14 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure._lib.ids import random_id
-from perdure._lib.tasks import is_stray, stray_cancellation_fails
-from perdure.agent.events import AgentEvent
+from perdure._lib.tasks import is_stray
 from perdure.agent.llm.model import ToolSpec
-from perdure.errors import ConfigError, InvalidArgumentError, SessionError, ToolOutcomeUnknownError
+from perdure.errors import InvalidArgumentError, ToolOutcomeUnknownError
 from perdure.memory.ledger import Policy
-from perdure.records.messages import Message, ToolCall, ToolResult
+from perdure.records.messages import ToolCall, ToolResult
 from perdure.records.values import OnUnstorable
-from perdure.session.contributors import RestoreContext
 
-if TYPE_CHECKING:
-    from perdure.agent.context import AgentContext
+log: logging.Logger = logging.getLogger("perdure.agent")
 
 KEY: Final = "idempotency_key"
 """The parameter that gets the call's idempotency key."""
@@ -107,16 +98,16 @@ class Tool:
                 tool=self.name,
             )
         docstring = inspect.getdoc(function) or ""
-        self.description: str = description or _description_in(docstring)
+        self.description: str = _description_in(docstring) if description is None else description
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004  # an object with an async __call__
         )
         self._arguments: type[msgspec.Struct] | None = None
         self._context_name: str | None = None
         self.takes_key: bool = parameters is None and _takes_key(function)
-        """Whether it takes an idempotency key."""
+        """True if it takes an idempotency key."""
         self.effect: Policy | None = effect or ("replay" if self.takes_key else None)
-        """What to do about a call of which a crash has left the outcome unknown."""
+        """Policy for a call whose outcome a crash has left unknown."""
         self.parameters: dict[str, Any] = parameters or {}
         if parameters is not None:
             return
@@ -135,7 +126,7 @@ class Tool:
         return ToolSpec(self.name, self.description, self.parameters)
 
     async def run(
-        self, arguments: Any, context: AgentContext, *, idempotency_key: str | None = None
+        self, arguments: Any, context: object, *, idempotency_key: str | None = None
     ) -> Any:
         """Call the function.
 
@@ -156,7 +147,7 @@ class Tool:
         result = await anyio.to_thread.run_sync(call, abandon_on_cancel=True, limiter=alone)
         return await result if inspect.isawaitable(result) else result
 
-    def _bound(self, arguments: Any, context: AgentContext, key: str | None) -> Callable[[], Any]:
+    def _bound(self, arguments: Any, context: object, key: str | None) -> Callable[[], Any]:
         given = msgspec.json.decode(arguments) if isinstance(arguments, str) else arguments
         if self._arguments is None:
             return partial(self.function, msgspec.convert(given or {}, dict[str, Any]))
@@ -251,7 +242,7 @@ class Toolbox:
     async def run(
         self,
         call: ToolCall,
-        context: AgentContext,
+        context: object,
         *,
         limit: float | None = None,
         idempotency_key: str | None = None,
@@ -260,15 +251,15 @@ class Toolbox:
         tool = self._tools.get(call.name)
         if tool is None:
             known = ", ".join(self._tools) or "none"
-            return _failed(call, f"there is no tool {call.name!r}; there are: {known}")
+            return failed(call, f"there is no tool {call.name!r}; there are: {known}")
         try:
-            with _within(limit):
+            with within(limit):
                 result = await tool.run(call.arguments, context, idempotency_key=idempotency_key)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
-            return _failed(call, f"the arguments do not fit: {error}")
+            return failed(call, f"the arguments do not fit: {error}")
         except TimeoutError as error:
             reason = _clipped(str(error)) or f"no result within {limit} s"
-            return _failed(call, f"{TIMEOUT}: {reason}")
+            return failed(call, f"{TIMEOUT}: {reason}")
         except BaseException as error:
             causes = causes_of(error)
             if not all(isinstance(cause, _FAILURES) or is_stray(cause) for cause in causes):
@@ -276,11 +267,12 @@ class Toolbox:
             if any(is_stray(cause) for cause in causes):
                 facts = {"tool": call.name, "call": call.id}
                 log.warning("a tool let a cancellation out", extra=facts, exc_info=error)
-            return _failed(call, error_text(error))  # the model's to deal with
+            return failed(call, error_text(error))  # the model's to deal with
         return ToolResult(call.id, call.name, result)
 
 
-def _within(limit: float | None) -> contextlib.AbstractContextManager[object]:
+def within(limit: float | None) -> contextlib.AbstractContextManager[object]:
+    """Return a scope of so many seconds; without end for None."""
     return contextlib.nullcontext() if limit is None else anyio.fail_after(limit)
 
 
@@ -335,7 +327,7 @@ def _escaped(value: Any) -> Any:
 
 
 def is_certain(result: ToolResult) -> bool:
-    """Whether a result proves what the tool did: one that timed out may still be running."""
+    """Return True if a result proves what the tool did: one that timed out may still be running."""
     return not (result.error or "").startswith(UNCERTAIN)
 
 
@@ -353,7 +345,8 @@ def _clipped(text: str, longest: int = LONGEST_ERROR) -> str:
     return f"{text[:longest]} [… {len(text)} characters in all]"
 
 
-def _failed(call: ToolCall, reason: str) -> ToolResult:
+def failed(call: ToolCall, reason: str) -> ToolResult:
+    """Return the result of a call that came to nothing."""
     return ToolResult(call.id, call.name, error=reason)
 
 
@@ -367,8 +360,6 @@ def _fields(
         raise InvalidArgumentError(
             f"the annotations of tool {name!r} cannot be resolved: {error}", tool=name
         ) from error
-    from perdure.agent.context import AgentContext
-
     fields: list[Any] = []
     context_name = None
     for parameter in inspect.signature(function).parameters.values():
@@ -387,7 +378,7 @@ def _fields(
         if parameter.name == KEY:
             continue
         kind = hints.get(parameter.name, Any)
-        if kind is AgentContext:
+        if getattr(kind, "is_for_tools", False) is True:
             context_name = parameter.name
             continue
         text = described.get(parameter.name)
@@ -441,234 +432,3 @@ def _described(docstring: str) -> dict[str, str]:
         elif last is not None:
             described[last] += f" {line.strip()}"
     return described
-
-
-# Tools, hooks and processors: an agent waits for them, so they must not wait for the agent
-
-
-@dataclass(eq=False, slots=True)
-class _Wait:
-    """One call of such code; what it leaves running when it returns may wait for the agent."""
-
-    context: AgentContext
-    over: bool = False
-
-
-_wait: ContextVar[_Wait | None] = ContextVar("perdure_wait", default=None)
-
-
-@contextlib.contextmanager
-def waited_for(context: AgentContext) -> Iterator[None]:
-    """Note that an agent waits for what runs in the block."""
-    wait = _Wait(context)
-    token = _wait.set(wait)
-    try:
-        yield
-    finally:
-        wait.over = True
-        _wait.reset(token)
-
-
-def refuse_to_wait(context: AgentContext, what: str, cure: str) -> None:
-    """Refuse to wait for an agent where the agent waits for the caller.
-
-    Args:
-        context: The agent's.
-        what: What the caller would wait for.
-        cure: What to do instead.
-
-    Raises:
-        SessionError: It does.
-
-    """
-    wait = _wait.get()
-    if wait is not None and wait.context is context and not wait.over:
-        raise SessionError(
-            f"agent {context.agent_id!r} would wait for itself: {what} {cure}",
-            agent=context.agent_id,
-        )
-
-
-# Functions of the application that process messages and results
-
-
-log: logging.Logger = logging.getLogger("perdure.agent")
-
-T = TypeVar("T")
-
-
-async def maybe_await(value: Any, context: AgentContext) -> Any:
-    """Return what a function of the application's returns, awaited if it has to be."""
-    if not inspect.isawaitable(value):
-        return value
-    with waited_for(context):
-        return await value
-
-
-def require(value: Any, kind: type[T], process: Any, option: str) -> T:
-    """Return what a processor has made.
-
-    Raises:
-        ConfigError: It is of another kind, as where a ``return`` was forgotten.
-
-    """
-    if isinstance(value, kind):
-        return value
-    name = getattr(process, "__qualname__", type(process).__name__)
-    shown = "None" if value is None else f"a {type(value).__name__}"
-    raise ConfigError(
-        f"{option}: {name} returned {shown}: it must return a {kind.__name__}",
-        option=option,
-        value=value,
-    )
-
-
-async def received(message: Message, context: AgentContext) -> Message:
-    """Return a user's message as the input processors make it."""
-    for process in context.config.input_processors:
-        processed = await maybe_await(process(message, context), context)
-        message = require(processed, Message, process, "input_processors")
-    return message
-
-
-async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -> ToolResult:
-    """Return a result as the processors make it; one that fails makes it an error."""
-    try:
-        for process in context.config.tool_result_processors:
-            with stray_cancellation_fails():
-                changed = await maybe_await(process(result, context), context)
-            result = require(changed, ToolResult, process, "tool_result_processors")
-            result = replace(result, call_id=call.id)  # whatever it made, this call is answered
-    except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
-        return ToolResult(
-            call.id,
-            call.name,
-            error=f"the result could not be processed: {error_text(error)}",
-        )
-    return result
-
-
-async def lived(event: AgentEvent, context: AgentContext) -> None:
-    """Have the lifecycle hooks called, in order; what one raises comes out of here."""
-    for hook in context.config.lifecycle_hooks:
-        with stray_cancellation_fails():
-            await maybe_await(hook(event, context), context)
-
-
-async def told_of(event: AgentEvent, context: AgentContext) -> None:
-    """Have the lifecycle hooks called about what cannot be changed any more; never fails."""
-    for hook in context.config.lifecycle_hooks:
-        try:
-            with stray_cancellation_fails():
-                await maybe_await(hook(event, context), context)
-        except Exception:
-            facts = {"agent": context.agent_id, "event": type(event).__name__}
-            log.exception("a lifecycle hook failed", extra=facts)
-
-
-# Permissions: which tools an agent may use, and who decided that
-
-
-Verdict = Literal["allowed", "blocked", "open"]
-"""What is known of a tool; ``open`` means that nobody has decided."""
-
-_FORMAT: Final = 1
-
-
-@final
-class Permissions:
-    """An agent's permissions, kept with its session: ``agent.permissions``."""
-
-    name: Final = "agent_permissions"
-    version: Final = 1
-
-    def __init__(self) -> None:
-        self._approvals: dict[str, Any] = {}
-        self._blocked: dict[str, None] = {}
-        self._allowed: dict[str, None] = {}
-        self._beyond: dict[str, Any] = {}
-
-    def __repr__(self) -> str:
-        return (
-            f"<Permissions allowed={len(self._allowed)} blocked={len(self._blocked)} "
-            f"approved={len(self._approvals)}>"
-        )
-
-    @property
-    def allowlist(self) -> tuple[str, ...]:
-        """Tools that always may run."""
-        return tuple(self._allowed)
-
-    @property
-    def blocklist(self) -> tuple[str, ...]:
-        """Tools that never may run."""
-        return tuple(self._blocked)
-
-    @property
-    def approvals(self) -> dict[str, Any]:
-        """Tools that were approved, with who approved them and why."""
-        return dict(self._approvals)
-
-    def verdict(self, tool: str) -> Verdict:
-        """Say what is known of a tool; a block counts before everything else."""
-        if tool in self._blocked:
-            return "blocked"
-        return "allowed" if tool in self._allowed or tool in self._approvals else "open"
-
-    def allow(self, *tools: str) -> None:
-        """Let tools always run, blocked before or not."""
-        self._allowed.update(dict.fromkeys(tools))
-        _forget(self._blocked, tools)
-
-    def block(self, *tools: str) -> None:
-        """Let tools never run, allowed or approved before or not."""
-        self._blocked.update(dict.fromkeys(tools))
-        _forget(self._allowed, tools)
-        _forget(self._approvals, tools)
-
-    def approve(
-        self, tool: str, *, by: str | None = None, at: datetime.datetime | None = None
-    ) -> None:
-        """Remember that a tool was approved.
-
-        Args:
-            tool: Its name.
-            by: Who did.
-            at: When; None for now.
-
-        """
-        when = at or datetime.datetime.now(datetime.UTC)
-        approval = {"scope": "always", "approvedAt": when.isoformat()}
-        self._approvals[tool] = {**approval, **({} if by is None else {"approvedBy": by})}
-
-    def revoke(self, *tools: str) -> None:
-        """Forget all decisions on tools."""
-        for known in (self._blocked, self._allowed, self._approvals):
-            _forget(known, tools)
-
-    # as a contributor
-
-    async def capture(self) -> dict[str, Any] | None:
-        """Return the state; None while nothing was decided."""
-        if not (self._approvals or self._blocked or self._allowed or self._beyond):
-            return None
-        return {
-            "version": _FORMAT,
-            "approvals": self._approvals,
-            "blocklist": list(self._blocked),
-            "allowlist": list(self._allowed),
-            **self._beyond,
-        }
-
-    async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
-        """Take over what was stored; what this release does not know is kept."""
-        known = ("version", "approvals", "blocklist", "allowlist")
-        self._approvals = dict(state.get("approvals") or {})
-        self._blocked = dict.fromkeys(state.get("blocklist") or ())
-        self._allowed = dict.fromkeys(state.get("allowlist") or ())
-        self._beyond = {key: value for key, value in state.items() if key not in known}
-
-
-def _forget(known: dict[str, Any], tools: Iterable[str]) -> None:
-    for tool in tools:
-        known.pop(tool, None)

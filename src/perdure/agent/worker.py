@@ -43,8 +43,8 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.handlers import WorkerEventDispatcher, begin_context, usual_handlers
-from perdure.agent.plugins import keep_home
-from perdure.agent.tools import lived, refuse_to_wait, told_of
+from perdure.agent.home import keep_home
+from perdure.agent.hooks import lived, refuse_to_wait, told_of
 from perdure.errors import (
     ContextOverflowError,
     PerdureError,
@@ -107,13 +107,13 @@ class AgentWorker:
         self.done: anyio.Event = anyio.Event()
         """Set when the loop has ended."""
         self.error: Exception | None = None
-        """Why it has ended, if not because it was asked to."""
+        """The error that ended it; None if it was asked to end."""
 
     async def run(self) -> None:
         """Run the loop: bootstrap, then message after message."""
         try:
             with self._life:
-                self._inputs.put_internal(BootstrapStartedEvent())
+                self._inputs.internal.append(BootstrapStartedEvent())
                 await self._drain_internal()
                 self._resume_what_is_left()
                 self.ready.set()
@@ -135,7 +135,7 @@ class AgentWorker:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is running."""
+        """True while a turn is running."""
         return self._turn_scope is not None
 
     def interrupt(self) -> bool:
@@ -175,8 +175,8 @@ class AgentWorker:
                 self._inputs.put_first(QueuedMessage(ResumeEvent(message), admitted=message.id))
 
     async def _drain_internal(self) -> None:
-        while (event := self._inputs.next_internal()) is not None:
-            await self._dispatcher.dispatch(event, self._context)
+        while self._inputs.internal:
+            await self._dispatcher.dispatch(self._inputs.internal.popleft(), self._context)
 
     async def _answer_all(self) -> None:
         session = self._context.session
@@ -193,7 +193,7 @@ class AgentWorker:
             self._posted = posted
             await self._answer(posted)
             self._posted = None
-            self._inputs.forget_internal()
+            self._inputs.internal.clear()  # what a turn that did not end has left
             if not session.is_writable:
                 self.error = refusal_of(session)
                 break
@@ -230,15 +230,23 @@ class AgentWorker:
         self._try(keep_custom_data, context)  # a hook may have changed it: with the next save
 
     async def _turn(self, posted: QueuedMessage, over: _TurnOutcome) -> None:
-        context, ledger = self._context, self._context.ledger
+        context, ledger, event = self._context, self._context.ledger, posted.event
         context.model_calls, context.last_message = 0, None
-        asked = _turn_id(posted)
         begin_context(context)
         await context.plugins.attach(restore=False)  # done before, unless all is set aside
-        goes_on = asked is not None and isinstance(posted.event, ResumeEvent)
-        if goes_on:  # first: how often it was begun says how far back it is looked for
-            ledger.begin(posted.admitted, asked or "")
-        request = self._request(posted)
+        asked = request = None
+        goes_on = False
+        if isinstance(event, ResumeEvent):
+            asked = event.unfinished.turn_id
+            if (
+                asked is not None
+            ):  # first: how often it was begun says how far back it is looked for
+                ledger.begin(posted.admitted, asked)
+                goes_on = True
+        elif isinstance(event, UserMessageReceivedEvent):
+            asked = event.turn_id
+            if event.message is not None and context.config.features.history:
+                request = _request_of(event.message, context.session)
         beginning = context.session.turn(asked, resume=True, request=request, timeout=None)
         async with beginning as turn:
             over.turn_id, over.replayed = turn.id, turn.replayed
@@ -263,15 +271,6 @@ class AgentWorker:
             finally:
                 context.memory.turn_tracker.end()
 
-    def _request(self, posted: QueuedMessage) -> bytes | None:
-        """Return what a turn is asked, to know it again; None where that is not to be kept."""
-        event, context = posted.event, self._context
-        if not isinstance(event, UserMessageReceivedEvent) or event.message is None:
-            return None
-        return (
-            _request_of(event.message, context.session) if context.config.features.history else None
-        )
-
     async def _work(self, posted: QueuedMessage, turn_id: str) -> None:
         """Do all that a turn consists of."""
         context = self._context
@@ -288,14 +287,14 @@ class AgentWorker:
         if not isinstance(event, ResumeEvent):
             if context.config.input_processors:
                 await context.session.save()  # they may do something: it is work on the message
-            self._inputs.put_internal(event)
+            self._inputs.internal.append(event)
             return
         done = await go_on(event, context)
         if done.answer is not None:
             context.last_message = done.answer
             return
         context.memory.turn_tracker.asked(context.turn_id, done.open_calls)
-        self._inputs.put_internal(first_event(done, event.unfinished))
+        self._inputs.internal.append(first_event(done, event.unfinished))
 
     def _left_by(
         self, error: BaseException, posted: QueuedMessage, turn_id: str
@@ -356,14 +355,6 @@ class AgentWorker:
         self.done.set()
 
 
-def _turn_id(posted: QueuedMessage) -> str | None:
-    """Return the id of the turn to begin, None for a new one."""
-    event = posted.event
-    if isinstance(event, ResumeEvent):
-        return event.unfinished.turn_id
-    return event.turn_id if isinstance(event, UserMessageReceivedEvent) else None
-
-
 def _request_of(message: Message, session: Session) -> bytes:
     """Return what a message asks, whenever it was created."""
     dateless = msgspec.structs.replace(message, created_at=None)
@@ -378,7 +369,7 @@ def _innermost(error: Exception) -> Exception:
 
 
 class _TurnOutcome(msgspec.Struct):
-    """How a turn came to its end."""
+    """Outcome of a turn."""
 
     turn_id: str = ""
     replayed: bool = False
@@ -421,7 +412,7 @@ class AgentRuntime:
 
     @property
     def is_running(self) -> bool:
-        """Whether the worker takes messages."""
+        """True while the worker takes messages."""
         return self.worker is not None and not self.worker.done.is_set()
 
     async def start(self, context: AgentContext) -> None:
@@ -470,8 +461,9 @@ class AgentRuntime:
         inputs, context = self._inputs(), self._of
         if stream is not None:
             refuse_to_wait(context, *_LATER)
-        known = None if event.turn_id is None else self._unfinished(event.turn_id)
-        if known is not None:
+        for known in () if event.turn_id is None else unfinished(context):
+            if known.turn_id != event.turn_id:
+                continue
             session = context.session
             if event.message is not None and _request_of(event.message, session) != _request_of(
                 known.message, session
@@ -494,7 +486,7 @@ class AgentRuntime:
         inputs.put(QueuedMessage(event, stream, admitted))
 
     def _is_idle(self, inputs: InputQueues) -> bool:
-        """Whether a message's turn begins at once, and nothing is done with it before it does."""
+        """Return True if a message's turn begins at once, and nothing is done with it before."""
         busy = self.worker is None or self.worker.busy or inputs.has_posted
         return self._is_usual and not (busy or self._of.config.input_processors)
 
@@ -516,10 +508,6 @@ class AgentRuntime:
         for message, stream in zip(unfinished_messages, streams, strict=True):
             self._go_on(message, stream)
         return streams
-
-    def _unfinished(self, turn_id: str) -> UnfinishedMessage | None:
-        matching = [message for message in unfinished(self._of) if message.turn_id == turn_id]
-        return matching[0] if matching else None
 
     def _go_on(self, message: UnfinishedMessage, stream: EventStream | None) -> None:
         self._inputs().put_first(QueuedMessage(ResumeEvent(message), stream, message.id))
@@ -632,80 +620,56 @@ CLOSING: Final = 30.0
 """Seconds that each part has to close that was opened for the agent, while nobody hurries."""
 
 
-@final
-class AgentShutdown:
-    """Leave one agent's session, once.
+async def let_go(
+    context: AgentContext,
+    *,
+    save: bool,
+    cut: bool,
+    release: Callable[[], Awaitable[object]] | None,
+) -> None:
+    """Keep what an agent has, and let go of its session.
 
     Args:
         context: The agent's.
         save: Whether what came after the last turn is saved.
+        cut: Whether saving has only the time that the manager's ``turn_grace`` gives. What is not
+            saved by then is the manager's to save.
         release: Gives back what was opened for the agent's session.
 
     """
+    facts = {"agent": context.agent_id}
+    try:
+        limit = time_to_leave(context.session) if cut else None
+        with anyio.move_on_after(limit) as scope:
+            await _keep(context, save=save)
+        if scope.cancelled_caught:
+            log.warning("an agent was not saved in time", extra=facts)
+    finally:
+        with anyio.CancelScope(shield=True):
+            context.plugins.detach()
+            disclaim(context.session, context)
+            await context.session.__aexit__(None, None, None)
+            for close in reversed(context.at_stop):
+                session = context.session
+                limit = time_to_leave(session) if is_draining(session) else CLOSING
+                try:
+                    with anyio.fail_after(limit):
+                        await close()
+                except Exception as error:  # it does not keep the others open
+                    log.warning("a part did not close", extra=facts, exc_info=error)
+            if release is not None:
+                await release()
 
-    def __init__(
-        self, context: AgentContext, *, save: bool, release: Callable[[], Awaitable[object]] | None
-    ) -> None:
-        self._context = context
-        self._save = save
-        self._release = release
-        self.begun: bool = False
 
-    async def let_go(self, *, cut: bool) -> None:
-        """Keep what the agent has, and let go of its session; do nothing the second time.
-
-        Args:
-            cut: Whether the first of the two has only the time that the manager's ``turn_grace``
-                gives. What is not saved by then is the manager's to save.
-
-        """
-        if self.begun:
-            return
-        self.begun = True
-        try:
-            with anyio.move_on_after(self._limit if cut else None) as scope:
-                await self._keep()
-            if scope.cancelled_caught:
-                log.warning("an agent was not saved in time", extra=self._facts)
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._close()
-
-    async def _keep(self) -> None:
-        try:
-            if self._context.session.is_writable:
-                await self._context.declared.flush()
-        finally:  # also without time for it: what is kept here is the manager's to save
-            if self._save and self._context.session.is_writable:
-                await self._save_rest()
-
-    async def _save_rest(self) -> None:
-        context = self._context
-        try:
-            keep_custom_data(context)
-        finally:
-            await context.session.save()
-            await context.plugins.memory.flush()
-            await keep_home(context)
-
-    async def _close(self) -> None:
-        context = self._context
-        context.plugins.detach()
-        disclaim(context.session, context)
-        await context.session.__aexit__(None, None, None)
-        for close in reversed(context.at_stop):
+async def _keep(context: AgentContext, *, save: bool) -> None:
+    try:
+        if context.session.is_writable:
+            await context.declared.flush()
+    finally:  # also without time for it: what is kept here is the manager's to save
+        if save and context.session.is_writable:
             try:
-                with anyio.fail_after(self._limit if is_draining(context.session) else CLOSING):
-                    await close()
-            except Exception as error:  # it does not keep the others open
-                log.warning("a part did not close", extra=self._facts, exc_info=error)
-        if self._release is not None:
-            await self._release()
-
-    @property
-    def _limit(self) -> float:
-        return time_to_leave(self._context.session)
-
-    @property
-    def _facts(self) -> dict[str, str]:
-        return {"agent": self._context.agent_id}
+                keep_custom_data(context)
+            finally:
+                await context.session.save()
+                await context.plugins.memory.flush()
+                await keep_home(context)

@@ -1,1 +1,1 @@
-"""What an agent remembers: the working context, working memory, and long-term items."""
+"""Memory of an agent: the working context, working memory, and long-term items."""

@@ -1,4 +1,4 @@
-"""What a turn that was cut before its end has left in the log, and what was asked in it.
+"""Attempts: the records of a turn that was cut before its end, and the request in it.
 
 It decides what a retry takes back: what the turn owns, and nothing from outside of it.
 """
@@ -142,7 +142,7 @@ async def request_of(newest_first: AsyncIterable[Record], turn_id: str) -> str |
 
 
 def _repairs(record: Record, calls: Collection[Any]) -> bool:
-    """Whether it is the result that a restore made up for one of some calls: it goes with them."""
+    """Return True for the result that a restore made up for one of these calls."""
     if record.kind != TOOL_RESULT or _MADE_UP not in record.payload:
         return False
     return decode(record.payload, _Said).tool_payload.tool_call_id in calls

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Final, Literal, Protocol, TypeVar, final, get_args
 
 import msgspec
 
 from perdure.errors import CompactionError, InvalidArgumentError
-from perdure.memory.context import CountTokens, estimated_tokens, share_of
+from perdure.memory.context import CountTokens, estimated_tokens
 from perdure.records.json import decode, encode
 from perdure.records.messages import MADE_UP, Message
 from perdure.records.records import ITEM, Entry
@@ -64,7 +65,7 @@ class Fact(msgspec.Struct, frozen=True):
 
 
 class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """How many facts one summary may add.
+    """Limits on the facts that one summary may add.
 
     Args:
         per_category: How many facts of each category.
@@ -79,14 +80,18 @@ class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
     chars: int = 400
 
     def __post_init__(self) -> None:
-        for name, least in {"per_category": 0, "chars": 16}.items():
-            value = getattr(self, name)
-            if value < least:
-                raise InvalidArgumentError(
-                    f"facts: invalid {name}={value!r}: it must be from {least} up",
-                    option=name,
-                    value=value,
-                )
+        _require_least("facts", self, per_category=0, chars=16)
+
+
+def _require_least(what: str, options: object, **least: int) -> None:
+    for name, minimum in least.items():
+        value = getattr(options, name)
+        if value is not None and value < minimum:
+            raise InvalidArgumentError(
+                f"{what}: invalid {name}={value!r}: it must be from {minimum} up",
+                option=name,
+                value=value,
+            )
 
 
 def salience_of(category: str) -> int:
@@ -243,15 +248,7 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         least = {"max_bytes": 1, "max_tokens": 1, "keep_turns": 0}
-        least |= {"episode_turns": 1, "max_summaries": 1}
-        for name, minimum in least.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise InvalidArgumentError(
-                    f"compaction: invalid {name}={value!r}: it must be from {minimum} up",
-                    option=name,
-                    value=value,
-                )
+        _require_least("compaction", self, **least, episode_turns=1, max_summaries=1)
         if not callable(self.count_tokens):
             raise InvalidArgumentError(
                 f"compaction: invalid count_tokens={self.count_tokens!r}: give a function "
@@ -278,14 +275,15 @@ class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
         return self if self.max_bytes <= most else msgspec.structs.replace(self, max_bytes=most)
 
     def share_of(self, message: Message, size: int) -> float:
-        """Return the share of the budget that a message of so many bytes takes."""
-        return share_of(
-            message,
-            size,
-            max_bytes=self.max_bytes,
-            max_tokens=self.max_tokens,
-            count=self.count_tokens,
-        )
+        """Return the share of the budget that a message of so many bytes takes.
+
+        It is the larger one of bytes and tokens: messages whose shares sum up to at most 1.0 are
+        within both limits.
+        """
+        share = size / self.max_bytes
+        if self.max_tokens is None:
+            return share
+        return max(share, self.count_tokens(message) / self.max_tokens)
 
 
 class TurnTrace(msgspec.Struct, frozen=True):
@@ -353,7 +351,17 @@ class Compactor:
         """
         if not turns:
             return Compaction()
-        summary = await self._summary(turns)
+        try:
+            summary = await self._summarizer.summarize(turns)
+        except Exception as error:
+            first, last_id = turns[0].id or "the first", turns[-1].id or "the last"
+            raise CompactionError(
+                f"the turns from {first} to {last_id} could not be summarized, since "
+                f"{type(self._summarizer).__name__} raised {type(error).__name__}: nothing has "
+                "changed, and the model is not called before it succeeds; fix the summarizer, "
+                "and the next message tries again",
+                turns=len(turns),
+            ) from error
         ids = tuple(dict.fromkeys(turn.id for turn in turns if turn.id))
         last = turns[-1].last
         episode = EpisodicItem(
@@ -370,19 +378,6 @@ class Compactor:
             for number, fact in enumerate(distilled(summary.facts, known or {}, self._limits), 1)
         )
         return Compaction((episode,), facts, ids)
-
-    async def _summary(self, turns: Sequence[TurnTrace]) -> Summary:
-        try:
-            return await self._summarizer.summarize(turns)
-        except Exception as error:
-            first, last = turns[0].id or "the first", turns[-1].id or "the last"
-            raise CompactionError(
-                f"the turns from {first} to {last} could not be summarized, since "
-                f"{type(self._summarizer).__name__} raised {type(error).__name__}: nothing has "
-                "changed, and the model is not called before it succeeds; fix the summarizer, "
-                "and the next message tries again",
-                turns=len(turns),
-            ) from error
 
 
 Opener = Literal["user", "tool_continuation", "recovery"]
@@ -407,7 +402,7 @@ class TurnBlock(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing is missing in it."""
+        """True if nothing is missing in it."""
         # The results that a continuation answers belong to the previous block.
         traces = len(self.messages) + (self.opener == "tool_continuation")
         waiting, made_up, orphans = self._paired()
@@ -487,7 +482,7 @@ def _block(turn_id: str, part: Sequence[tuple[int, Message, float]], *, first: b
 
 
 class Frontier:
-    """Which blocks stay raw. Blocks are added, and removed, oldest first.
+    """Frontier of the blocks that stay raw. Blocks are added, and removed, oldest first.
 
     Args:
         keep_turns: How many of the newest turns stay, at most.
@@ -498,54 +493,43 @@ class Frontier:
     def __init__(self, keep_turns: int, room: float) -> None:
         self.keep_turns: int = keep_turns
         self.room: float = room
-        self._raw: deque[TurnBlock] = deque()
-        self._share = 0.0
-
-    @property
-    def raw(self) -> tuple[TurnBlock, ...]:
+        self.raw: deque[TurnBlock] = deque()
         """The blocks that stay."""
-        return tuple(self._raw)
-
-    @property
-    def share(self) -> float:
+        self.share: float = 0.0
         """The share of the budget that they take."""
-        return self._share
 
     def add(self, blocks: Iterable[TurnBlock]) -> Iterator[TurnBlock]:
         """Add the next turn's blocks; return those that no longer stay."""
         for block in blocks:
-            self._raw.append(block)
-            self._share += block.share
-        while self._is_over():
+            self.raw.append(block)
+            self.share += block.share
+        while self.raw and (self._turns() > self.keep_turns or self.share > self.room):
             leaving = self._leading()
             if not leaving:
                 return
-            yield from self._leave(leaving)
+            for _ in range(leaving):
+                block = self.raw.popleft()
+                self.share = self.share - block.share if self.raw else 0.0
+                yield block
 
     def shrink(self, room: float) -> Iterator[TurnBlock]:
         """Reduce the room; return the blocks that no longer stay."""
         self.room = min(self.room, room)
         return self.add(())
 
-    def _is_over(self) -> bool:
-        if not self._raw:
-            return False
-        return self._turns() > self.keep_turns or self._share > self.room
-
     def _turns(self) -> int:
-        return 1 + sum(self._begins(at) for at in range(1, len(self._raw))) if self._raw else 0
-
-    def _begins(self, at: int) -> bool:
-        """Return whether a block begins another turn; without an id, a user message begins one."""
-        block, before = self._raw[at], self._raw[at - 1]
-        return block.turn_id != before.turn_id or (not block.turn_id and block.opener == "user")
+        """Return how many turns stay; without an id, a user message begins one."""
+        return 1 + sum(
+            block.turn_id != before.turn_id or (not block.turn_id and block.opener == "user")
+            for before, block in pairwise(self.raw)
+        )
 
     def _leading(self) -> int:
         """Return how many blocks can be removed at once, 0 if none can.
 
         Never between a call and its result, and none of the newest that are still incomplete.
         """
-        blocks = list(self._raw)
+        blocks = list(self.raw)
         limit = next((at for at in range(len(blocks), 0, -1) if blocks[at - 1].is_complete), 0)
         waiting: set[str] = set()
         for count in range(1, limit + 1):
@@ -554,12 +538,6 @@ class Frontier:
             if not waiting or not any(waiting & block.orphans() for block in remaining):
                 return count
         return 0
-
-    def _leave(self, count: int) -> Iterator[TurnBlock]:
-        for _ in range(count):
-            block = self._raw.popleft()
-            self._share = self._share - block.share if self._raw else 0.0
-            yield block
 
 
 _SENTENCE: Final = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -636,17 +614,13 @@ class ExtractiveSummarizer:
         answers = [
             spoken.text for spoken in turn.messages if spoken.role == "assistant" and spoken.text
         ]
-        yield from (f"User: {self._quote(text)}" for text in questions)
+        yield from (f"User: {_shortened(text, self._quote_chars)}" for text in questions)
         if tools:
             yield f"Tools used: {', '.join(dict.fromkeys(tools))}"
         if failed:
             yield f"Tools that failed: {', '.join(dict.fromkeys(failed))}"
         if answers:
-            yield f"Assistant: {self._quote(answers[-1])}"
-
-    def _quote(self, text: str) -> str:
-        line = " ".join(text.split())
-        return line if len(line) <= self._quote_chars else line[: self._quote_chars - 1] + "…"
+            yield f"Assistant: {_shortened(answers[-1], self._quote_chars)}"
 
 
 def _facts(turn: TurnTrace) -> Iterable[Fact]:

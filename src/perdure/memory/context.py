@@ -53,7 +53,7 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     agent_id: str
     session_id: str = "default"
     epoch_id: int = msgspec.field(default_factory=int)  # a factory, so that 0 is written, too
-    """How often the context was rebuilt (compaction, reset)."""
+    """Number of rebuilds (compaction, reset)."""
     last_compaction_ts: float | None = msgspec.field(default_factory=lambda: None)
     seq: int = 0
     """The watermark: the last record that is folded in."""
@@ -62,11 +62,11 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     message_seqs: list[int] = []
     """The seq of each message's record."""
     atoms: list[int] = []
-    """How many messages each atom has, after a pinned system message."""
+    """Number of messages of each atom, after a pinned system message."""
     pinned: bool = False
-    """Whether the first message is a system message from before the cut."""
+    """True if the first message is a system message from before the cut."""
     cut: bool = False
-    """Whether older messages were left out."""
+    """True if older messages were left out."""
     rebuilt_at: int = 0
     """The last record that replaced or took back messages."""
 
@@ -76,7 +76,7 @@ class WorkingContextSnapshot(msgspec.Struct, frozen=True, kw_only=True):
 
     messages: tuple[Message, ...] = ()
     epoch_id: int = 0
-    """How often it was rebuilt by a compaction."""
+    """Number of rebuilds by compactions."""
     last_compaction_ts: float | None = None
 
 
@@ -85,7 +85,7 @@ class _Role(msgspec.Struct):
 
 
 _NO_SYSTEM: Final = tuple(b'{"role":"%b"' % role for role in (b"user", b"assistant", b"tool"))
-"""How the records of most messages begin; what begins otherwise has to be decoded."""
+"""Beginnings of most messages' records; one that begins otherwise has to be decoded."""
 
 
 class _Rebuilt(msgspec.Struct):
@@ -127,14 +127,14 @@ class RetractionPayload(msgspec.Struct, frozen=True, omit_defaults=True):
         return min(self.spans)[0] if self.after is None else self.after + 1
 
     def takes(self, seq: int) -> bool:
-        """Whether it takes an earlier record back."""
+        """Return True if it takes an earlier record back."""
         if self.after is not None:
             return seq > self.after
         return any(first <= seq <= last for first, last in self.spans)
 
 
 class Retractions:
-    """Which records of a log count, read from its end: a retraction that is taken back does not."""
+    """Retractions of a log, read from its end: one that is itself taken back does not count."""
 
     __slots__ = ("_after", "_spans")
 
@@ -143,11 +143,11 @@ class Retractions:
         self._spans: list[Span] = []
 
     def takes(self, seq: int) -> bool:
-        """Whether a record before all that were shown was taken back."""
+        """Return True if a record before all that were shown was taken back."""
         return seq > self._after or any(first <= seq <= last for first, last in self._spans)
 
     def shows(self, record: Record) -> bool:
-        """Whether the next older record counts; if it takes others back, they will not."""
+        """Return True if the next older record counts; if it takes others back, they will not."""
         if self.takes(record.seq):
             return False
         if record.kind == RETRACT:
@@ -401,12 +401,12 @@ class WorkingContext:
         self.last_compaction_ts = rebuilt.last_compaction_ts
         self.system_prompt_sha256 = rebuilt.system_prompt_sha256
         for raw in rebuilt.messages:
-            message = bytes(raw)
-            self._add(seq, message)
+            self._add(seq, bytes(raw))
         self._trim()
 
     def snapshot(self, agent_id: str, session_id: str) -> bytes:
         """Return the stored form, as of the last record that was fed."""
+        begins = [at for at, kept in enumerate(self._kept) if kept[2]]
         retained = self._kept if self.system is None else [self.system, *self._kept]
         return msgspec.json.encode(
             Snapshot(
@@ -419,17 +419,12 @@ class WorkingContext:
                 system_prompt_sha256=self.system_prompt_sha256,
                 messages=[msgspec.Raw(payload) for _, payload, _ in retained],
                 message_seqs=[seq for seq, _, _ in retained],
-                atoms=self._lengths(),
+                atoms=[end - at for at, end in pairwise([*begins, len(self._kept)])],
                 pinned=self.system is not None,
                 cut=self.cut,
                 rebuilt_at=self.rebuilt_at,
             )
         )
-
-    def _lengths(self) -> list[int]:
-        """Return how many messages each atom has."""
-        begins = [at for at, retained in enumerate(self._kept) if retained[2]]
-        return [end - at for at, end in pairwise([*begins, len(self._kept)])]
 
     def as_record(self, reason: str) -> bytes:
         """Return the payload of a record that restores this context."""
@@ -551,16 +546,3 @@ def estimated_tokens(message: Message) -> int:
 def tokens_of(messages: Iterable[Message], count: CountTokens) -> int:
     """Return how many tokens messages take in total."""
     return sum(count(message) for message in messages)
-
-
-def share_of(
-    message: Message, size: int, *, max_bytes: int, max_tokens: int | None, count: CountTokens
-) -> float:
-    """Return the share of a budget that a message takes: the larger one of bytes and tokens.
-
-    Messages whose shares sum up to at most 1.0 are within both limits.
-    """
-    share = size / max_bytes
-    if max_tokens is None:
-        return share
-    return max(share, count(message) / max_tokens)

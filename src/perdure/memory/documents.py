@@ -52,16 +52,14 @@ def stamp_of(payload: bytes) -> int:
         return 0
 
 
-T = TypeVar("T")
-
 SESSION = "session.json"
 EPISODIC = "episodic.jsonl"
 SEMANTIC = "semantic.jsonl"
 
 TURN_IDS = 1000
-"""How many turns back a retry is recognized by its id."""
+"""Number of turns back that a retry is recognized by its id."""
 TAKEN_IDS = 1000
-"""How many posts back a retry is recognized by its key."""
+"""Number of posts back that a retry is recognized by its key."""
 
 
 class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -76,13 +74,13 @@ class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
     error: str | None = None
     """The type of the exception that interrupted it."""
     given: bool = False
-    """Whether the caller chose the id, so that it identifies a retry."""
+    """True if the caller chose the id, so that it identifies a retry."""
     request: str | None = None
     """A fingerprint of what was asked, in the begin of a turn whose caller said it."""
     attempt: int = 0
-    """Which attempt at a named turn begins, from 1."""
+    """Number of the attempt at a named turn that begins, from 1."""
     resumed: bool = False
-    """Whether it goes on with what that attempt had left."""
+    """True if it goes on with what that attempt had left."""
 
 
 class InboxTakenPayload(msgspec.Struct):
@@ -125,19 +123,20 @@ class StateSet(msgspec.Struct, omit_defaults=True):
     """With ``partial``: the top-level keys that were removed."""
 
 
-class _Item(msgspec.Struct):
-    memory: str
-    item: msgspec.Raw = msgspec.Raw(b"null")
-
-
 class ItemsRestoredPayload(msgspec.Struct):
     """The payload that restores an earlier long-term memory: its first items stay."""
 
     memory: str
     keep: int = -1
-    """How many stay; -1 if the payload adds one item."""
+    """Number of items that stay; -1 if the payload adds one item."""
     items: list[msgspec.Raw] = []
     """The items after them."""
+
+
+class _ItemPayload(ItemsRestoredPayload):
+    """The same, or one that adds an item."""
+
+    item: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class SessionLabels(msgspec.Struct, omit_defaults=True, kw_only=True):
@@ -228,7 +227,7 @@ class WholeSessionDocument(SessionDocument, rename="camel", kw_only=True):
 
     @property
     def describes_agent(self) -> bool:
-        """Whether it has a description of the agent."""
+        """True if it has a description of the agent."""
         return self.context.tools is not msgspec.UNSET
 
 
@@ -260,7 +259,7 @@ def names_of(record: Record) -> tuple[str, ...]:
         name = decode(record.payload, StateSet).name
         return (name, typed(name))
     if kind == ITEM:
-        memory = decode(record.payload, _Item).memory
+        memory = decode(record.payload, _ItemPayload).memory
         return (SEMANTIC,) if memory == "semantic" else (EPISODIC,)
     if kind in {CHECKPOINT, CHECKPOINTS_PRUNED}:
         return (CHECKPOINTS,)
@@ -268,7 +267,7 @@ def names_of(record: Record) -> tuple[str, ...]:
 
 
 class SessionCounts(msgspec.Struct, frozen=True):
-    """What an open session knows of its log without reading it."""
+    """Counts that an open session knows without reading its log."""
 
     seq: int
     """Of the newest record."""
@@ -299,7 +298,10 @@ def fold_session(
         if old is None
         else decode(old, WholeSessionDocument)
     )
-    _note_times(in_one_form(document), records)
+    # The times of the first and the last record: few payloads are read to find them.
+    in_one_form(document)
+    document.created_at = document.created_at or _first_time(records) or ""
+    document.last_active_at = _first_time(reversed(records)) or document.last_active_at
     for record in records:
         _count(document, record)
     if counts is not None:
@@ -315,33 +317,21 @@ def fold_session(
 def _set_agent(context: _WholeContext, parts: AgentParts) -> None:
     core = context.core
     core.system_prompt = parts.system_prompt
-    core.instructions = _newest(parts.instructions, core.instructions, "")
+    if parts.instructions is not None or core.instructions is msgspec.UNSET:
+        core.instructions = parts.instructions or ""
     context.tools = _part(parts.tools, context.tools, _NO_TOOLS)
     context.permissions = _part(parts.permissions, context.permissions, _NO_PERMISSIONS)
     context.plugins = {}
     context.config = _part(parts.config, context.config, b"{}")
 
 
-def _newest(new: T | None, old: T | msgspec.UnsetType, usual: T) -> T:
-    if new is not None:
-        return new
-    return usual if isinstance(old, msgspec.UnsetType) else old
-
-
 def _part(new: bytes | None, old: msgspec.Raw | msgspec.UnsetType, usual: bytes) -> msgspec.Raw:
     """Return a part with all its required fields; the default if it is no object."""
-    decoded = _newest(None if new is None else msgspec.Raw(new), old, msgspec.Raw(usual))
-    if bytes(decoded)[:1] != b"{":
-        decoded = msgspec.Raw(usual)
-    fields = decode(usual, dict[str, msgspec.Raw]) | decode(bytes(decoded), dict[str, msgspec.Raw])
+    given = bytes(old or b"") if new is None else new
+    fields = decode(usual, dict[str, msgspec.Raw])
+    if given.startswith(b"{"):
+        fields |= decode(given, dict[str, msgspec.Raw])
     return msgspec.Raw(msgspec.json.encode(fields))
-
-
-def _note_times(document: SessionDocument, records: Sequence[Record]) -> None:
-    """Set the times of the first and the last record; reads few payloads to find them."""
-    if not document.created_at:
-        document.created_at = _first_time(records) or document.created_at
-    document.last_active_at = _first_time(reversed(records)) or document.last_active_at
 
 
 def _first_time(records: Iterable[Record]) -> str | None:
@@ -448,9 +438,9 @@ def fold_items(old: bytes | None, records: Iterable[Record]) -> bytes:
     """Return episodic.jsonl or semantic.jsonl after ``records``: one line per item."""
     parts = [old or b""]
     for record in records:
-        back = decode(record.payload, ItemsRestoredPayload)
+        back = decode(record.payload, _ItemPayload)
         if back.keep < 0:
-            parts.append(bytes(decode(record.payload, _Item).item) + b"\n")
+            parts.append(bytes(back.item) + b"\n")
         else:
             retained = b"".join(parts).splitlines(keepends=True)[: back.keep]
             parts = retained + [bytes(item) + b"\n" for item in back.items]

@@ -50,7 +50,7 @@ class MemoryEntry(msgspec.Struct, rename="camel", kw_only=True):
 
     @property
     def is_apart(self) -> bool:
-        """Whether the value is stored elsewhere, and must be read."""
+        """True if the value is stored elsewhere, and must be read."""
         return self.sha256 is not UNSET and len(bytes(self.value)) <= INLINE
 
     def apart(self) -> MemoryEntry:
@@ -95,25 +95,11 @@ class _Touched(msgspec.Struct):
     touched: dict[str, int] | UnsetType = UNSET
 
 
-class MemoryStats(msgspec.Struct, rename="camel", kw_only=True):
-    """The totals of a memory."""
-
-    total_entries: int = 0
-    total_size_bytes: int = 0
-
-
 class MemoryDocument(msgspec.Struct, kw_only=True):
-    """memory.json."""
+    """memory.json, without the totals beside its entries."""
 
     version: int = 1
     entries: list[MemoryEntry] = []
-    stats: MemoryStats = msgspec.field(default_factory=MemoryStats)
-
-
-class _Written(msgspec.Struct, kw_only=True):
-    version: int
-    entries: list[MemoryEntry | _EntryWithoutValue]
-    stats: MemoryStats
 
 
 class MemoryIndex:
@@ -141,36 +127,31 @@ class MemoryIndex:
         if record.kind == MEMORY_SET:
             entry = decode(record.payload, MemoryEntry)
             self._touch(decode(record.payload, _Touched))
-            _name(entry, record.seq)
-            self._remove(entry.key, keep_place=True)
-            self.entries[entry.key] = entry
-            self.size += entry.size_bytes
+            data = bytes(entry.value)
+            is_large = len(data) > INLINE
+            # Those in the record do not count: they are somebody else's.
+            entry.sha256 = hash_of(data) if is_large else UNSET
+            entry.seq = record.seq if is_large else UNSET
+            replaced = self.entries.get(entry.key)
+            self.entries[entry.key] = entry  # in the place of the one before
+            self.size += entry.size_bytes - (0 if replaced is None else replaced.size_bytes)
         elif record.kind == MEMORY_DROP:
             dropped = decode(record.payload, DroppedPayload)
             self._touch(dropped)
-            self._remove(dropped.key)
+            removed = self.entries.pop(dropped.key, None)
+            self.size -= 0 if removed is None else removed.size_bytes
 
     def _touch(self, change: DroppedPayload | _Touched) -> None:
-        touched = change.touched
-        if touched is UNSET or not touched:
-            return
-        for key, at in touched.items():
+        for key, at in (change.touched or {}).items():
             entry = self.entries.get(key)
             if entry is not None:
                 entry.last_accessed_at = max(entry.last_accessed_at, at)
 
-    def _remove(self, key: str, *, keep_place: bool = False) -> None:
-        entry = self.entries.get(key)
-        if entry is not None:
-            self.size -= entry.size_bytes
-            if not keep_place:
-                del self.entries[key]
-
     def document(self) -> bytes:
         """Return memory.json, without large values."""
         entries = [_written(entry) for entry in self.entries.values()]
-        stats = MemoryStats(total_entries=len(entries), total_size_bytes=self.size)
-        return msgspec.json.encode(_Written(version=1, entries=entries, stats=stats))
+        stats = {"totalEntries": len(entries), "totalSizeBytes": self.size}
+        return msgspec.json.encode({"version": 1, "entries": entries, "stats": stats})
 
     def large_values(self) -> dict[str, bytes]:
         """Return the large values that this index has and its document has not, by hash."""
@@ -184,14 +165,6 @@ class MemoryIndex:
 def hash_of(data: bytes) -> str:
     """Return the name of the blob that holds these bytes."""
     return hashlib.sha256(data).hexdigest()
-
-
-def _name(entry: MemoryEntry, seq: int) -> None:
-    """Set the hash and record of a large value, overriding those in the record."""
-    data = bytes(entry.value)
-    large = len(data) > INLINE
-    entry.sha256 = hash_of(data) if large else UNSET
-    entry.seq = seq if large else UNSET
 
 
 def _written(entry: MemoryEntry) -> MemoryEntry | _EntryWithoutValue:
@@ -222,11 +195,6 @@ def changes_of(index: MemoryIndex, records: Iterable[Record]) -> MemoryIndex:
     for record in records:
         index.apply(record)
     return index
-
-
-def fold_memory(old: bytes | None, records: Iterable[Record]) -> bytes:
-    """Return memory.json after ``records``; its stats are those of its entries."""
-    return split_memory(old, records)[0]
 
 
 def blob_names(documents: Mapping[str, bytes], records: Iterable[Record] = ()) -> frozenset[str]:
@@ -306,7 +274,9 @@ def evicted(
     others = [entry for entry in entries if entry.key != key]
     used = sum(entry.size_bytes for entry in others) if total + size > limit else 0
     removed: list[MemoryEntry] = []
-    for entry in sorted((other for other in others if not other.pinned), key=_order):
+    loose = [entry for entry in others if not entry.pinned]
+    loose.sort(key=lambda entry: (weight_of(entry.base_priority), entry.last_accessed_at))
+    for entry in loose:
         if used + size <= limit:
             break
         removed.append(entry)
@@ -321,10 +291,6 @@ def evicted(
             pinned=used,
         )
     return removed
-
-
-def _order(entry: MemoryEntry) -> tuple[int, int]:
-    return weight_of(entry.base_priority), entry.last_accessed_at
 
 
 _UNSPACED: Final = (
@@ -433,39 +399,30 @@ _WORD_OF_TEXT, _IN_TEXT, _IN_VALUE = 4, 2, 1
 _PARTS: Final = re.compile(r"[^\W_]+")
 
 
-class QueryWords:
-    """A query's words.
+def points_of(words: Sequence[str], key: str, description: str, value: str) -> int:
+    """Return the points of an entry for a query's words, 0 if none matches.
 
-    >>> QueryWords("Favorite city").points("favorite_city", "where she would live", "")
+    >>> points_of(words_of("favorite city"), "favorite_city", "where she would live", "")
     16
     """
-
-    def __init__(self, query: str) -> None:
-        self._words = words_of(query.casefold())
-
-    def __bool__(self) -> bool:
-        return bool(self._words)
-
-    def points(self, key: str, description: str, value: str) -> int:
-        """Return the points of an entry, 0 if no word matches."""
-        key, description = key.casefold(), description.casefold()
-        of_key, of_text = set(_PARTS.findall(key)), set(_PARTS.findall(description))
-        return sum(
-            _KEY
-            if word == key
-            else _KEY_WORD
-            if word in of_key
-            else _IN_KEY
-            if word in key
-            else _WORD_OF_TEXT
-            if word in of_text
-            else _IN_TEXT
-            if word in description
-            else _IN_VALUE
-            if word in value
-            else 0
-            for word in self._words
-        )
+    key, description = key.casefold(), description.casefold()
+    of_key, of_text = set(_PARTS.findall(key)), set(_PARTS.findall(description))
+    return sum(
+        _KEY
+        if word == key
+        else _KEY_WORD
+        if word in of_key
+        else _IN_KEY
+        if word in key
+        else _WORD_OF_TEXT
+        if word in of_text
+        else _IN_TEXT
+        if word in description
+        else _IN_VALUE
+        if word in value
+        else 0
+        for word in words
+    )
 
 
 def ranked(matches: Iterable[tuple[int, MemoryEntry]]) -> list[MemoryEntry]:

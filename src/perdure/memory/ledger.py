@@ -23,10 +23,10 @@ LEDGER_KINDS: Final = frozenset({ADMITTED, APPROVAL, EFFECT, BASE, GAP})
 OVER: Final = "over"
 """The state of an entry that has ended."""
 MOST: Final = 1000
-"""How many entries of a kind are kept; the oldest are dropped. More messages are refused."""
+"""Number of entries of a kind that are kept; the oldest are dropped. More messages are refused."""
 
 Policy = Literal["replay", "skip", "ask"]
-"""What to do about a tool's effect that a crash left unknown: call the tool again with the same
+"""Policy for a tool's effect that a crash left unknown: call the tool again with the same
 idempotency key, skip it, or ask."""
 
 
@@ -45,9 +45,9 @@ class Admitted(msgspec.Struct, frozen=True, kw_only=True):
     turn: str | None = None
     """The turn that was begun for it."""
     attempts: int = 0
-    """How often its turn was begun."""
+    """Number of times its turn was begun."""
     error: str | None = None
-    """Why the turn failed, if it did."""
+    """The error that the turn failed with, if it did."""
 
 
 class Effect(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,7 +70,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     result: msgspec.Raw = msgspec.Raw(b"null")
     """With "done": the result."""
     told: bool = False
-    """Whether the model knows that the outcome is unknown: its turn does not wait for it."""
+    """True if the model knows that the outcome is unknown: its turn does not wait for it."""
 
 
 class Approval(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class Approval(msgspec.Struct, frozen=True, kw_only=True):
     answer: Literal["approved", "denied"] | None = None
     """None until it is answered."""
     why: str | None = None
-    """Why it was denied."""
+    """Reason for which it was denied."""
 
 
 E = TypeVar("E", Admitted, Effect, Approval)
@@ -137,7 +137,7 @@ class Ledger:
         return [(kind, name) for kind in (ADMITTED, EFFECT, APPROVAL) for name in self._of(kind)]
 
     def has_room(self, more: int) -> bool:
-        """Whether so many messages more would not drop the oldest."""
+        """Return True if so many more messages would not drop the oldest."""
         return len(self._document.messages) + more <= MOST
 
     def messages(self) -> tuple[Admitted, ...]:

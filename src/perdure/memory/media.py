@@ -53,7 +53,7 @@ _VIDEO_RATE: Final = 250_000
 
 
 class RequestLimits(msgspec.Struct, frozen=True):
-    """What a provider takes of media in one request; bytes are those of base64."""
+    """Limits of a provider for media in one request; bytes are those of base64."""
 
     count: int
     bytes: int
@@ -114,7 +114,7 @@ def _image(medium: Medium, provider: str) -> int:
 
 
 class MediaBudget(msgspec.Struct, frozen=True):
-    """How much of a context media may take.
+    """Share of a context that media may take.
 
     Args:
         tokens: Of all of them together.
@@ -237,15 +237,6 @@ def fitted(
     first = kept_of([cost(medium) for _, medium in found])
     newest = found[-1][0]
     first = min(first, next(place for place, (at, _) in enumerate(found) if at == newest))
-    return _decided(messages, found, first, blobs)
-
-
-def _decided(
-    messages: Sequence[Message],
-    found: Sequence[tuple[int, Medium]],
-    first: int,
-    blobs: Mapping[str, bytes],
-) -> FittedMedia:
     lost: list[Medium] = []
     place, size = -1, 0
 

@@ -31,7 +31,7 @@ Item = EpisodicItem | SemanticItem
 
 _HEAVIEST = 500.0
 EMBEDDED = 256
-"""How many texts are embedded at a time."""
+"""Number of texts that are embedded at a time."""
 
 
 class Weights(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +50,7 @@ class RetrievedMemory(msgspec.Struct, frozen=True):
     item: Item
     score: float
     match: float
-    """How well it matches, from 0 to 1."""
+    """Quality of the match, from 0 to 1."""
 
     @property
     def text(self) -> str:

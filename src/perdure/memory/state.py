@@ -129,7 +129,11 @@ class TypedState(Generic[T]):
 
         """
         try:
-            plain = self._dump(value)
+            if _is_pydantic(self._type):
+                model: Any = value
+                plain = model.model_dump(mode="json", by_alias=True)
+            else:
+                plain = decode(encode(value))
             same = self._load(plain) == value
         except (TypeError, ValueError, CorruptRecordError) as error:
             raise self._not_storable(value) from error
@@ -140,12 +144,6 @@ class TypedState(Generic[T]):
     def drop(self) -> int:
         """Delete it (no error if it does not exist), and return the session's version."""
         return self._states.drop(self._key)
-
-    def _dump(self, value: T) -> Any:
-        if _is_pydantic(self._type):
-            model: Any = value
-            return model.model_dump(mode="json", by_alias=True)
-        return decode(encode(value))
 
     def _load(self, stored: Any) -> T:
         cls: Any = self._type

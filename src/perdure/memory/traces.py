@@ -50,7 +50,7 @@ class Turns:
     """Group records into turns, fed oldest first."""
 
     def __init__(self) -> None:
-        self._turn: RawTurn | None = None
+        self.unfinished: RawTurn | None = None
         self._is_within = True  # until a turn begins, records may be the rest of one
 
     def feed(self, record: Record) -> RawTurn | None:
@@ -59,26 +59,22 @@ class Turns:
             return self._boundary(record)
         if record.kind not in MESSAGE_KINDS:
             return None
-        turn, over = self._turn, None
+        turn, over = self.unfinished, None
         if turn is None or (not turn.id and turn.messages and _opens(record)):
             turn, over = RawTurn(), turn
-            self._turn = turn
+            self.unfinished = turn
         turn.messages.append(record.payload)
         turn.seqs.append(record.seq)
         turn.last = record.seq
         return over
 
-    def rest(self) -> RawTurn | None:
-        """Return the unfinished turn, if there is one."""
-        return self._turn
-
     def _boundary(self, record: Record) -> RawTurn | None:
-        turned, turn = decode(record.payload, TurnPayload), self._turn
+        turned, turn = decode(record.payload, TurnPayload), self.unfinished
         within, self._is_within = self._is_within, False
         if turned.phase == "begin":
-            self._turn = RawTurn(id=turned.turn, last=record.seq)
+            self.unfinished = RawTurn(id=turned.turn, last=record.seq)
             return turn  # a process was killed within it, or it has no end record
-        self._turn = None
+        self.unfinished = None
         if turn is not None and within:  # its beginning was not read
             turn.id = turned.turn
         if turn is None or turn.id != turned.turn:
@@ -108,9 +104,8 @@ async def read_turns(
                     over = turns.feed(record)
                     if over is not None:
                         yield over
-    unfinished = turns.rest()
-    if unfinished is not None:
-        yield unfinished
+    if turns.unfinished is not None:
+        yield turns.unfinished
 
 
 async def newest_turns(
@@ -213,7 +208,7 @@ def begun_by(record: Record) -> str | None:
 def _grouped(records: Iterable[Record]) -> list[RawTurn]:
     turns = Turns()
     grouped = [turns.feed(record) for record in records]
-    return [turn for turn in (*grouped, turns.rest()) if turn is not None]
+    return [turn for turn in (*grouped, turns.unfinished) if turn is not None]
 
 
 def _opens(record: Record) -> bool:
@@ -266,7 +261,8 @@ def traces_of(turn_id: str, messages: Iterable[tuple[int, Message]]) -> Iterator
         if after_tools and message.role == "assistant":
             parts.insert(0, ("tool_continuation", {}))
         after_tools = message.tool_result is not None
-        source = _source_of(message)
+        given = message.extra.get(SOURCE)
+        source = None if given is None else msgspec.json.decode(given, type=str)
         for at, (trace_type, fields) in enumerate(parts):
             yield RawTrace(
                 id=f"rt_{seq}" if at == 0 else f"rt_{seq}_{at}",
@@ -277,11 +273,6 @@ def traces_of(turn_id: str, messages: Iterable[tuple[int, Message]]) -> Iterator
                 source_event=None if trace_type == "tool_continuation" else source,
                 **fields,
             )
-
-
-def _source_of(message: Message) -> str | None:
-    raw = message.extra.get(SOURCE)
-    return None if raw is None else msgspec.json.decode(raw, type=str)
 
 
 def _parts(message: Message) -> Iterator[tuple[TraceType, dict[str, Any]]]:

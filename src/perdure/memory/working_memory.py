@@ -27,13 +27,14 @@ from perdure.memory.index import (
     MemoryChange,
     MemoryEntry,
     MemoryIndex,
-    QueryWords,
     changes_of,
     check_priority,
     entry_text,
     evicted,
     hash_of,
+    points_of,
     ranked,
+    words_of,
 )
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
@@ -104,7 +105,7 @@ class MemoryInfo(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str | None = None
     """The hash of a large value's JSON, in hex; None for a value that is in the index."""
     is_loaded: bool = True
-    """Whether the value can be read without the store."""
+    """True if the value can be read without the store."""
 
 
 class MemoryStorage(Protocol):
@@ -226,7 +227,7 @@ class SessionMemoryStorage:
 
 
 CACHE_BYTES: Final = 8 * 1024 * 1024
-"""How many bytes of values are cached; the newest value always is."""
+"""Bytes of values that are cached; the newest value always is."""
 
 
 class SessionValues:
@@ -319,14 +320,14 @@ Accept = Callable[[tuple[Entry, ...]], int]
 """Append records, and return the session's version."""
 
 MOST_TOUCHED: Final = 256
-"""How many times of access one record stores at most."""
+"""The most times of access that one record stores."""
 
 
 class MemorySearch(msgspec.Struct, frozen=True):
     """A search of a memory."""
 
     found: int
-    """How many it returned."""
+    """Number of results."""
     took: float
     """Seconds."""
     error: str | None = None
@@ -465,39 +466,17 @@ class WorkingMemory:
 
         """
         with reported(self._room.on_searched) as found:
-            words, index = QueryWords(query), await self._index.get()
+            words, index = words_of(query.casefold()), await self._index.get()
             matches: list[tuple[int, MemoryEntry]] = []
             for entry in list(index.entries.values()) if words else ():
                 if scope is not None and entry.scope != scope:
                     continue
                 text = entry_text(await self._values.read(entry)) if values else ""
-                points = words.points(entry.key, entry.description, text)
+                points = points_of(words, entry.key, entry.description, text)
                 if points:
                     matches.append((points, entry))
             found.extend([self._info(entry) for entry in ranked(matches)[: max(limit, 0)]])
         return found
-
-    def _change(self, change: MemoryChange, evicted: Sequence[MemoryEntry]) -> int:
-        """Append an entry, and in the same group the removal of evicted ones."""
-        infos = [self._info(entry) for entry in evicted]
-        touched = change.touched = self._times_of_access()
-        drops = [
-            Entry(MEMORY_DROP, encode(DroppedPayload(dropped.key)), end=False)
-            for dropped in evicted
-        ]
-        version = self._accept((*drops, Entry(MEMORY_SET, encode(change))))
-        self._forget(touched)
-        if infos and self._room.on_evicted is not None:
-            self._room.on_evicted(infos)
-        return version
-
-    def _to_evict(self, key: str, size: int) -> list[MemoryEntry]:
-        limit, index = self._room.limit, self._index.value
-        if limit is None:
-            return []
-        entries = {} if index is None else index.entries
-        total = 0 if index is None else index.size
-        return evicted(entries.values(), total=total, key=key, size=size, limit=limit)
 
     def _touch(self, read: MemoryEntry) -> int:
         """Note that a value was read; return the time."""
@@ -573,7 +552,22 @@ class WorkingMemory:
             created_at=now if item.created_at is None else item.created_at,
             last_accessed_at=now if item.last_accessed_at is None else item.last_accessed_at,
         )
-        return self._change(change, self._to_evict(item.key, len(data)))
+        limit, index = self._room.limit, self._index.value
+        leaving: list[MemoryEntry] = []
+        if limit is not None:
+            entries, total = ((), 0) if index is None else (index.entries.values(), index.size)
+            leaving = evicted(entries, total=total, key=item.key, size=len(data), limit=limit)
+        infos = [self._info(entry) for entry in leaving]
+        touched = change.touched = self._times_of_access()
+        drops = [
+            Entry(MEMORY_DROP, encode(DroppedPayload(entry.key)), end=False) for entry in leaving
+        ]
+        # One group: what leaves makes room for what comes.
+        version = self._accept((*drops, Entry(MEMORY_SET, encode(change))))
+        self._forget(touched)
+        if infos and self._room.on_evicted is not None:
+            self._room.on_evicted(infos)
+        return version
 
     async def load(self) -> None:
         """Load the index if there is a limit: ``set`` must know which entries to evict."""

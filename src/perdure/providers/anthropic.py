@@ -30,7 +30,6 @@ from perdure.providers.issued import (
     pieces,
     raw,
     sent_stamp,
-    stamp_of,
     stamped,
 )
 from perdure.providers.parts import (
@@ -44,7 +43,7 @@ from perdure.providers.parts import (
     words_of,
 )
 from perdure.providers.request_rules import ANTHROPIC_CALL_ID, IMAGES
-from perdure.providers.tool_pairs import Exchange
+from perdure.providers.tool_pairs import ReadExchange, ReadResult
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 Block = dict[str, Any]
@@ -80,7 +79,7 @@ def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Tu
 
 
 _OPEN_AFTER: Final = {"assistant": "pause_turn", "user": "tool_use"}
-"""Why an answer has ended that goes on, by whose turn is the last one."""
+"""Stop reason of an answer that goes on, by the role of the last turn."""
 
 
 def _callers(turns: context_fit.Turns) -> set[str]:
@@ -127,17 +126,19 @@ MAX_NAME: Final = 128
 THINKING: Final = frozenset({"thinking", "redacted_thinking"})
 
 
-def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
-    """Return exchanges as the messages of a request, and the instructions."""
-    given = [turn for turn in _turns(exchanges, target) if turn[1]]
-    turns_said = settled(given, _stop_reason(exchanges, target))
+def render(said: Sequence[ReadExchange], target: ContextTarget) -> RenderedContext:
+    """Return a conversation as the messages of a request, and the instructions."""
+    given = [turn for turn in _turns(said) if turn[1]]
+    turns_said = settled(given, _stop_reason(said))
     turns = context_fit.alternating(
         ((role, _ended(role, said_blocks)) for role, said_blocks in turns_said),
         _text_block(context_fit.OPENING),
     )
-    _trim_end(turns)
+    if turns and turns[-1][0] == "assistant" and turns[-1][1][-1].get("type") == "text":
+        last = turns[-1][1][-1]  # of an answer that is to be gone on with
+        turns[-1][1][-1] = {**last, "text": last["text"].rstrip()}
     messages = [_message(role, blocks) for role, blocks in turns]
-    return RenderedContext(target.format, messages, _system(exchanges, target))
+    return RenderedContext(target.format, messages, _system(said))
 
 
 def _message(role: str, blocks: list[Block]) -> Block:
@@ -147,29 +148,24 @@ def _message(role: str, blocks: list[Block]) -> Block:
     return {**blocks.fields, "role": role, "content": content}
 
 
-def _turns(
-    exchanges: Sequence[Exchange], target: ContextTarget
-) -> Iterator[tuple[str, list[Block]]]:
+def _turns(said: Sequence[ReadExchange]) -> Iterator[tuple[str, list[Block]]]:
     ids = CallIds(ANTHROPIC_CALL_ID, unique=True)
-    for exchange in exchanges:
-        head = exchange.head
-        own = target.own(stamp_of(head))
+    for head, own, results in said:
         if head.role == "user":
-            yield "user", _as_sent(head, own, _user(head, own) or [_text_block(context_fit.EMPTY)])
+            yield (
+                "user",
+                context_fit.as_sent(
+                    head, own, _user(head, own) or [_text_block(context_fit.EMPTY)]
+                ),
+            )
         elif head.role == "assistant":
             call_ids = ids.of(head.tool_calls)
-            yield "assistant", _as_sent(head, own, _assistant(head, call_ids, own))
-            yield from _results(exchange, call_ids, target)
+            yield "assistant", context_fit.as_sent(head, own, _assistant(head, call_ids, own))
+            for answer in results:
+                block = _result(answer, call_ids[answer.at])
+                yield "user", context_fit.as_sent(answer.message, answer.own, [block])
         elif _stands_among(head, own):
-            yield "system", _as_sent(head, own, _user(head, own))
-
-
-def _as_sent(message: Message, own: Issued | None, blocks: list[Block]) -> list[Block]:
-    """Return blocks as those of one message, if a history had them in one."""
-    if own is None or not own.sent or own.follows or not blocks:
-        return blocks
-    is_text = isinstance(message.content, str) and not own.items
-    return context_fit.MessageBlocks(blocks, opaque(message.extra), text=is_text)
+            yield "system", context_fit.as_sent(head, own, _user(head, own))
 
 
 def _stands_among(message: Message, own: Issued | None) -> bool:
@@ -177,23 +173,13 @@ def _stands_among(message: Message, own: Issued | None) -> bool:
     return message.role == "system" and own is not None and own.role == "system"
 
 
-def _results(
-    exchange: Exchange, call_ids: Sequence[str], target: ContextTarget
-) -> Iterator[tuple[str, list[Block]]]:
-    for at, message in zip(exchange.answered(), exchange.results, strict=True):
-        own = target.own(stamp_of(message))
-        block = _result(message, call_ids[at], own if own and own.sent else None)
-        yield "user", _as_sent(message, own, [block])
-
-
-def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[Block] | None:
+def _system(said: Sequence[ReadExchange]) -> str | list[Block] | None:
     """Return all instructions: as text, or as blocks where they are given as parts."""
-    given = [
-        (exchange.head, target.own(stamp_of(exchange.head)))
-        for exchange in exchanges
-        if exchange.head.role == "system"
+    apart = [
+        (head, own)
+        for head, own, _ in said
+        if head.role == "system" and not _stands_among(head, own)
     ]
-    apart = [(head, own) for head, own in given if not _stands_among(head, own)]
     heads = [head for head, _ in apart]
     if len(apart) == 1 and isinstance(heads[0].content, list):
         own = apart[0][1]
@@ -246,11 +232,10 @@ def _ended(role: str, blocks: list[Block]) -> list[Block]:
     return blocks if end == len(blocks) else blocks[:end]
 
 
-def _stop_reason(exchanges: Sequence[Exchange], target: ContextTarget) -> str | None:
+def _stop_reason(said: Sequence[ReadExchange]) -> str | None:
     """Return why the newest answer ended, if it came from this provider."""
-    for exchange in reversed(exchanges):
-        if exchange.head.role == "assistant":
-            own = target.own(stamp_of(exchange.head))
+    for head, own, _ in reversed(said):
+        if head.role == "assistant":
             reason = None if own is None else own.reply.get("stop_reason")
             return None if reason is None else str(msgspec.json.decode(reason))
     return None
@@ -267,11 +252,10 @@ def _call(call: ToolCall, call_id: str, block: Block) -> Block:
     }
 
 
-def _result(message: Message, call_id: str, sent: Issued | None) -> Block:
-    result = message.tool_result
-    assert result is not None
-    if sent is not None:
-        known = {"type": "tool_result", "tool_use_id": call_id, **_sent_content(result, sent)}
+def _result(answer: ReadResult, call_id: str) -> Block:
+    result, own = answer.result, answer.own
+    if own is not None and own.sent:
+        known = {"type": "tool_result", "tool_use_id": call_id, **_sent_content(result, own)}
         return {**opaque(result.extra), **known}
     parts = shown(result.result) if result.error is None else None
     blocks = [part_block(part, source) for part, source in parts or ()]
@@ -330,13 +314,6 @@ def _text_block(text: str) -> Block:
 
 def _is_blank(block: Block) -> bool:
     return block.get("type") == "text" and not block["text"].strip()
-
-
-def _trim_end(turns: context_fit.Turns) -> None:
-    """Take white space from the end of an answer that is to be gone on with."""
-    if turns and turns[-1][0] == "assistant" and turns[-1][1][-1].get("type") == "text":
-        last = turns[-1][1][-1]
-        turns[-1][1][-1] = {**last, "text": last["text"].rstrip()}
 
 
 def _short(blocks: list[Block]) -> str | list[Block]:

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from perdure.providers.issued import Issued, Issuer
+from perdure.providers.issued import Issued, Issuer, opaque
 from perdure.records.json import MAX_VALUE_DEPTH, is_deeper
 from perdure.records.media import may_hold_media, noted
 from perdure.records.messages import Message, ToolCall, ToolResult
@@ -101,14 +101,11 @@ def sent_arguments(call: ToolCall) -> str:
     """
     given, arguments = call.arguments, arguments_of(call)
     if isinstance(given, str):
-        return text_of(arguments) if "invalid_json" in arguments or not _is_object(given) else given
+        is_object = given.lstrip().startswith("{") and "invalid_json" not in arguments
+        return given if is_object else text_of(arguments)
     name = call.extra.get(STYLE)
     style = None if name is None else _STYLES.get(msgspec.json.decode(name))
     return text_of(arguments) if style is None else json.dumps(arguments, **style)
-
-
-def _is_object(text: str) -> bool:
-    return text.lstrip().startswith("{")
 
 
 def read_json(text: str) -> Any:
@@ -179,23 +176,18 @@ class CallIds:
 
     def of(self, calls: tuple[ToolCall, ...]) -> list[str]:
         """Return the ids of a message's calls, in their order."""
-        within: set[str] = set()
+        used = self._used if self._unique else set[str]()
         ids: list[str] = []
         for call in calls:
-            used = self._used if self._unique else within
-            fit = self._fit(call.id, used)
+            fit = call.id
+            if fit in used or not self._allowed.fullmatch(fit):
+                number = self._renamed.get(call.id, 0) if self._unique else 0
+                while (fit := _made_of(call.id, number)) in used:
+                    number += 1
+                self._renamed[call.id] = number
             used.add(fit)
             ids.append(fit)
         return ids
-
-    def _fit(self, call_id: str, used: set[str]) -> str:
-        if call_id not in used and self._allowed.fullmatch(call_id):
-            return call_id
-        number = self._renamed.get(call_id, 0) if self._unique else 0
-        while (fit := _made_of(call_id, number)) in used:
-            number += 1
-        self._renamed[call_id] = number
-        return fit
 
 
 def _made_of(call_id: str, number: int) -> str:
@@ -207,9 +199,9 @@ def _made_of(call_id: str, number: int) -> str:
 
 
 OPENING: Final = "[The beginning of this conversation is not shown.]"
-"""What the user says where a conversation begins with the model."""
+"""The user's text where a conversation begins with the model."""
 EMPTY: Final = "[empty message]"
-"""What stands for a message of the user's with nothing in it."""
+"""Stand-in for an empty message of the user's."""
 
 
 class MessageBlocks(list[dict[str, Any]]):
@@ -220,9 +212,9 @@ class MessageBlocks(list[dict[str, Any]]):
     ) -> None:
         super().__init__(blocks)
         self.fields = fields
-        """What the message says beside role and content."""
+        """The message's fields beside role and content."""
         self.text = text
-        """Whether it was given as text, and not as a list with text in it."""
+        """True if it was given as text, and not as a list with text in it."""
 
 
 Turns = list[tuple[str, list[dict[str, Any]]]]
@@ -254,11 +246,14 @@ def alternating(
     return turns_found
 
 
-def system_texts(messages: Iterable[Message]) -> list[str]:
-    """Return the instructions among messages, in their order."""
-    return [
-        message.text for message in messages if message.role == "system" and message.text.strip()
-    ]
+def as_sent(
+    message: Message, own: Issued | None, blocks: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Return blocks as those of one message, if a history had them in one."""
+    if own is None or not own.sent or own.follows or not blocks:
+        return blocks
+    is_text = isinstance(message.content, str) and not own.items
+    return MessageBlocks(blocks, opaque(message.extra), text=is_text)
 
 
 # Targets of a rendered context, and the result
@@ -267,13 +262,21 @@ def system_texts(messages: Iterable[Message]) -> list[str]:
 Format = Literal["openai", "openai-responses", "anthropic", "gemini"]
 """The shape of a provider's API: Chat Completions, Responses, Messages, generateContent."""
 
+LISTS: Final[dict[Format, str]] = {
+    "openai": "messages",
+    "openai-responses": "input",
+    "anthropic": "messages",
+    "gemini": "contents",
+}
+"""The name of the conversation in a request."""
+
 ReasoningPolicy = Literal["keep", "strip_foreign", "strip_all"]
-"""What becomes of reasoning, signatures and unknown fields: sent to whoever speaks the format
+"""Readers of reasoning, signatures and unknown fields: sent to whoever speaks the format
 they came in, only to the one who issued them, or to nobody."""
 
 
 class ContextTarget(msgspec.Struct, frozen=True):
-    """Who will read a context."""
+    """Reader of a context."""
 
     format: Format
     issuer: Issuer
@@ -299,21 +302,15 @@ class RenderedContext(msgspec.Struct, frozen=True):
 
     @property
     def request(self) -> dict[str, Any]:
-        """What goes into the request's body, by its names: ``create(model=…, **context.request)``.
+        """Part of the request's body, by its names: ``create(model=…, **context.request)``.
 
         For Gemini these are the names of the REST API. Its SDK takes ``contents=context.messages``
         and ``config={"system_instruction": context.system}``.
         """
-        if self.format == "gemini":
-            return {"contents": self.messages, **_instruction(self.system)}
-        if self.format == "openai-responses":
-            return {"input": self.messages}
-        system = {} if self.system is None else {"system": self.system}
-        return {"messages": self.messages, **system}
-
-
-def _instruction(system: str | list[dict[str, Any]] | None) -> dict[str, Any]:
-    if system is None:
-        return {}
-    parts = [{"text": system}] if isinstance(system, str) else system
-    return {"systemInstruction": {"parts": parts}}
+        request: dict[str, Any] = {LISTS[self.format]: self.messages}
+        if self.system is None:
+            return request
+        if self.format != "gemini":
+            return {**request, "system": self.system}
+        parts = [{"text": self.system}] if isinstance(self.system, str) else self.system
+        return {**request, "systemInstruction": {"parts": parts}}

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol, cast, get_args
 
 import msgspec
 
 from perdure.errors import InvalidArgumentError
+from perdure.memory.media import LIMITS, TOO_MUCH, kept_of
 from perdure.providers.context_fit import ContextTarget, Format, ReasoningPolicy, RenderedContext
 from perdure.providers.issued import Issuer, stamp_of
-from perdure.providers.media import beside_results, within_limits
-from perdure.providers.parts import Part, Unknown, plain, read_part
+from perdure.providers.parts import Media, Part, Unknown, plain, read_part, shown
 from perdure.providers.repairs import repaired
 from perdure.providers.replies import PlainHistory, entries_of
-from perdure.providers.tool_pairs import Exchange, paired
+from perdure.providers.tool_pairs import Exchange, ReadExchange, paired, read_by
+from perdure.records.media import LOST, Medium, media_of_all, noted, with_media
 from perdure.records.messages import Message
 
 FORMATS: Final[tuple[Format, ...]] = get_args(Format)
@@ -27,8 +28,8 @@ _POLICIES: Final = get_args(ReasoningPolicy)
 class Rules(Protocol):
     """A provider's module."""
 
-    def render(self, exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
-        """Return exchanges as the provider takes them."""
+    def render(self, said: Sequence[ReadExchange], target: ContextTarget) -> RenderedContext:
+        """Return a conversation as the provider takes it."""
         ...
 
     def part_block(self, part: Part, source: Any) -> dict[str, Any]:
@@ -70,11 +71,12 @@ def render(
         )
     target = ContextTarget(format, _issuer(format, to), reasoning)
     rules = rules_of(format)
-    shown = [_shown(message, format) for message in within_limits(messages, format)]
-    exchanges: Sequence[Exchange] = paired(shown).exchanges
+    readable = [_readable(message, format) for message in within_limits(messages, format)]
+    exchanges: Sequence[Exchange] = paired(readable).exchanges
     if format in {"openai", "gemini"}:
         exchanges = tuple(beside_results(exchanges, target))
-    return repaired(rules.render(exchanges, target), target, rules.part_block)
+    said = [read_by(exchange, target) for exchange in exchanges]
+    return repaired(rules.render(said, target), target, rules.part_block)
 
 
 def parse(
@@ -135,7 +137,7 @@ def _issuer(format: Format, to: Issuer | str | None) -> Issuer:
     return to if isinstance(to, Issuer) else Issuer(to or format)
 
 
-def _shown(message: Message, format: Format) -> Message:
+def _readable(message: Message, format: Format) -> Message:
     """Return a message of another provider's history with notes for what only that one reads."""
     content = message.content
     if not isinstance(content, list):
@@ -146,8 +148,75 @@ def _shown(message: Message, format: Format) -> Message:
     read = [(read_part(part), part) for part in content]
     if not any(isinstance(part, Unknown) for part, _ in read):
         return message
-    noted = [
+    content = [
         {"type": "text", "text": plain(part)} if isinstance(part, Unknown) else source
         for part, source in read
     ]
-    return msgspec.structs.replace(message, content=noted)
+    return msgspec.structs.replace(message, content=content)
+
+
+# Images and other media in requests: as many as a provider takes, and those that tools return
+#
+# Chat Completions and Gemini take no images in a tool's result: there they follow in a message of
+# the user's, and the result says so. What a request has no room for leaves a note, the oldest
+# first.
+
+
+BELOW: Final = "shown in the next message"
+
+
+def within_limits(messages: Sequence[Message], format: str) -> list[Message]:
+    """Return messages with notes for media that a request has no room for, or that are lost."""
+    limits = LIMITS[format.partition("-")[0]]
+    found = [(at, medium, len(text)) for at, medium, text in media_of_all(messages)]
+    if not found:
+        return list(messages)
+
+    def fits(medium: Medium, size: int) -> bool:
+        return not medium.name and (medium.kind != "image" or size <= limits.image)
+
+    shares = [limits.share(size) if fits(medium, size) else 0.0 for _, medium, size in found]
+    first, place = kept_of(shares), -1
+
+    def decide(medium: Medium, text: str) -> str | None:
+        nonlocal place
+        place += 1
+        return text if place >= first and fits(medium, len(text)) else None
+
+    with_some = {at for at, _, _ in found}
+    return [
+        with_media(message, decide, lambda medium: LOST if medium.name else TOO_MUCH)
+        if at in with_some
+        else message
+        for at, message in enumerate(messages)
+    ]
+
+
+def beside_results(exchanges: Sequence[Exchange], target: ContextTarget) -> Iterator[Exchange]:
+    """Yield exchanges in which media that tools returned follow the results."""
+    for exchange in exchanges:
+        if not exchange.results:
+            yield exchange
+            continue
+        media: list[Any] = []
+        results: list[Message] = []
+        for message in exchange.results:
+            result = message.tool_result
+            own = target.own(stamp_of(message))
+            is_sent = own is not None and own.sent
+            blocks = None if result is None or result.error or is_sent else shown(result.result)
+            if result is None or blocks is None:
+                results.append(message)
+                continue
+            below = noted(message, BELOW).tool_result
+            assert below is not None
+            parts = below.result if isinstance(below.result, list) else [below.result]
+            said = "\n".join(map(plain, map(read_part, parts)))
+            result_said = msgspec.structs.replace(result, result=said)
+            results.append(msgspec.structs.replace(message, tool_result=result_said))
+            name = result.name or "the tool"
+            media.append({"type": "text", "text": f"[what {name} has returned:]"})
+            media += [block for part, block in blocks if isinstance(part, Media)]
+        yield Exchange(exchange.head, tuple(results))
+        if media:
+            yield Exchange(Message.user(media))

@@ -27,12 +27,11 @@ from perdure.providers.issued import (
     opaque,
     raw,
     sent_stamp,
-    stamp_of,
     stamped,
 )
 from perdure.providers.parts import Media, Part, Text, Unknown, note, parts_of, words_of
 from perdure.providers.request_rules import GEMINI_IMAGES
-from perdure.providers.tool_pairs import Exchange
+from perdure.providers.tool_pairs import ReadExchange, ReadResult
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "gemini"
@@ -55,9 +54,9 @@ _CAMEL: Final = {
 }
 
 
-def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
-    """Return exchanges as the contents of a request, and the instructions."""
-    turns_said = _without_bare_thoughts([turn for turn in _turns(exchanges, target) if turn[1]])
+def render(said: Sequence[ReadExchange], target: ContextTarget) -> RenderedContext:
+    """Return a conversation as the contents of a request, and the instructions."""
+    turns_said = _without_bare_thoughts([turn for turn in _turns(said) if turn[1]])
     turns = context_fit.alternating(turns_said, {"text": context_fit.OPENING})
     contents: list[Block] = [
         {
@@ -67,7 +66,7 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
         }
         for role, parts in turns
     ]
-    return RenderedContext(target.format, contents, _system(exchanges, target))
+    return RenderedContext(target.format, contents, _system(said))
 
 
 def _without_bare_thoughts(turns: context_fit.Turns) -> Iterator[tuple[str, list[Block]]]:
@@ -82,22 +81,19 @@ def _without_bare_thoughts(turns: context_fit.Turns) -> Iterator[tuple[str, list
             yield from contents
 
 
-def _system(exchanges: Sequence[Exchange], target: ContextTarget) -> str | list[Block] | None:
+def _system(said: Sequence[ReadExchange]) -> str | list[Block] | None:
     """Return the instructions: as text, or as parts where one message of a history has several."""
-    heads = [exchange.head for exchange in exchanges if exchange.head.role == "system"]
-    if len(heads) == 1 and isinstance(heads[0].content, list) and len(heads[0].content) > 1:
-        own = target.own(stamp_of(heads[0]))
-        if own is not None and own.sent:
-            return heads[0].content
-    return context_fit.clean("\n\n".join(context_fit.system_texts(heads))) or None
+    given = [(head, own) for head, own, _ in said if head.role == "system"]
+    if len(given) == 1:
+        (head, own) = given[0]
+        if isinstance(head.content, list) and len(head.content) > 1 and own and own.sent:
+            return head.content
+    texts = [head.text for head, _ in given if head.text.strip()]
+    return context_fit.clean("\n\n".join(texts)) or None
 
 
-def _turns(
-    exchanges: Sequence[Exchange], target: ContextTarget
-) -> Iterator[tuple[str, list[Block]]]:
-    for exchange in exchanges:
-        head = exchange.head
-        own = target.own(stamp_of(head))
+def _turns(said: Sequence[ReadExchange]) -> Iterator[tuple[str, list[Block]]]:
+    for head, own, results in said:
         if head.role == "user":
             parts = [part_block(part, source) for part, source in parts_of(head)]
             if own is not None and own.sent and isinstance(head.content, list):
@@ -105,29 +101,19 @@ def _turns(
             parts_said = [part for part in parts if not _is_blank(part)] or [
                 {"text": context_fit.EMPTY}
             ]
-            yield _role(own, "user"), _as_sent(head, own, parts_said)
+            yield _role(own, "user"), context_fit.as_sent(head, own, parts_said)
         elif head.role == "assistant":
             placed = _placed(head, own)
             parts_said = [_own_part(own_part, head) for own_part in placed]
-            yield "model", _as_sent(head, own, _model(parts_said))
-            if not exchange.results:
-                continue
-            answers = [target.own(stamp_of(own_part)) for own_part in exchange.results]
-            if all(own_part is not None and own_part.sent for own_part in answers):
-                yield from _sent_responses(exchange, placed, target)
+            yield "model", context_fit.as_sent(head, own, _model(parts_said))
+            if all(answer.own is not None and answer.own.sent for answer in results):
+                yield from _sent_responses(head, results, placed)
             else:
-                yield "user", list(_responses(exchange, placed))
+                yield "user", list(_responses(head, results, placed))
 
 
 def _role(own: Issued | None, usual: str) -> str:
     return usual if own is None or own.role in {None, "tool"} else own.role
-
-
-def _as_sent(message: Message, own: Issued | None, parts: list[Block]) -> list[Block]:
-    """Return parts as those of one content, if a history had them in one."""
-    if own is None or not own.sent or own.follows or not parts:
-        return parts
-    return context_fit.MessageBlocks(parts, opaque(message.extra))
 
 
 def _placed(message: Message, own: Issued | None) -> list[PlacedPart]:
@@ -174,15 +160,16 @@ def _name(name: str) -> str:
     return fit if fit[0].isalpha() or fit[0] == "_" else f"_{fit}"[:MAX_NAME]
 
 
-def _responses(exchange: Exchange, placed: list[PlacedPart]) -> Iterator[Block]:
+def _responses(
+    head: Message, results: Sequence[ReadResult], placed: list[PlacedPart]
+) -> Iterator[Block]:
     """Return the results in the order of their calls, under the calls' names and ids."""
-    results = dict(zip(exchange.answered(), exchange.results, strict=True))
+    by_call = {answer.at: answer.result for answer in results}
     for part in placed:
         if part.call is None:
             continue
-        result = results[part.call].tool_result
-        assert result is not None
-        named = {"name": _name(exchange.head.tool_calls[part.call].name)}
+        result = by_call[part.call]
+        named = {"name": _name(head.tool_calls[part.call].name)}
         issued = part.block.get("functionCall", {}).get("id")
         named |= {} if issued is None else {"id": issued}
         value = context_fit.without_media(result.result)
@@ -194,18 +181,16 @@ def _responses(exchange: Exchange, placed: list[PlacedPart]) -> Iterator[Block]:
 
 
 def _sent_responses(
-    exchange: Exchange, placed: list[PlacedPart], target: ContextTarget
+    head: Message, results: Sequence[ReadResult], placed: list[PlacedPart]
 ) -> Iterator[tuple[str, list[Block]]]:
     """Return the results of a history in the order and the shape that it had, under the calls'
     names and ids."""
     blocks = {part.call: part.block for part in placed}
-    for at, message in zip(exchange.answered(), exchange.results, strict=True):
-        own, result = target.own(stamp_of(message)), message.tool_result
-        assert own is not None
-        assert result is not None
+    for at, message, result, own in results:
+        assert own is not None  # all were sent
         issued = blocks[at].get("functionCall", {}).get("id")
         named = {**opaque(result.extra, without=frozenset({"id"}))}
-        named |= {"name": _name(exchange.head.tool_calls[at].name)}
+        named |= {"name": _name(head.tool_calls[at].name)}
         named |= {} if issued is None else {"id": issued}
         if own.shape == "error" and result.error is not None:
             named["response"] = {"error": result.error}
@@ -217,7 +202,10 @@ def _sent_responses(
                 result.result if is_object else {"output": result.result}
             )
         beside = {} if not own.items else msgspec.json.decode(own.items[0].block)
-        yield _role(own, "user"), _as_sent(message, own, [{**beside, "functionResponse": named}])
+        yield (
+            _role(own, "user"),
+            context_fit.as_sent(message, own, [{**beside, "functionResponse": named}]),
+        )
 
 
 def part_block(part: Part, source: Any) -> Block:
@@ -450,11 +438,12 @@ def _sent_user(
             raise replies.misfit(
                 FORMAT, place, "is the user's", "give the content the role 'model'"
             )
-    given = {
-        at: _named_response(part["functionResponse"], f"{path}.parts[{at}].functionResponse")
-        for at, part in enumerate(parts)
-        if "functionResponse" in part
-    }
+    given: dict[int, Block] = {}
+    for at, part in enumerate(parts):
+        if "functionResponse" in part:
+            response = part["functionResponse"]
+            given[at] = response if isinstance(response, dict) else {}
+            replies.text_in(FORMAT, given[at], "name", f"{path}.parts[{at}].functionResponse")
     calls = waiting.answered([(one.get("id"), one["name"]) for one in given.values()])
     for (at, response), call in zip(given.items(), calls, strict=True):
         place = f"{path}.parts[{at}].functionResponse"
@@ -470,12 +459,6 @@ def _sent_user(
     if other_parts or not follows:
         stamp = sent_stamp(by, FORMAT, {} if follows else extra, role=role, follows=follows)
         yield Message(role="user", content=other_parts, extra=stamp)
-
-
-def _named_response(given: Any, path: str) -> Block:
-    response: Block = given if isinstance(given, dict) else {}
-    replies.text_in(FORMAT, response, "name", path)
-    return response
 
 
 def _sent_result(given: Block, path: str, call_id: str) -> tuple[ToolResult, str | None]:

@@ -23,11 +23,11 @@ STAMP: Final = "perdure_issued"
 PLAIN: Final = msgspec.Raw(b"{}")
 """The block of what no provider signed, in a message with parts that one did."""
 _THEIRS: Final = f"{RESERVED}theirs:"
-"""What stands before a foreign field whose name begins as those of perdure's own marks do."""
+"""Prefix of a foreign field whose name begins as those of perdure's own marks do."""
 
 
 class Issuer(msgspec.Struct, frozen=True):
-    """Who writes replies, and reads its own reasoning."""
+    """Writer of replies, which reads its own reasoning."""
 
     provider: str
     """``openai``, ``anthropic``, ``gemini``, or whose API it is: ``deepseek``, ``openrouter`` …"""
@@ -46,13 +46,13 @@ class IssuedPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
     block: msgspec.Raw
     texts: tuple[int, ...] = ()
-    """How many characters of the message's text are its own, for each of its text parts."""
+    """Lengths of its text parts in the message's text."""
     reasoning: int | None = None
-    """How many characters of the message's reasoning are its own."""
+    """Length of its part of the message's reasoning."""
     call: str | None = None
     """The id of the tool call that stands here."""
     apart: int = 0
-    """How many characters of the message's text before these only hold two messages apart."""
+    """Length of the separator before these, where two messages were joined."""
 
 
 class Issued(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -66,15 +66,15 @@ class Issued(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning_field: str | None = None
     """The name under which the reply brought its reasoning, where that differs by provider."""
     reply: dict[str, msgspec.Raw] = {}
-    """What the reply said around the message: its id, why it stopped, what it took."""
+    """Fields of the reply around the message: its id, why it stopped, what it took."""
     sent: bool = False
-    """Whether it came with a history: it stood in a request, and goes back in the same shape."""
+    """True if it came with a history: it stood in a request, and goes back in the same shape."""
     role: str | None = None
     """The provider's role, where it is not the message's: ``developer``, ``function``."""
     shape: str | None = None
-    """How a history said it, where the message does not show that: in which field."""
+    """Field in which a history said it, where the message does not show that."""
     follows: bool = False
-    """Whether it stood in one message of the history with the message before."""
+    """True if it stood in one message of the history with the message before."""
 
 
 def stamped(stamp: Issued, extra: Extra | None = None) -> Extra:
@@ -247,18 +247,15 @@ def _placed(
 
 
 def _texts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str]:
-    lengths = [(length, at) for item in items for at, length in _lengths(item)]
+    lengths: list[tuple[int, bool]] = []
+    for item in items:
+        if item.apart:
+            lengths.append((item.apart, False))
+        lengths += [(length, True) for length in item.texts]
     cut = pieces(message.text, [length for length, _ in lengths])
     if cut is None:
         return iter([message.text, *("" for _ in lengths[1:])])
     return (text for text, (_, is_own) in zip(cut, lengths, strict=True) if is_own)
-
-
-def _lengths(item: IssuedPart) -> Iterator[tuple[bool, int]]:
-    if item.apart:
-        yield False, item.apart
-    for length in item.texts:
-        yield True, length
 
 
 def _thoughts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str] | None:

@@ -21,13 +21,12 @@ from perdure.providers.issued import (
     opaque,
     raw,
     sent_stamp,
-    stamp_of,
     stamped,
 )
 from perdure.providers.parts import Media, Part, Text, Unknown
 from perdure.providers.request_rules import CHAT_CALL_ID
-from perdure.providers.tool_pairs import Exchange
-from perdure.records.messages import Extra, Message, ToolCall, ToolResult
+from perdure.providers.tool_pairs import ReadExchange, ReadResult
+from perdure.records.messages import CALL_FIELDS, Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai"
 REASONING: Final = ("reasoning_content", "reasoning")
@@ -35,19 +34,19 @@ REASONING: Final = ("reasoning_content", "reasoning")
 SAID_APART: Final = frozenset({"role", "content", "tool_calls"})
 ROLES: Final = ("system", "developer", "user", "assistant", "tool", "function")
 NOT_SENT_BACK: Final = frozenset({"audio", "annotations"})
-"""What a reply may have and a request may not."""
+"""Fields that a reply may have and a request may not."""
 NATIVE: Final = frozenset({"image_url", "input_audio", "file"})
 SOUNDS: Final = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 
-def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
-    """Return exchanges as the messages of a request."""
+def render(said: Sequence[ReadExchange], target: ContextTarget) -> RenderedContext:
+    """Return a conversation as the messages of a request."""
     ids = CallIds(CHAT_CALL_ID)
-    field = _reasoning_field(exchanges, target)
+    # The name of the field that the reader's own messages with calls have to have.
+    fields_used = (own.reasoning_field for _, own, _ in reversed(said) if own is not None)
+    field = next(filter(None, fields_used), None)
     messages: list[dict[str, Any]] = []
-    for exchange in exchanges:
-        head = exchange.head
-        own = target.own(stamp_of(head))
+    for head, own, results in said:
         if head.role != "assistant" and own is not None and own.sent:
             fields = {"role": own.role or head.role, "content": head.content}
             messages.append({**opaque(head.extra), **fields})
@@ -57,28 +56,27 @@ def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedCont
             messages.append({"role": head.role, "content": content})
             continue
         call_ids = ids.of(head.tool_calls)
-        rendered = _assistant(head, call_ids, target, field)
+        rendered = _assistant(head, call_ids, own, field)
         if rendered is not None:
             messages.append(rendered)
-        if exchange.results:
-            results = _results(exchange, call_ids, target)
-            messages += sorted(results, key=lambda one: one["role"] == "function")
+        if results:
+            rendered_results = _results(head, own, results, call_ids)
+            messages += sorted(rendered_results, key=lambda one: one["role"] == "function")
     return RenderedContext(target.format, messages)
 
 
 def _results(
-    exchange: Exchange, call_ids: Sequence[str], target: ContextTarget
+    head: Message,
+    head_own: Issued | None,
+    results: Sequence[ReadResult],
+    call_ids: Sequence[str],
 ) -> Iterator[dict[str, Any]]:
-    head_own = target.own(stamp_of(exchange.head))
     functions = {  # as calls were before they had ids
         at
-        for at, call in enumerate(exchange.head.tool_calls)
+        for at, call in enumerate(head.tool_calls)
         if head_own is not None and call.extra.get("type") == raw("function_call")
     }
-    for at, message in zip(exchange.answered(), exchange.results, strict=True):
-        result = message.tool_result
-        assert result is not None
-        own = target.own(stamp_of(message))
+    for at, message, result, own in results:
         content: Any = context_fit.result_text(result)
         fields: dict[str, Any] = {}
         if own is not None and own.sent:
@@ -86,26 +84,16 @@ def _results(
             is_own = result.error is None and isinstance(result.result, (str, list, type(None)))
             content = result.result if is_own else content
         if at in functions:
-            name = context_fit.function_name(exchange.head.tool_calls[at].name)
+            name = context_fit.function_name(head.tool_calls[at].name)
             content = content if isinstance(content, str) else context_fit.result_text(result)
             yield {**fields, "role": "function", "name": name, "content": content}
         else:
             yield {**fields, "role": "tool", "tool_call_id": call_ids[at], "content": content}
 
 
-def _reasoning_field(exchanges: Sequence[Exchange], target: ContextTarget) -> str | None:
-    """Return the name of the field that the reader's own messages with calls have to have."""
-    for exchange in reversed(exchanges):
-        own = target.own(stamp_of(exchange.head))
-        if own is not None and own.reasoning_field is not None:
-            return own.reasoning_field
-    return None
-
-
 def _assistant(
-    message: Message, call_ids: Sequence[str], target: ContextTarget, field: str | None
+    message: Message, call_ids: Sequence[str], own: Issued | None, field: str | None
 ) -> dict[str, Any] | None:
-    own = target.own(stamp_of(message))
     if own is not None and own.sent:
         return _sent(message, call_ids, own)
     content = _said(message, own)
@@ -336,12 +324,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
             functions.pause()
         else:
             functions.pause()
-            content = replies.content_in(FORMAT, entry, path)
-            extra = fields_of(entry, frozenset({"role", "content"}))
-            is_developer = role == "developer"
-            stamp = sent_stamp(by, FORMAT, extra, role=role if is_developer else None)
-            own = "system" if is_developer else role
-            messages.append(Message(role=own, content=content, extra=stamp))
+            messages.append(replies.sent_message(FORMAT, entry, path, by))
     return messages
 
 
@@ -391,7 +374,10 @@ def _sent_call(call: replies.Entry, path: str) -> ToolCall:
     text = replies.text_in(FORMAT, function, field, f"{path}.{kind}")
     extra: Extra = fields_of(call, frozenset({"id", "type", "function", "custom"}))
     _keep_beside(extra, kind, function, field)
-    replies.require_apart(FORMAT, extra, path)
+    for beside in extra:
+        if beside in CALL_FIELDS:  # it could not be told from a field of the call's own
+            cure = "leave it out, or write it where the provider has it"
+            raise replies.misfit(FORMAT, f"{path}.{beside}", "stands beside the function", cure)
     if kind == "custom":
         return ToolCall(call_id, name, {"input": text}, {**extra, "type": raw("custom")})
     return replies.written_call(call_id, name, text, extra)

@@ -44,7 +44,7 @@ from perdure.providers.parts import (
     words_of,
 )
 from perdure.providers.request_rules import RESPONSES_CALL_ID
-from perdure.providers.tool_pairs import Exchange
+from perdure.providers.tool_pairs import ReadExchange, ReadResult
 from perdure.records.messages import Extra, Message, ToolCall, ToolResult
 
 FORMAT: Final = "openai-responses"
@@ -96,35 +96,32 @@ ECHO: Final = frozenset(
         "user",
     }
 )
-"""What a response repeats of its request: the prompt and all tools, each time."""
+"""Fields that a response repeats of its request: the prompt and all tools, each time."""
 Block = dict[str, Any]
 
 
-def render(exchanges: Sequence[Exchange], target: ContextTarget) -> RenderedContext:
-    """Return exchanges as the input items of a request."""
+def render(said: Sequence[ReadExchange], target: ContextTarget) -> RenderedContext:
+    """Return a conversation as the input items of a request."""
     ids = CallIds(RESPONSES_CALL_ID, unique=True)
     items: list[Block] = []
-    for said in exchanges:
-        exchange = _answerable(said, target) if said.results else said
-        head = exchange.head
+    for exchange in said:
+        head, own, results = _answerable(exchange) if exchange.results else exchange
         if head.role != "assistant":
-            items.append(_given(head, target.own(stamp_of(head))))
+            items.append(_given(head, own))
             continue
         call_ids = ids.of(head.tool_calls)
-        items_said = _assistant(head, call_ids, target.own(stamp_of(head)))
+        items_said = _assistant(head, call_ids, own)
         items += items_said
-        if not exchange.results:
-            continue
-        kinds = {item["call_id"]: _kind(item) for item in items_said if _kind(item) in CALLS}
-        for at, message in zip(exchange.answered(), exchange.results, strict=True):
-            kind = kinds.get(call_ids[at], "function_call")
-            items.append(_output(message, call_ids[at], kind, target.own(stamp_of(message))))
+        kinds = {item.get("call_id"): _kind(item) for item in items_said if _kind(item) in CALLS}
+        for answer in results:
+            call_id = call_ids[answer.at]
+            items.append(_output(answer, call_id, kinds.get(call_id, "function_call")))
     return RenderedContext(target.format, items)
 
 
-def _answerable(exchange: Exchange, target: ContextTarget) -> Exchange:
+def _answerable(exchange: ReadExchange) -> ReadExchange:
     """Return an exchange without calls of a computer that no picture came of: nothing else can."""
-    own = target.own(stamp_of(exchange.head))
+    head, own, results = exchange
     if own is None or not any(
         b'"computer_call"' in bytes(item.block) for item in own.items if item.call
     ):
@@ -134,21 +131,18 @@ def _answerable(exchange: Exchange, target: ContextTarget) -> Exchange:
         for item in own.items
         if msgspec.json.decode(item.block).get("type") == "computer_call"
     }
-    results = dict(zip(exchange.answered(), exchange.results, strict=True))
+    pictures = {
+        answer.at
+        for answer in results
+        if answer.own is not None and answer.own.shape == "computer_call_output"
+        if isinstance(answer.result.result, list)
+    }
     kept = [
-        at
-        for at, call in enumerate(exchange.head.tool_calls)
-        if call.id not in computers or _is_picture(results[at], target)
+        at for at, call in enumerate(head.tool_calls) if call.id not in computers or at in pictures
     ]
-    calls = tuple(exchange.head.tool_calls[at] for at in kept)
-    head = msgspec.structs.replace(exchange.head, tool_calls=calls)
-    return Exchange(head, tuple(one for at, one in results.items() if at in kept))
-
-
-def _is_picture(message: Message, target: ContextTarget) -> bool:
-    own, result = target.own(stamp_of(message)), message.tool_result
-    is_sent = own is not None and own.shape == "computer_call_output"
-    return is_sent and result is not None and isinstance(result.result, list)
+    calls = tuple(head.tool_calls[at] for at in kept)
+    left = [one._replace(at=kept.index(one.at)) for one in results if one.at in kept]
+    return ReadExchange(msgspec.structs.replace(head, tool_calls=calls), own, left)
 
 
 def _given(message: Message, own: Issued | None) -> Block:
@@ -167,7 +161,9 @@ def _assistant(message: Message, call_ids: Sequence[str], own: Issued | None) ->
         items = [_own_item(part, message, call_ids) for part in placed]
         items = [_without_status(one) if _kind(one) == "reasoning" else one for one in items]
         items = [one for one in items if _kind(one) != "message" or _says(one)]
-        if own.sent and is_whole and _is_answered(items, call_ids):
+        answered = _answered(items, call_ids)
+        is_answered = all(item.get("call_id") in answered for item in items)
+        if own.sent and is_whole and is_answered:
             end = max(
                 (at for at, part in enumerate(items, 1) if _kind(part) != "reasoning"), default=0
             )
@@ -230,11 +226,6 @@ def _answered(items: Sequence[Block], call_ids: Sequence[str]) -> set[str | None
     return {None, *call_ids, *(outputs & asked)}
 
 
-def _is_answered(items: Sequence[Block], call_ids: Sequence[str]) -> bool:
-    answered = _answered(items, call_ids)
-    return all(item.get("call_id") in answered for item in items)
-
-
 def items_of(message: Message) -> list[Block]:
     """Return the items that `parse_history` made a message of, and no request is fitted to.
 
@@ -294,10 +285,9 @@ def _call(call: ToolCall, call_id: str, block: Block) -> Block:
     return {**block, "call_id": call_id, **known}
 
 
-def _output(message: Message, call_id: str, kind: str, own: Issued | None) -> Block:
+def _output(answer: ReadResult, call_id: str, kind: str) -> Block:
     """Return what came of a call; codex answers its local shell's calls as functions."""
-    result = message.tool_result
-    assert result is not None
+    _, message, result, own = answer
     shape = f"{kind}_output" if kind != "local_shell_call" else "function_call_output"
     if own is not None and own.sent:
         came = own.shape or shape
@@ -547,11 +537,7 @@ def _sent_item(item: replies.Entry, path: str, by: Issuer, asked: _Asked) -> Mes
         result = ToolResult(call_id, asked.names.get(call_id), output)
         stamp = sent_stamp(by, FORMAT, extra, shape=shape)
         return Message(role="tool", tool_result=result, extra=stamp)
-    content = replies.content_in(FORMAT, item, path)
-    extra = fields_of(item, frozenset({"role", "content"}))
-    is_developer = item["role"] == "developer"
-    stamp = sent_stamp(by, FORMAT, extra, role="developer" if is_developer else None)
-    return Message(role="system" if is_developer else item["role"], content=content, extra=stamp)
+    return replies.sent_message(FORMAT, item, path, by)
 
 
 def _sent_answer(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Final, Literal
 from urllib.parse import unquote_to_bytes
 
@@ -173,13 +174,12 @@ def read_part(part: Any) -> Part:
     return Unknown(dict(part)) if known is None else known
 
 
-def _text(part: Mapping[str, Any]) -> Part | None:
-    text = part.get("text")
-    return Text(text) if isinstance(text, str) else None
+def _str(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
 
 
-def _refusal(part: Mapping[str, Any]) -> Part | None:
-    text = part.get("refusal")
+def _words(field: str, part: Mapping[str, Any]) -> Part | None:
+    text = part.get(field)
     return Text(text) if isinstance(text, str) else None
 
 
@@ -201,8 +201,7 @@ def _input_audio(part: Mapping[str, Any]) -> Part | None:
 def _file(part: Mapping[str, Any]) -> Part | None:
     inner = part.get("file")
     file = inner if isinstance(inner, Mapping) else part
-    name = file.get("filename")
-    name = name if isinstance(name, str) else None
+    name = _str(file.get("filename"))
     for field in ("file_data", "file_url"):
         url = file.get(field)
         if isinstance(url, str):
@@ -217,10 +216,8 @@ def _source(part: Mapping[str, Any]) -> Part | None:
     if not isinstance(source, Mapping):
         return None
     data, url = source.get("data"), source.get("url")
-    media_type = source.get("media_type", source.get("mimeType"))
-    media_type = media_type if isinstance(media_type, str) else None
-    title = part.get("title")
-    name = title if isinstance(title, str) else None
+    media_type = _str(source.get("media_type", source.get("mimeType")))
+    name = _str(part.get("title"))
     if isinstance(url, str):
         return msgspec.structs.replace(media_at(url, kind), name=name)
     if not isinstance(data, str):
@@ -235,24 +232,22 @@ def _gemini(part: Mapping[str, Any]) -> Part | None:
         return Text(part["text"])
     blob = part.get("inlineData", part.get("inline_data"))
     if isinstance(blob, Mapping) and isinstance(blob.get("data"), str):
-        media_type = blob.get("mimeType", blob.get("mime_type"))
-        media_type = media_type if isinstance(media_type, str) else None
+        media_type = _str(blob.get("mimeType", blob.get("mime_type")))
         return Media(_kind(media_type or "", "document"), data=blob["data"], media_type=media_type)
     file = part.get("fileData", part.get("file_data"))
     if isinstance(file, Mapping):
         url = file.get("fileUri", file.get("file_uri"))
-        media_type = file.get("mimeType", file.get("mime_type"))
-        media_type = media_type if isinstance(media_type, str) else None
+        media_type = _str(file.get("mimeType", file.get("mime_type")))
         if isinstance(url, str):
             return Media(_kind(media_type or "", "document"), url=url, media_type=media_type)
     return None
 
 
-_READERS: Final = {
-    "text": _text,
-    "input_text": _text,
-    "output_text": _text,
-    "refusal": _refusal,
+_READERS: Final[dict[str, Callable[[Mapping[str, Any]], Part | None]]] = {
+    "text": partial(_words, "text"),
+    "input_text": partial(_words, "text"),
+    "output_text": partial(_words, "text"),
+    "refusal": partial(_words, "refusal"),
     "image_url": _image_url,
     "input_image": _image_url,
     "computer_screenshot": _image_url,

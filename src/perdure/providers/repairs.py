@@ -1,4 +1,4 @@
-"""What a rendered request is mended by, where the table of rules says so.
+"""Repairs of a rendered request, where the table of rules asks for them.
 
 A renderer writes what messages say; a history has it as its program wrote it, and the providers
 refuse some of that. One pass over the rendered request finds what breaks a rule of
@@ -16,18 +16,18 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.providers.context_fit import ContextTarget, Format, RenderedContext, function_name
+from perdure.providers.context_fit import (
+    LISTS,
+    ContextTarget,
+    Format,
+    RenderedContext,
+    function_name,
+)
 from perdure.providers.parts import Part, Text, Unknown, plain, read_part
 from perdure.providers.request_rules import RULES, Cure, Place, Rule, Walk, broken, places
 
 Shaped = Callable[[Part, Any], dict[str, Any]]
 """Returns a part in a provider's shape."""
-_LISTS: Final = {
-    "openai": "messages",
-    "openai-responses": "input",
-    "anthropic": "messages",
-    "gemini": "contents",
-}
 
 
 def repaired(context: RenderedContext, target: ContextTarget, shaped: Shaped) -> RenderedContext:
@@ -37,7 +37,7 @@ def repaired(context: RenderedContext, target: ContextTarget, shaped: Shaped) ->
         for rule in RULES[context.format]
         if rule.cure in _CURES and not (rule.official and target.issuer.provider != target.format)
     ]
-    name = _LISTS[context.format]
+    name = LISTS[context.format]
     request = {name: context.messages, "system": context.system}
     telling = {
         **request,
@@ -154,16 +154,13 @@ def _apart(found: Sequence[Place], _rule: Rule, request: Any, _: Shaped) -> None
                 if part.get("type") not in _OF_USERS
             ]
             block["content"] = texts or "failed"
-        end = max((at for at, one in enumerate(blocks, 1) if _is_result(one)), default=0)
+        results = [at for at, one in enumerate(blocks, 1) if one.get("type") == "tool_result"]
+        end = max(results, default=0)
         blocks[end:end] = moved
 
 
 _OF_USERS: Final = frozenset({"image", "document", "search_result"})
 """The types of blocks that a result may have and a user's message, too."""
-
-
-def _is_result(block: Any) -> bool:
-    return isinstance(block, Mapping) and block.get("type") == "tool_result"
 
 
 def _no_id(found: Sequence[Place], _rule: Rule, request: Any, _: Shaped) -> None:

@@ -11,9 +11,25 @@ from typing import Any, Final
 import msgspec
 
 from perdure.errors import FormatError
-from perdure.providers.context_fit import STYLE, RenderedContext, clean, read_json, style_of
-from perdure.providers.issued import Issued, Issuer, items_said, raw, stamp_of, stamped
-from perdure.records.messages import CALL_FIELDS, Extra, Message, ToolCall
+from perdure.providers.context_fit import (
+    LISTS,
+    STYLE,
+    Format,
+    RenderedContext,
+    clean,
+    read_json,
+    style_of,
+)
+from perdure.providers.issued import (
+    Issuer,
+    fields_of,
+    items_said,
+    raw,
+    sent_stamp,
+    stamp_of,
+    stamped,
+)
+from perdure.records.messages import Extra, Message, ToolCall
 
 _CALLS: Final = {
     "system": "session.append(Message.system(text))",
@@ -143,7 +159,7 @@ def plain_text(value: Any) -> str:
 
 
 BETWEEN: Final = "\n\n"
-"""What stands between the texts of two messages that are joined."""
+"""Separator between the texts of two messages that are joined."""
 
 
 def joined(first: Message, second: Message) -> Message:
@@ -151,7 +167,7 @@ def joined(first: Message, second: Message) -> Message:
     return msgspec.structs.replace(
         first,
         content=_content(first.content, second.content),
-        reasoning=_reasoning(first.reasoning, second.reasoning),
+        reasoning="".join(filter(None, (first.reasoning, second.reasoning))) or None,
         tool_calls=(*first.tool_calls, *second.tool_calls),
         image_urls=(*first.image_urls, *second.image_urls),
         audio_urls=(*first.audio_urls, *second.audio_urls),
@@ -173,10 +189,6 @@ def _parts(content: str | list[Any]) -> list[Any]:
     return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
-def _reasoning(first: str | None, second: str | None) -> str | None:
-    return f"{first}{second}" if first is not None and second is not None else first or second
-
-
 def _extra(first: Message, second: Message) -> Extra:
     extra = {**second.extra, **first.extra}
     left, right = stamp_of(first), stamp_of(second)
@@ -184,7 +196,12 @@ def _extra(first: Message, second: Message) -> Extra:
     if stamp is None:
         return extra
     # Each part keeps its place; what another provider signed is of no use in this answer.
-    items = list(items_said(second, right if right is None or _same_issuer(stamp, right) else None))
+    same = right is None or (right.provider, right.format, right.model) == (
+        stamp.provider,
+        stamp.format,
+        stamp.model,
+    )
+    items = list(items_said(second, right if same else None))
     gap = isinstance(first.content, str) and isinstance(second.content, str)
     for at, item in enumerate(items):
         if item.texts and gap and first.content and second.content:
@@ -194,22 +211,11 @@ def _extra(first: Message, second: Message) -> Extra:
     return stamped(msgspec.structs.replace(stamp, items=tuple(items)), extra)
 
 
-def _same_issuer(left: Issued, right: Issued) -> bool:
-    return (left.provider, left.format, left.model) == (right.provider, right.format, right.model)
-
-
 # Histories of other programs, as plain values with their positions
 
 
 Entry = dict[str, Any]
 
-_LISTS: Final = {
-    "openai": ("messages",),
-    "openai-responses": ("input",),
-    "anthropic": ("messages",),
-    "gemini": ("contents",),
-}
-"""The name of the conversation in a request."""
 _INSTRUCTIONS: Final = {
     "openai": (),
     "openai-responses": ("instructions",),
@@ -227,7 +233,7 @@ class PlainHistory(msgspec.Struct):
     """The instructions, where they came beside the conversation; None for none."""
 
 
-def entries_of(history: object, format: str) -> PlainHistory:
+def entries_of(history: object, format: Format) -> PlainHistory:
     """Return a history, or the conversation of a whole request, as plain values.
 
     Raises:
@@ -238,13 +244,11 @@ def entries_of(history: object, format: str) -> PlainHistory:
     if isinstance(history, RenderedContext):
         history = history.request
     if isinstance(history, Mapping):
-        names = _LISTS[format]
-        entries_found = next(
-            (history[name] for name in names if history.get(name) is not None), None
-        )
+        name = LISTS[format]
+        entries_found = history.get(name)
         if entries_found is None:
-            wanted = f"a list of messages, or a request with {names[0]!r}"
-            raise misfit(format, "history", f"is a dict without {names[0]!r}", f"give {wanted}")
+            wanted = f"a list of messages, or a request with {name!r}"
+            raise misfit(format, "history", f"is a dict without {name!r}", f"give {wanted}")
         for name in _INSTRUCTIONS[format]:
             system = history.get(name) if system is None else system
         history = [entries_found] if isinstance(entries_found, str) else entries_found
@@ -277,11 +281,16 @@ def _entry(value: object, format: str, path: str) -> Any:
 
 def _plain(value: object, format: str, path: str) -> Any:
     """Return what a dict, or an object of an SDK, holds."""
-    value = _leaf(value)
+    if isinstance(value, Enum):
+        value = value.value
+    if isinstance(value, bytes):
+        value = base64.b64encode(value).decode()
+    if isinstance(value, str):
+        return clean(value)
     if isinstance(value, float) and not isfinite(value):
         cure = "a request cannot have that, so leave it out, or give it as text"
         raise misfit(format, path, f"is {value}, which JSON lacks", cure)
-    if value is None or isinstance(value, (str, bool, int, float)):
+    if value is None or isinstance(value, (bool, int, float)):
         return value
     dump = getattr(value, "model_dump", None)
     if dump is not None:
@@ -301,12 +310,13 @@ def _plain(value: object, format: str, path: str) -> Any:
     )
 
 
-def _leaf(value: object) -> object:
-    if isinstance(value, Enum):
-        value = value.value
-    if isinstance(value, str):
-        return clean(value)
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else value
+def sent_message(format: str, entry: Entry, path: str, by: Issuer) -> Message:
+    """Return a message of a user or the instructions, of whose role `role_in` knows."""
+    content = content_in(format, entry, path)
+    extra = fields_of(entry, frozenset({"role", "content"}))
+    is_developer = entry["role"] == "developer"
+    stamp = sent_stamp(by, format, extra, role="developer" if is_developer else None)
+    return Message(role="system" if is_developer else entry["role"], content=content, extra=stamp)
 
 
 def misfit(format: str, path: str, reason: str, cure: str) -> FormatError:
@@ -379,18 +389,6 @@ def text_in(format: str, owner: Mapping[str, Any], name: str, path: str) -> str:
         return text
     reason = "is missing" if text is None else f"is {text!r}"
     raise misfit(format, f"{path}.{name}", reason, "give the text that the provider had there")
-
-
-def require_apart(format: str, extra: Extra, path: str) -> None:
-    """Refuse an extra field of a call that could not be distinguished from its own fields."""
-    for name in extra:
-        if name in CALL_FIELDS:
-            raise misfit(
-                format,
-                f"{path}.{name}",
-                "stands beside the function",
-                "leave it out, or write it where the provider has it",
-            )
 
 
 class WaitingCalls:

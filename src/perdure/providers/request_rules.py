@@ -1,4 +1,4 @@
-"""What each provider accepts in a request, field by field, and what is sent where it would refuse.
+"""Rules of each provider for a request, field by field, and the repair where it would refuse.
 
 One table, read by three: the renderers keep its limits, docs/contexts.md shows it, and the tests
 judge each rendered request by it. `broken` tells which values of a request break a rule.
@@ -34,7 +34,7 @@ Cure = Literal[
     "apart",
     "no id",
 ]
-"""How a rule is kept. ``rendered``: by the provider's renderer, which writes nothing else.
+"""Means of keeping a rule. ``rendered``: the provider's renderer, which writes nothing else.
 ``sent``: not at all, the field goes as it came. The others: by `perdure.providers.repairs`."""
 
 TOOL_NAME: Final = r"[a-zA-Z0-9_-]{1,64}"
@@ -65,44 +65,45 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     fields: tuple[str, ...]
     """Their paths."""
     takes: str
-    """What the provider accepts."""
+    """Values that the provider accepts."""
     otherwise: str
-    """What is sent where a message has something else, and why."""
+    """The repair where a message has something else, and the reason."""
     cure: Cure
     pattern: str | None = None
-    """What text has to look like in full."""
+    """Regular expression that text has to match in full."""
     names: frozenset[str] | None = None
     """The fields that an object may have."""
     types: frozenset[str] | None = None
     """The types that a part may have, of those in `SHAPES`."""
     is_closed: bool = False
-    """Whether other types than those in `SHAPES` are refused as well."""
+    """True if types other than those in `SHAPES` are refused as well."""
     images: frozenset[str] | None = None
     """The media types of images."""
     is_object: bool = False
-    """Whether it is an object, or text that is one in JSON."""
+    """True if it is an object, or text that is one in JSON."""
     is_filled: bool = False
-    """Whether it, or the text of a part, may be neither blank nor empty."""
+    """True if it, or the text of a part, may be neither blank nor empty."""
     is_listed: bool = False
-    """Whether a list of parts may not be empty, though text may be."""
+    """True if a list of parts may not be empty, though text may be."""
     is_plain_error: bool = False
-    """Whether it is a tool's result that says nothing but text where it is an error."""
+    """True if it is a tool's result that says nothing but text where it is an error."""
     never: bool = False
-    """Whether it is refused whatever it is."""
+    """True if it is refused whatever it is."""
     most: int | None = None
-    """How many there may be in a request."""
+    """The most that there may be in a request."""
     is_unique: bool = False
-    """Whether no two may be the same in a request."""
+    """True if no two may be the same in a request."""
     is_falling: bool = False
-    """Whether a cache marker may not outlast one before it."""
+    """True if a cache marker may not outlast one before it."""
     official: bool = False
-    """Whether only the provider itself has the rule, and not all who speak its format."""
+    """True if only the provider itself has the rule, and not all who speak its format."""
 
     def accepts(self) -> Callable[[Any], bool]:
         """Return what says whether a value by itself keeps the rule."""
         tests: list[Callable[[Any], bool]] = []
         if self.pattern is not None:
-            tests.append(partial(_matches, self.pattern))
+            pattern = re.compile(self.pattern)
+            tests.append(lambda value: isinstance(value, str) and bool(pattern.fullmatch(value)))
         if self.names is not None:
             tests.append(self.names.issuperset)
         if self.types is not None:
@@ -132,7 +133,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Place(NamedTuple):
-    """Where a value stands in a request."""
+    """Place of a value in a request."""
 
     owner: Any
     """A dict or a list."""
@@ -175,7 +176,8 @@ def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
                 wrong += [at] if values[at] in seen else []
                 seen.add(values[at])
     if rule.is_falling:
-        lasting = [_lasts(values[at]) for at in given]
+        markers = [values[at] for at in given]
+        lasting = [isinstance(one, Mapping) and one.get("ttl") == "1h" for one in markers]
         short = lasting.index(False) if False in lasting else len(given)
         wrong += [at for at, lasts in zip(given[short:], lasting[short:], strict=True) if lasts]
     if rule.most is not None and len(given) > rule.most:
@@ -198,21 +200,13 @@ class Walk:
         found = self._found.get(steps)
         if found is None:
             *before, step = steps
-            follow = self._members if step.field is None else self._of_kind
-            found = self._found[steps] = follow(before, step)
+            if step.field is None:
+                owners = self.values(*before)
+                found = [place.value for owner in owners for place in _members(owner, step)]
+            else:
+                found = self._of_kind(before, step)
+            self._found[steps] = found
         return found
-
-    def _members(self, before: Sequence[_Step], step: _Step) -> list[Any]:
-        owners = self.values(*before)
-        found = [
-            owner[step.name] for owner in owners if isinstance(owner, dict) and step.name in owner
-        ]
-        if not step.is_list:
-            return found
-        lists = [members for members in found if isinstance(members, list)]
-        if step.is_deep:
-            return [member for members in lists for member in _nested(members, step.name)]
-        return [member for members in lists for member in members]
 
     def _of_kind(self, before: Sequence[_Step], step: _Step) -> list[Any]:
         """Return those whose field says so; they are sorted by it once."""
@@ -228,13 +222,6 @@ class Walk:
         return [member for member in every if _kind(member, field) in fitting]
 
 
-def _nested(members: list[Any], name: str) -> Iterator[Any]:
-    for member in members:
-        if isinstance(member, dict) and isinstance(member.get(name), list):
-            yield from _nested(member[name], name)  # a result's blocks are sent before it ends
-        yield member
-
-
 class _Step(NamedTuple):
     name: str
     is_list: bool
@@ -242,7 +229,7 @@ class _Step(NamedTuple):
     field: str | None
     values: frozenset[str]
     is_other: bool
-    """Whether the field has none of the values."""
+    """True if the field must have none of the values."""
 
 
 _STEP: Final = re.compile(r"(\w+)(\[(?:(\w+)(!?)=([\w|]+)|(\*))?\])?\.?")
@@ -273,7 +260,7 @@ def _members(owner: Any, step: _Step) -> Iterator[Place]:
     elif isinstance(members, list):
         for at, member in enumerate(members):
             if step.is_deep:
-                yield from _members(member, step)
+                yield from _members(member, step)  # a result's blocks are sent before it ends
             if step.field is None or (_kind(member, step.field) in step.values) != step.is_other:
                 yield Place(members, at)
 
@@ -281,15 +268,6 @@ def _members(owner: Any, step: _Step) -> Iterator[Place]:
 def _kind(member: Any, field: str) -> str:
     kind = member.get(field) if isinstance(member, dict) else None
     return kind if isinstance(kind, str) else ""
-
-
-@lru_cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
-
-def _matches(pattern: str, value: Any) -> bool:
-    return isinstance(value, str) and _compiled(pattern).fullmatch(value) is not None
 
 
 def _is_object(value: Any) -> bool:
@@ -309,10 +287,6 @@ def _type(part: Any) -> str:
 def _is_blank(value: Any) -> bool:
     text = value.get("text", value) if isinstance(value, Mapping) else value
     return not (text.strip() if isinstance(text, str) else text)
-
-
-def _lasts(marker: Any) -> bool:
-    return isinstance(marker, Mapping) and marker.get("ttl") == "1h"
 
 
 def _is_plain_error(result: Mapping[str, Any]) -> bool:

@@ -9,16 +9,17 @@ that was made up. Calls of one reply that came as several messages stand in one 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 import msgspec
 
-from perdure.providers.issued import stamp_of
+from perdure.providers.context_fit import ContextTarget
+from perdure.providers.issued import Issued, stamp_of
 from perdure.providers.replies import joined
-from perdure.records.messages import MADE_UP, Message, ToolCall
+from perdure.records.messages import MADE_UP, Message, ToolCall, ToolResult
 
 Dangling = Literal["interrupted", "drop", "keep"]
-"""What becomes of a tool call without a result: closed as interrupted, left out, or kept."""
+"""Treatment of a tool call without a result: closed as interrupted, left out, or kept."""
 
 INTERRUPTED: Final = (
     "interrupted: the process stopped before the result was there; "
@@ -41,6 +42,37 @@ class Exchange(msgspec.Struct, frozen=True):
             unanswered[at] = None
             places.append(at)
         return places
+
+
+class ReadResult(NamedTuple):
+    """A result as its reader gets it."""
+
+    at: int
+    """The place of its call."""
+    message: Message
+    result: ToolResult
+    own: Issued | None
+    """The message's stamp, if what it holds may be sent."""
+
+
+class ReadExchange(NamedTuple):
+    """An exchange as its reader gets it."""
+
+    head: Message
+    own: Issued | None
+    """The head's stamp, if what it holds may be sent."""
+    results: list[ReadResult]
+
+
+def read_by(exchange: Exchange, target: ContextTarget) -> ReadExchange:
+    """Return an exchange as its reader gets it: each stamp is decoded here, once."""
+    results: list[ReadResult] = []
+    places = exchange.answered() if exchange.results else ()
+    for at, message in zip(places, exchange.results, strict=True):
+        assert message.tool_result is not None  # it is paired
+        own = target.own(stamp_of(message))
+        results.append(ReadResult(at, message, message.tool_result, own))
+    return ReadExchange(exchange.head, target.own(stamp_of(exchange.head)), results)
 
 
 class PairedHistory(msgspec.Struct, frozen=True):
@@ -83,12 +115,10 @@ def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Pai
 
     Pairing what is paired changes nothing.
     """
-    blocks = _Blocks()
-    for message in messages:
-        blocks.take(message)
+    blocks, orphans, moved, put_back = _blocks_of(messages)
     exchanges: list[Exchange] = []
     closed = dropped = empty = 0
-    for block in blocks.found:
+    for block in blocks:
         missing = block.missing()
         if policy == "drop" and missing:
             dropped += len(missing)
@@ -101,9 +131,7 @@ def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Pai
             empty += 1
         else:
             exchanges.append(Exchange(block.head, tuple(block.results)))
-    return PairedHistory(
-        tuple(exchanges), closed, dropped, blocks.orphans, blocks.moved, empty, blocks.joined
-    )
+    return PairedHistory(tuple(exchanges), closed, dropped, orphans, moved, empty, put_back)
 
 
 class _Block:
@@ -117,13 +145,18 @@ class _Block:
         self.open = [call.id for call in head.tool_calls]
 
     def answer(self, message: Message) -> bool:
-        """Take a result in, if a call waits for it."""
+        """Take a result in, if a call waits for it, or has one that was made up."""
         call_id = answers(message)
         if call_id in self.open:
             self.open.remove(call_id)
             self.results.append(message)
             return True
-        return self._replace(message, call_id)
+        if not is_synthetic(message):
+            for at, have in enumerate(self.results):
+                if is_synthetic(have) and answers(have) == call_id:
+                    self.results[at] = message
+                    return True
+        return False
 
     def goes_on(self, message: Message) -> bool:
         """Say whether a message is part of the same reply: no call of that has been run yet."""
@@ -138,16 +171,6 @@ class _Block:
         """Take in the next part of the same reply."""
         self.head = joined(self.head, message)
         self.open += [call.id for call in message.tool_calls]
-
-    def _replace(self, message: Message, call_id: str) -> bool:
-        """Put a real result in the place of one that was made up."""
-        if is_synthetic(message):
-            return False
-        for at, have in enumerate(self.results):
-            if is_synthetic(have) and answers(have) == call_id:
-                self.results[at] = message
-                return True
-        return False
 
     def missing(self) -> list[ToolCall]:
         """Return the calls without a result."""
@@ -166,34 +189,29 @@ class _Block:
         return [] if _is_empty(head) else [Exchange(head, tuple(self.results))]
 
 
-class _Blocks:
-    """The blocks of a conversation, message by message."""
+def _blocks_of(messages: Sequence[Message]) -> tuple[list[_Block], int, int, int]:
+    """Return a conversation in blocks.
 
-    __slots__ = ("_asking", "found", "joined", "moved", "orphans")
-
-    def __init__(self) -> None:
-        self.found: list[_Block] = []
-        self.orphans = self.moved = self.joined = 0
-        # The newest counts: providers number calls anew in each answer.
-        self._asking: dict[str, _Block] = {}
-
-    def take(self, message: Message) -> None:
+    And how many results had no call that waited, came late, and how many messages were put back.
+    """
+    blocks: list[_Block] = []
+    asking: dict[str, _Block] = {}  # the newest counts: providers number calls anew in each answer
+    orphans = moved = put_back = 0
+    for message in messages:
         if message.tool_result is not None:
-            self._answer(message)
-            return
-        if self.found and self.found[-1].goes_on(message):
-            self.found[-1].join(message)
-            self.joined += 1
+            block = asking.get(answers(message))
+            if block is None or not block.answer(message):
+                orphans += 1
+            else:
+                moved += block is not blocks[-1]
+            continue
+        if blocks and blocks[-1].goes_on(message):
+            blocks[-1].join(message)
+            put_back += 1
         else:
-            self.found.append(_Block(message))
-        self._asking.update((call.id, self.found[-1]) for call in message.tool_calls)
-
-    def _answer(self, message: Message) -> None:
-        block = self._asking.get(answers(message))
-        if block is None or not block.answer(message):
-            self.orphans += 1  # nobody asked, or it was answered before
-        else:
-            self.moved += block is not self.found[-1]
+            blocks.append(_Block(message))
+        asking.update((call.id, blocks[-1]) for call in message.tool_calls)
+    return blocks, orphans, moved, put_back
 
 
 def answers(message: Message) -> str:

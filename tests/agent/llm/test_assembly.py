@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,7 +10,7 @@ import pytest
 from perdure.agent.llm import gemini, openai
 from perdure.agent.llm.assembly import AnthropicAnswer, ChatAnswer, ResponsesAnswer, merged_delta
 from perdure.agent.llm.model import Chunk, ReplyStream, Usage
-from perdure.agent.llm.sdk import EventLines
+from perdure.agent.llm.sdk import sent_events
 from perdure.records.messages import Message, ToolCall
 
 
@@ -131,13 +131,12 @@ def test_messages_keep_blocks_signatures_and_what_is_unknown() -> None:
     ]
 
 
-def test_events_are_put_together_from_lines() -> None:
-    lines = EventLines()
-    taken = [
-        lines.take(line)
-        for line in (": ping", "", "event: x", 'data: {"a":', "data: 1}", "", "data: [DONE]", "")
-    ]
-    assert [event for event in taken if event is not None] == [{"a": 1}]
+async def test_events_are_put_together_from_lines() -> None:
+    async def lines() -> AsyncIterator[str]:
+        for line in (": ping", "", "event: x", 'data: {"a":', "data: 1}", "", "data: [DONE]", ""):
+            yield line
+
+    assert [event async for event in sent_events(lines())] == [{"a": 1}]
 
 
 def test_calls_of_one_answer_are_told_apart() -> None:
@@ -192,7 +191,7 @@ def test_a_later_count_that_is_null_replaces_nothing() -> None:
 
 @pytest.mark.parametrize("usage_of", [gemini._usage, openai._usage])
 def test_what_a_provider_does_not_count_is_none(
-    usage_of: Callable[[Mapping[str, Any]], Usage | None],
+    usage_of: Callable[[Mapping[str, Any]], Usage],
 ) -> None:
     usage = usage_of({"promptTokenCount": 5, "prompt_tokens": 5})
     assert usage == Usage(input_tokens=5)

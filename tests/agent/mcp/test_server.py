@@ -21,9 +21,7 @@ from perdure import (
     connect,
 )
 from perdure.agent import Agent, ScriptedModel, call
-from perdure.agent.mcp import McpServer
-from perdure.agent.mcp.connection import StderrTail
-from perdure.agent.mcp.server import effect_of, tool_name
+from perdure.agent.mcp import McpServer, StderrTail, effect_of, tool_name
 from tests.servers import free_port
 
 SCRIPT = Path(__file__).parents[2] / "servers" / "mcp_tools.py"

@@ -17,8 +17,7 @@ import pytest
 
 from perdure import ToolOutcomeUnknownError, ToolServerError, connect
 from perdure.agent import Agent, ScriptedModel, call
-from perdure.agent.mcp import McpServer
-from perdure.agent.mcp.connection import ConnectionGoneError
+from perdure.agent.mcp import ConnectionGoneError, McpServer
 from tests.agent.mcp.test_server import processes
 from tests.servers.mcp_tools import Tools, answer
 

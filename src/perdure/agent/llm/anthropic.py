@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Literal, final
 
 from perdure.agent.llm.assembly import AnthropicAnswer
-from perdure.agent.llm.failures import cut, ended
 from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
-from perdure.agent.llm.sdk import client_of, events_of, require
+from perdure.agent.llm.sdk import chunks_of, client_of, events_of, require
 from perdure.errors import InvalidArgumentError
-from perdure.providers import parse, render
+from perdure.providers import render
+from perdure.providers.request_rules import MARKERS, places
 from perdure.records.messages import Message
 
 # Cache breakpoints in a request to Anthropic: pure
@@ -23,10 +22,10 @@ from perdure.records.messages import Message
 
 
 CacheTime = Literal["5m", "1h"]
-"""How long a cached beginning stays after it was used."""
+"""Time that a cached beginning stays after it was used."""
 
-MOST: Final = 4
-"""The marks that a request may have."""
+_STANDING: Final = ("tools[]", "system[]")
+_MOVING: Final = "messages[].content[*]"
 _NEVER: Final = frozenset({"thinking", "redacted_thinking"})
 """Blocks that take no mark."""
 
@@ -43,11 +42,23 @@ def with_breakpoints(request: dict[str, Any], stay: CacheTime) -> dict[str, Any]
     for name in ("tools", "system"):
         if request.get(name):
             marked[name] = _blocks(request[name])
-    _make_room(marked)
-    free = MOST - sum("cache_control" in block for block in _all(marked))
+    # The oldest marks in the messages go, so that one is left for the end.
+    standing, moving = _marked(marked, *_STANDING), _marked(marked, _MOVING)
+    for block in moving[: max(len(standing) + len(moving) - (MARKERS - 1), 0)]:
+        del block["cache_control"]
+    free = MARKERS - len(_marked(marked, *_STANDING, _MOVING))
     for place in _places(marked)[: max(free, 0)]:
         place["cache_control"] = _mark(marked, place, stay)
     return marked
+
+
+def _all(request: dict[str, Any], *paths: str) -> list[Block]:
+    """Return everything on these paths that may have a mark, in the order in which it is cached."""
+    return [place.value for path in paths for place in places(request, path)]
+
+
+def _marked(request: dict[str, Any], *paths: str) -> list[Block]:
+    return [block for block in _all(request, *paths) if "cache_control" in block]
 
 
 def _copied(message: Any) -> Any:
@@ -57,49 +68,15 @@ def _copied(message: Any) -> Any:
 
 
 def _blocks(content: Any) -> list[Block]:
-    """Return content as blocks that may be changed, those in results of tools too."""
+    """Return content as blocks that may be changed, those within blocks too."""
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     return [
-        {**block, "content": _blocks(block["content"])} if _is_nested(block) else {**block}
+        {**block, "content": _blocks(block["content"])}
+        if isinstance(block.get("content"), list)
+        else {**block}
         for block in content
     ]
-
-
-def _is_nested(block: Block) -> bool:
-    return block.get("type") == "tool_result" and isinstance(block.get("content"), list)
-
-
-def _all(request: dict[str, Any]) -> Iterator[Block]:
-    """Return everything that may have a mark, in the order in which it is cached."""
-    for name in ("tools", "system"):
-        yield from request.get(name) or ()
-    for message in request["messages"]:
-        yield from _inside(message.get("content") or [])
-
-
-def _inside(blocks: list[Block]) -> Iterator[Block]:
-    for block in blocks:
-        if _is_nested(block):
-            yield from _inside(block["content"])
-        yield block
-
-
-def _make_room(request: dict[str, Any]) -> None:
-    fixed: dict[str, Any] = {
-        "tools": request.get("tools"),
-        "system": request.get("system"),
-        "messages": [],
-    }
-    standing = sum("cache_control" in block for block in _all(fixed))
-    moving = [
-        block
-        for message in request["messages"]
-        for block in _inside(message.get("content") or [])
-        if "cache_control" in block
-    ]
-    for block in moving[: max(standing + len(moving) - (MOST - 1), 0)]:
-        del block["cache_control"]
 
 
 def _places(request: dict[str, Any]) -> list[Block]:
@@ -127,7 +104,7 @@ def _last(blocks: list[Block] | None) -> Block | None:
 
 def _mark(request: dict[str, Any], place: Block, stay: CacheTime) -> Block:
     """Return a mark that fits its place: those that stay longer come before those that do not."""
-    blocks = list(_all(request))
+    blocks = _all(request, *_STANDING, _MOVING)
     at = next(number for number, block in enumerate(blocks) if block is place)
     if any(_cache_lifetime(block) == "1h" for block in blocks[at:]):
         stay = "1h"
@@ -197,7 +174,7 @@ class AnthropicModel:
                 f"invalid prompt_cache={prompt_cache!r}: choose '5m', '1h' or None",
                 option="prompt_cache",
             )
-        require("anthropic")
+        require("anthropic", "anthropic", extra="anthropic")
         self.name: str = name
         self.context_window: int | None = context_window
         self._max_tokens = max_tokens
@@ -217,7 +194,7 @@ class AnthropicModel:
             make="AsyncAnthropic",
             official=OFFICIAL,
             is_official=lambda url: url == OFFICIAL,
-            warm=lambda created: created.messages,
+            resource=_messages,
         )
 
     def __repr__(self) -> str:
@@ -231,7 +208,7 @@ class AnthropicModel:
         """Close the connections; they are made again if need be."""
         await self._sdk.aclose()
 
-    async def stream(
+    def stream(
         self, messages: Sequence[Any], tools: Sequence[ToolSpec]
     ) -> AsyncGenerator[Chunk, None]:
         """Answer, in chunks; the last one has the whole message.
@@ -245,46 +222,35 @@ class AnthropicModel:
             ModelError: It will not help to ask again.
 
         """
-        client = await self._sdk.get()
         request = self._request(messages, tools)
-        answer = AnthropicAnswer()
-        opening = client.messages.with_streaming_response.create(
-            model=self.name, stream=True, **request
-        )
-        async with aclosing(events_of(self._asked, opening)) as events:
-            async for event in events:
-                if event.get("type") == "error":
-                    raise ended(self._asked, event.get("error"))
-                text, reasoning = answer.take(event)
-                if text or reasoning:
-                    yield Chunk(text=text, reasoning=reasoning)
-        if not answer.complete:
-            raise cut(self._asked)
-        yield Chunk(message=parse(answer.whole(), "anthropic"), usage=_usage(answer.usage))
+        events = events_of(self._asked, self._sdk, _messages, request)
+        return chunks_of(self._asked, events, AnthropicAnswer(), "anthropic", _usage)
 
     def _request(self, messages: Sequence[Any], tools: Sequence[ToolSpec]) -> dict[str, Any]:
         request: dict[str, Any] = {"max_tokens": self._max_tokens, **self._options}
         if tools:
-            request["tools"] = [_tool(tool) for tool in tools]
-        request |= _rendered(messages)
+            request["tools"] = [
+                {
+                    "name": tool.name,
+                    "description": tool.description,
+                    "input_schema": tool.parameters,
+                }
+                for tool in tools
+            ]
+        if all(isinstance(message, Message) for message in messages):
+            request |= render(messages, "anthropic").request
+        else:
+            request["messages"] = list(messages)
         if self._prompt_cache is None or "cache_control" in request:  # the API does it by itself
             return request
         return with_breakpoints(request, self._prompt_cache)
 
 
-def _rendered(messages: Sequence[Any]) -> dict[str, Any]:
-    if not all(isinstance(message, Message) for message in messages):
-        return {"messages": list(messages)}
-    return render(messages, "anthropic").request
+def _messages(client: Any) -> Any:
+    return client.messages
 
 
-def _tool(tool: ToolSpec) -> dict[str, Any]:
-    return {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
-
-
-def _usage(usage: Mapping[str, Any] | None) -> Usage | None:
-    if usage is None:
-        return None
+def _usage(usage: Mapping[str, Any]) -> Usage:
     cached = usage.get("cache_read_input_tokens") or 0
     written = usage.get("cache_creation_input_tokens") or 0
     return Usage(

@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
-
-from perdure.providers.context_fit import read_json
+from perdure.providers.replies import arguments, plain_text
 
 _NAMES: Final = frozenset({"id", "type", "role", "name", "index", "object", "format", "status"})
 """Fields that a later part repeats, and does not continue."""
@@ -42,29 +40,25 @@ def _joined(merged: list[Any], part: list[Any]) -> list[Any]:
     joined = list(merged)
     for element in part:
         index = element.get("index") if isinstance(element, Mapping) else None
-        places = [i for i, known in enumerate(joined) if _index(known) == index]
-        at = places[-1] if places else None
-        if index is None or at is None or _is_another(joined[at], element):
-            joined.append(element)
-        else:
-            joined[at] = merged_delta(joined[at], element)
+        places = [
+            at
+            for at, known in enumerate(joined)
+            if isinstance(known, dict) and known.get("index") == index
+        ]
+        if index is not None and places:
+            at = places[-1]
+            ids = {joined[at].get("id"), element.get("id")} - {None, ""}
+            if len(ids) < 2:  # some servers give all elements the index 0
+                joined[at] = merged_delta(joined[at], element)
+                continue
+        joined.append(element)
     return joined
-
-
-def _is_another(element: Any, part: Mapping[str, Any]) -> bool:
-    """Whether a part begins a new element: some servers give all of them the index 0."""
-    old, new = element.get("id"), part.get("id")
-    return bool(old and new and old != new)
-
-
-def _index(element: Any) -> Any:
-    return element.get("index") if isinstance(element, dict) else None
 
 
 class ChatAnswer:
     """An answer of Chat Completions, from its chunks."""
 
-    __slots__ = ("_fields", "_message", "finish_reason", "usage")
+    __slots__ = ("_fields", "_message", "error", "finish_reason", "usage")
 
     def __init__(self) -> None:
         self._fields: dict[str, Any] = {}
@@ -72,47 +66,42 @@ class ChatAnswer:
         self.finish_reason: str | None = None
         """None until the answer is complete."""
         self.usage: dict[str, Any] | None = None
+        self.error: Any = None
+
+    @property
+    def complete(self) -> bool:
+        """True once it says why it ended."""
+        return self.finish_reason is not None
 
     def take(self, chunk: Mapping[str, Any]) -> tuple[str, str]:
         """Add a chunk; return what it says of the text and of the reasoning."""
+        self.error = chunk.get("error")
         extra = {key: value for key, value in chunk.items() if key not in {"choices", "usage"}}
         self._fields.update(extra)
         self.usage = chunk.get("usage") or self.usage
         choice = next(iter(chunk.get("choices") or ()), None)
         if choice is None:
             return "", ""
-        delta = choice.get("delta") or {}
+        delta = dict(choice.get("delta") or {})
         # A tool call without an index is a whole one: some servers send them so.
-        self._message = merged_delta(self._message, _with_list(delta))
+        delta["tool_calls"] = list(delta.get("tool_calls") or ()) or None
+        self._message = merged_delta(self._message, delta)
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        return _text(delta.get("content")), _text(reasoning)
+        return plain_text(delta.get("content")), plain_text(reasoning)
 
     def whole(self) -> dict[str, Any]:
         """Return the answer as it would have come in one piece."""
         message = dict(self._message)
-        calls = message.get("tool_calls")
+        calls = message.pop("tool_calls", None)
         if calls:
-            message["tool_calls"] = [_without_index(call) for call in calls]
+            message["tool_calls"] = [
+                {"type": "function", **{key: call[key] for key in call if key != "index"}}
+                for call in calls
+            ]
         choice = {"index": 0, "message": message, "finish_reason": self.finish_reason}
         usage = {} if self.usage is None else {"usage": self.usage}
         return {**self._fields, "object": "chat.completion", "choices": [choice], **usage}
-
-
-def _with_list(delta: Mapping[str, Any]) -> dict[str, Any]:
-    return (
-        {**delta, "tool_calls": list(delta["tool_calls"])}
-        if delta.get("tool_calls")
-        else {key: value for key, value in delta.items() if key != "tool_calls"}
-    )
-
-
-def _without_index(call: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "function", **{key: value for key, value in call.items() if key != "index"}}
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
 
 
 class ResponsesAnswer:
@@ -130,15 +119,15 @@ class ResponsesAnswer:
         self._items: list[Any] = []
         self._response: dict[str, Any] | None = None
         self.error: Any = None
-        """What the provider says went wrong, in its own shape."""
+        """The provider's error, in its own shape."""
 
     def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
         """Add an event; return what it says of the text and of the reasoning."""
         kind = event.get("type")
         if kind in self._TEXT:
-            return _text(event.get("delta")), ""
+            return plain_text(event.get("delta")), ""
         if kind in self._REASONING:
-            return "", _text(event.get("delta"))
+            return "", plain_text(event.get("delta"))
         if kind == "response.output_item.done":
             self._items.append(event.get("item"))
         elif kind in self._LAST:
@@ -151,12 +140,12 @@ class ResponsesAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether the last event has come."""
+        """True once the last event has come."""
         return self._response is not None
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """What it took."""
+        """Tokens used, as the provider counts them."""
         return None if self._response is None else self._response.get("usage")
 
     def whole(self) -> dict[str, Any]:
@@ -168,14 +157,15 @@ class ResponsesAnswer:
 class AnthropicAnswer:
     """An answer of the Messages API, from its events."""
 
-    __slots__ = ("_blocks", "_json", "_message", "complete")
+    __slots__ = ("_blocks", "_json", "_message", "complete", "error")
 
     def __init__(self) -> None:
         self._message: dict[str, Any] = {"type": "message", "role": "assistant"}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._json: dict[int, str] = {}
         self.complete: bool = False
-        """Whether the last event has come."""
+        """True once the last event has come."""
+        self.error: Any = None
 
     def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
         """Add an event; return what it says of the text and of the reasoning."""
@@ -194,13 +184,15 @@ class AnthropicAnswer:
             }
         elif kind == "message_stop":
             self.complete = True
+        elif kind == "error":
+            self.error = event.get("error") or event
         return "", ""
 
     def _delta(self, index: int, delta: Mapping[str, Any]) -> tuple[str, str]:
         block = self._blocks.setdefault(index, {})
         kind = delta.get("type")
         if kind == "input_json_delta":
-            self._json[index] = self._json.get(index, "") + _text(delta.get("partial_json"))
+            self._json[index] = self._json.get(index, "") + plain_text(delta.get("partial_json"))
             return "", ""
         if kind == "citations_delta":
             block["citations"] = [*(block.get("citations") or ()), delta.get("citation")]
@@ -208,12 +200,12 @@ class AnthropicAnswer:
         fields = {key: value for key, value in delta.items() if key != "type"}
         block.update(merged_delta(block, fields))
         if kind == "text_delta":
-            return _text(delta.get("text")), ""
-        return "", _text(delta.get("thinking"))
+            return plain_text(delta.get("text")), ""
+        return "", plain_text(delta.get("thinking"))
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """What it took."""
+        """Tokens used, as the provider counts them."""
         return self._message.get("usage")
 
     def whole(self) -> dict[str, Any]:
@@ -222,28 +214,28 @@ class AnthropicAnswer:
         Arguments that are no JSON, as those of an answer that became too long, stay text.
         """
         for index, text in self._json.items():
-            self._blocks[index]["input"] = _decoded(text)
+            self._blocks[index]["input"] = arguments(text)
         return {**self._message, "content": [self._blocks[at] for at in sorted(self._blocks)]}
 
 
 class GeminiAnswer:
     """An answer of generateContent, from its chunks."""
 
-    __slots__ = ("_around", "_candidate", "_parts", "blocked")
+    __slots__ = ("_around", "_candidate", "_parts")
+
+    error = None
+    """Always: its client raises them."""
 
     def __init__(self) -> None:
         self._around: dict[str, Any] = {}
         self._candidate: dict[str, Any] = {}
         self._parts: list[dict[str, Any]] = []
-        self.blocked: str | None = None
-        """Why there is no answer, if the request was refused."""
 
     def take(self, chunk: Mapping[str, Any]) -> tuple[str, str]:
         """Add a chunk; return what it says of the text and of the reasoning."""
         apart = {"candidates", "sdkHttpResponse", "automaticFunctionCallingHistory", "parsed"}
         said = {key: value for key, value in chunk.items() if key not in apart}
         self._around.update(said)
-        self.blocked = (chunk.get("promptFeedback") or {}).get("blockReason") or self.blocked
         candidate = dict(next(iter(chunk.get("candidates") or ()), {}))
         content = candidate.pop("content", None) or {}
         self._candidate.update(candidate)
@@ -251,9 +243,9 @@ class GeminiAnswer:
         for part in content.get("parts") or ():
             self._add(dict(part))
             if part.get("thought"):
-                reasoning += _text(part.get("text"))
+                reasoning += plain_text(part.get("text"))
             else:
-                text += _text(part.get("text"))
+                text += plain_text(part.get("text"))
         return text, reasoning
 
     def _add(self, part: dict[str, Any]) -> None:
@@ -267,22 +259,15 @@ class GeminiAnswer:
 
     @property
     def complete(self) -> bool:
-        """Whether the last chunk has come."""
+        """True once the last chunk has come."""
         return "finishReason" in self._candidate
 
     @property
     def usage(self) -> dict[str, Any] | None:
-        """What it took."""
+        """Tokens used, as the provider counts them."""
         return self._around.get("usageMetadata")
 
     def whole(self) -> dict[str, Any]:
         """Return the answer as it would have come in one piece."""
         content = {"role": "model", "parts": self._parts}
         return {**self._around, "candidates": [{**self._candidate, "content": content}]}
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return read_json(text or "{}")
-    except msgspec.DecodeError:
-        return text

@@ -52,12 +52,12 @@ _ASKED: Final = re.compile(
 
 
 class Overflow(msgspec.Struct, frozen=True):
-    """What is known of a request that was too long."""
+    """Facts about a request that was too long."""
 
     tokens: int | None = None
-    """How many tokens it had, as the provider counts."""
+    """Its tokens, as the provider counts."""
     window: int | None = None
-    """How many it may have."""
+    """Tokens that it may have."""
 
 
 def overflow_in(text: str) -> Overflow | None:
@@ -105,7 +105,7 @@ _FOR_NOW: Final = frozenset({408, 409, 425, 429})
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Who was asked, for messages."""
+    """The model that is asked, for messages."""
 
     provider: str
     model: str
@@ -114,6 +114,11 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """The environment variable of its key; empty for a client that signs in by itself."""
     key: str
     """Left out of every message; empty if there is none."""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Facts that errors carry besides their message."""
+        return {"provider": self.provider, "model": self.model}
 
     def __repr__(self) -> str:
         return f"{self.model} at {self.place}"
@@ -147,7 +152,7 @@ def failure_of(endpoint: Endpoint, error: Exception, *, begun: bool) -> ModelErr
     if isinstance(status, int):
         return _answered(endpoint, error, status)
     names = {kind.__name__ for kind in type(error).__mro__}
-    facts = {"provider": endpoint.provider, "model": endpoint.model}
+    facts = endpoint.facts
     if begun and names & {"APIConnectionError", "TransportError", "ClientError"}:
         return cut(endpoint, _short(endpoint, error))
     if names & {"APITimeoutError", "TimeoutException", "TimeoutError"}:
@@ -176,8 +181,7 @@ def cut(endpoint: Endpoint, cause: str = "") -> ModelUnavailableError:
     return ModelUnavailableError(
         f"the answer of {endpoint!r} was cut on its way{because}: what had come is kept, marked as "
         "interrupted; ask again",
-        provider=endpoint.provider,
-        model=endpoint.model,
+        **endpoint.facts,
     )
 
 
@@ -195,20 +199,13 @@ def ended(endpoint: Endpoint, error: Any) -> ModelError:
     if overflow is not None:
         return _too_long(endpoint, overflow, reason)
     return ModelUnavailableError(
-        f"{endpoint!r} ended its answer with an error: {reason}",
-        provider=endpoint.provider,
-        model=endpoint.model,
+        f"{endpoint!r} ended its answer with an error: {reason}", **endpoint.facts
     )
 
 
 def _answered(endpoint: Endpoint, error: Exception, status: int) -> ModelError:
     retry_after = _retry_after(getattr(getattr(error, "response", None), "headers", {}))
-    facts: dict[str, Any] = {
-        "provider": endpoint.provider,
-        "model": endpoint.model,
-        "status": status,
-        "retry_after": retry_after,
-    }
+    facts = {**endpoint.facts, "status": status, "retry_after": retry_after}
     reason = _short(endpoint, error)
     overflow = overflow_in(f"{error} {getattr(error, 'body', '')}")
     if status == _TOO_LARGE or (overflow is not None and status not in _NEVER_OVERFLOW):
@@ -239,7 +236,7 @@ def _too_long(
     endpoint: Endpoint, overflow: Overflow, reason: str, **facts: Any
 ) -> ContextOverflowError:
     message = f"{endpoint!r} was asked with more than its window holds: {reason}"
-    facts = {"provider": endpoint.provider, "model": endpoint.model, **facts}
+    facts = {**endpoint.facts, **facts}
     return ContextOverflowError(message, tokens=overflow.tokens, window=overflow.window, **facts)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
@@ -10,11 +9,19 @@ from typing import Any, Final, final
 
 from perdure._lib.loop import on_trio
 from perdure.agent.llm.assembly import GeminiAnswer
-from perdure.agent.llm.failures import Endpoint, cut, failure_of
+from perdure.agent.llm.failures import Endpoint, failure_of
 from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
-from perdure.agent.llm.sdk import MAX_RETRIES, TIMEOUT, SdkClient, key_for, require_alone
-from perdure.errors import ConfigError, InvalidArgumentError, MissingExtraError, ModelError
-from perdure.providers import parse, render
+from perdure.agent.llm.sdk import (
+    MAX_RETRIES,
+    TIMEOUT,
+    SdkClient,
+    chunks_of,
+    key_for,
+    require,
+    require_alone,
+)
+from perdure.errors import ConfigError, InvalidArgumentError, ModelError
+from perdure.providers import render
 from perdure.records.messages import Message
 
 OFFICIAL: Final = "https://generativelanguage.googleapis.com"
@@ -60,7 +67,7 @@ class GeminiModel:
         client: Any = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        _require_package()
+        require("google.genai", "google-genai", extra="gemini")
         self.name: str = name
         self.context_window: int | None = context_window
         self._options = dict(options or {})
@@ -105,7 +112,7 @@ class GeminiModel:
         """Close the connections; they are made again if need be."""
         await self._sdk.aclose()
 
-    async def stream(
+    def stream(
         self, messages: Sequence[Any], tools: Sequence[ToolSpec]
     ) -> AsyncGenerator[Chunk, None]:
         """Answer, in chunks; the last one has the whole message.
@@ -120,34 +127,32 @@ class GeminiModel:
 
         """
         _require_asyncio()
+        events = self._events(self._request(messages, tools))
+        return chunks_of(self._asked, events, GeminiAnswer(), "gemini", _usage)
+
+    async def _events(self, request: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        """Yield the chunks of an answer as the API wrote them."""
         client = await self._sdk.get()
-        answer = GeminiAnswer()
-        begun = False
+        begun, blocked = False, None
         try:
-            coming = await client.models.generate_content_stream(
-                model=self.name, **self._request(messages, tools)
-            )
+            coming = await client.models.generate_content_stream(model=self.name, **request)
             async with aclosing(coming):
                 async for chunk in coming:
                     begun = True
                     event = chunk.model_dump(mode="json", by_alias=True, exclude_none=True)
-                    text, reasoning = answer.take(event)
-                    if text or reasoning:
-                        yield Chunk(text=text, reasoning=reasoning)
+                    blocked = (event.get("promptFeedback") or {}).get("blockReason") or blocked
+                    yield event
         except Exception as error:
             failure = failure_of(self._asked, error, begun=begun)
             if failure is None:
                 raise
             raise failure from error
-        if answer.blocked is not None:
+        if blocked is not None:
             raise ModelError(
-                f"{self._asked!r} refused the request: it was blocked ({answer.blocked})",
+                f"{self._asked!r} refused the request: it was blocked ({blocked})",
                 provider="gemini",
                 model=self.name,
             )
-        if not answer.complete:
-            raise cut(self._asked)
-        yield Chunk(message=parse(answer.whole(), "gemini"), usage=_usage(answer.usage))
 
     def _request(self, messages: Sequence[Any], tools: Sequence[ToolSpec]) -> dict[str, Any]:
         config: dict[str, Any] = {"automatic_function_calling": {"disable": True}, **self._options}
@@ -169,18 +174,6 @@ class GeminiModel:
         return {"contents": context.messages, "config": config}
 
 
-def _require_package() -> None:
-    try:
-        spec = importlib.util.find_spec("google.genai")
-    except ModuleNotFoundError:  # there is nothing of Google's
-        spec = None
-    if spec is None:
-        raise MissingExtraError(
-            "these models need the package google-genai: pip install 'perdure[gemini]'",
-            extra="gemini",
-        )
-
-
 def _require_asyncio() -> None:
     if on_trio():
         raise ConfigError(
@@ -190,9 +183,7 @@ def _require_asyncio() -> None:
         )
 
 
-def _usage(usage: Mapping[str, Any] | None) -> Usage | None:
-    if usage is None:
-        return None
+def _usage(usage: Mapping[str, Any]) -> Usage:
     thought = usage.get("thoughtsTokenCount") or 0
     return Usage(
         input_tokens=(usage.get("promptTokenCount") or 0)

@@ -1,15 +1,20 @@
-"""What an agent needs of a model: an answer to messages, in chunks."""
+"""Models as an agent needs them: an answer to messages, in chunks."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+import anyio
 import msgspec
 from msgspec.structs import replace
 
 from perdure.providers.issued import STAMP
 from perdure.records.messages import CUT_OFF, Extra, Message, ToolCall
+
+_CLOSING: Final = 5.0
+"""Seconds that a stream may take to close."""
 
 
 class ToolSpec(msgspec.Struct, frozen=True):
@@ -22,16 +27,16 @@ class ToolSpec(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What an answer took."""
+    """Tokens that an answer took."""
 
     input_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
-    """How many of those that were read came from the provider's cache."""
+    """Tokens read from the provider's cache."""
     reasoning_tokens: int = 0
-    """How many of those that were written are reasoning."""
+    """Tokens of reasoning among those that were written."""
     cache_write_tokens: int = 0
-    """How many of those that were read went into the provider's cache, where it says so."""
+    """Tokens written to the provider's cache, where it says so."""
 
 
 class Chunk(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,10 +69,22 @@ class Model(Protocol):
 
 
 class PrewarmContext(Protocol):
-    """What a model may use in its ``prewarm(context)``: an `AgentContext` has it."""
+    """Context of a model's ``prewarm(context)``: an `AgentContext` has it."""
 
     at_stop: list[Callable[[], Awaitable[object]]]
     """Awaited when the agent has stopped, the last one first."""
+
+
+@contextlib.asynccontextmanager
+async def closing(stream: AsyncIterator[Chunk]) -> AsyncIterator[None]:
+    """Close a stream that can be closed, also when its turn was cancelled."""
+    try:
+        yield
+    finally:
+        aclose = getattr(stream, "aclose", None)
+        if aclose is not None:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSING):
+                await aclose()
 
 
 class ReplyStream:
@@ -97,7 +114,7 @@ class ReplyStream:
 
     @property
     def text(self) -> str:
-        """What has come of the answer."""
+        """The text so far."""
         return "".join(self._text)
 
     def message(self) -> Message:

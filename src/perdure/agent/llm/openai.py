@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
 from typing import Any, Final, Literal, final
 from urllib.parse import urlsplit
 
 from perdure.agent.llm.assembly import ChatAnswer, ResponsesAnswer
-from perdure.agent.llm.failures import cut, ended
 from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
-from perdure.agent.llm.sdk import (
-    client_of,
-    events_of,
-    require,
-)
+from perdure.agent.llm.sdk import chunks_of, client_of, events_of, require
 from perdure.errors import InvalidArgumentError
-from perdure.providers import parse, render
+from perdure.providers import render
 from perdure.records.messages import Message
 
 OFFICIAL: Final = "https://api.openai.com/v1"
@@ -76,7 +70,8 @@ class OpenAIModel:
             raise InvalidArgumentError(
                 f"invalid api={api!r}: choose chat or responses", option="api"
             )
-        require("openai")
+        require("openai", "openai", extra="openai")
+        self._resource = _chat_completions if api == "chat" else _responses
         given = {
             "base_url": base_url,
             "api_key": api_key,
@@ -91,12 +86,14 @@ class OpenAIModel:
             make="AsyncOpenAI",
             official=OFFICIAL,
             is_official=_is_official,
-            warm=lambda created: created.chat.completions if api == "chat" else created.responses,
+            resource=self._resource,
         )
         url = self._asked.url
         self.name: str = name
         self.context_window: int | None = context_window
-        self._api = api
+        self._format: Literal["openai", "openai-responses"] = (
+            "openai" if api == "chat" else "openai-responses"
+        )
         self._issuer = issuer or ("openai" if _is_official(url) else urlsplit(url).hostname or url)
         self._options = dict(options or {})
 
@@ -111,7 +108,7 @@ class OpenAIModel:
         """Close the connections; they are made again if need be."""
         await self._sdk.aclose()
 
-    async def stream(
+    def stream(
         self, messages: Sequence[Any], tools: Sequence[ToolSpec]
     ) -> AsyncGenerator[Chunk, None]:
         """Answer, in chunks; the last one has the whole message.
@@ -125,71 +122,32 @@ class OpenAIModel:
             ModelError: It will not help to ask again.
 
         """
-        ask = self._chat if self._api == "chat" else self._responses
-        async with aclosing(ask(messages, tools)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-
-    async def _chat(
-        self, messages: Sequence[Any], tools: Sequence[ToolSpec]
-    ) -> AsyncGenerator[Chunk, None]:
-        client = await self._sdk.get()
-        request: dict[str, Any] = {"stream_options": {"include_usage": True}, **self._options}
-        if tools:
-            request["tools"] = [{"type": "function", "function": _function(tool)} for tool in tools]
-        rendered = self._rendered(messages, "openai")
-        answer = ChatAnswer()
-        opening = client.chat.completions.with_streaming_response.create(
-            model=self.name, messages=rendered, stream=True, **request
-        )
-        async with aclosing(events_of(self._asked, opening)) as events:
-            async for event in events:
-                if "error" in event:
-                    raise ended(self._asked, event["error"])
-                text, reasoning = answer.take(event)
-                if text or reasoning:
-                    yield Chunk(text=text, reasoning=reasoning)
-        if answer.finish_reason is None:
-            raise cut(self._asked)
-        message = parse(answer.whole(), "openai", issuer=self._issuer)
-        yield Chunk(message=message, usage=_usage(answer.usage))
-
-    async def _responses(
-        self, messages: Sequence[Any], tools: Sequence[ToolSpec]
-    ) -> AsyncGenerator[Chunk, None]:
-        client = await self._sdk.get()
-        # The conversation is kept here: the provider needs no copy of it to go on.
-        request: dict[str, Any] = {"store": False}
-        if _REASONS.match(self.name) or "reasoning" in self._options:
-            request["include"] = ["reasoning.encrypted_content"]
-        request |= self._options
-        if tools:
-            request["tools"] = [
-                {"type": "function", "strict": False, **_function(tool)} for tool in tools
-            ]
-        rendered = self._rendered(messages, "openai-responses")
-        answer = ResponsesAnswer()
-        opening = client.responses.with_streaming_response.create(
-            model=self.name, input=rendered, stream=True, **request
-        )
-        async with aclosing(events_of(self._asked, opening)) as events:
-            async for event in events:
-                text, reasoning = answer.take(event)
-                if text or reasoning:
-                    yield Chunk(text=text, reasoning=reasoning)
-        if answer.error is not None:
-            raise ended(self._asked, answer.error)
-        if not answer.complete:
-            raise cut(self._asked)
-        message = parse(answer.whole(), "openai-responses", issuer=self._issuer)
-        yield Chunk(message=message, usage=_usage(answer.usage))
-
-    def _rendered(
-        self, messages: Sequence[Any], format: Literal["openai", "openai-responses"]
-    ) -> list[Any]:
-        if not all(isinstance(message, Message) for message in messages):
-            return list(messages)
-        return list(render(messages, format, to=self._issuer).messages)
+        answer: ChatAnswer | ResponsesAnswer
+        request: dict[str, Any]
+        rendered = list(messages)
+        if all(isinstance(message, Message) for message in messages):
+            rendered = list(render(messages, self._format, to=self._issuer).messages)
+        if self._format == "openai":
+            answer = ChatAnswer()
+            request = {"messages": rendered, "stream_options": {"include_usage": True}}
+            request |= self._options
+            if tools:
+                request["tools"] = [
+                    {"type": "function", "function": _function(tool)} for tool in tools
+                ]
+        else:
+            answer = ResponsesAnswer()
+            # The conversation is kept here: the provider needs no copy of it to go on.
+            request = {"input": rendered, "store": False}
+            if _REASONS.match(self.name) or "reasoning" in self._options:
+                request["include"] = ["reasoning.encrypted_content"]
+            request |= self._options
+            if tools:
+                request["tools"] = [
+                    {"type": "function", "strict": False, **_function(tool)} for tool in tools
+                ]
+        events = events_of(self._asked, self._sdk, self._resource, request)
+        return chunks_of(self._asked, events, answer, self._format, _usage, issuer=self._issuer)
 
 
 def _is_official(url: str) -> bool:
@@ -197,14 +155,20 @@ def _is_official(url: str) -> bool:
     return host == "openai.com" or host.endswith(".openai.com")
 
 
+def _chat_completions(client: Any) -> Any:
+    return client.chat.completions
+
+
+def _responses(client: Any) -> Any:
+    return client.responses
+
+
 def _function(tool: ToolSpec) -> dict[str, Any]:
     return {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
 
 
-def _usage(usage: Mapping[str, Any] | None) -> Usage | None:
+def _usage(usage: Mapping[str, Any]) -> Usage:
     """Return what an answer took, from either API."""
-    if usage is None:
-        return None
     read = usage.get("prompt_tokens_details") or usage.get("input_tokens_details") or {}
     written = usage.get("completion_tokens_details") or usage.get("output_tokens_details") or {}
     return Usage(

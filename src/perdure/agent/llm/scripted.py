@@ -60,9 +60,9 @@ class ScriptedModel:
         self._chunk_chars = max(chunk_chars, 1)
         self._delay = delay
         self.calls: int = 0
-        """How often it was asked."""
+        """Number of requests."""
         self.last_messages: tuple[Message, ...] = ()
-        """What it was asked with last."""
+        """Messages of the last request."""
         self.last_tools: tuple[ToolSpec, ...] = ()
 
     async def stream(

@@ -1,4 +1,8 @@
-"""A provider's own client, as a model holds it: created late, closed with its last user."""
+"""Clients of the providers, and the one reader of what they stream.
+
+A client is created late, in a thread, since importing one takes seconds, and closed with its last
+user. Whatever the provider, a streamed answer is read in `chunks_of`.
+"""
 
 from __future__ import annotations
 
@@ -6,80 +10,27 @@ import importlib
 import importlib.util
 import inspect
 import os
-from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Any, Final, final
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from contextlib import aclosing
+from typing import Any, Final, Protocol, final
 
-import anyio
 import anyio.to_thread
 import msgspec
 
 from perdure._lib.loop import Affinity
-from perdure.agent.llm.failures import Endpoint, failure_of
-from perdure.agent.llm.model import PrewarmContext
+from perdure.agent.llm.failures import Endpoint, cut, ended, failure_of
+from perdure.agent.llm.model import Chunk, PrewarmContext, Usage
 from perdure.errors import ConfigError, InvalidArgumentError, MissingExtraError
-
-# Server-sent events, from the lines of an answer: pure
-
+from perdure.memory.working_memory import Lazy
+from perdure.providers import parse
+from perdure.providers.context_fit import Format
 
 _END: Final = "[DONE]"
-
-
-class EventLines:
-    """Put the lines of a stream together to events, each of which is JSON.
-
-    >>> lines = EventLines()
-    >>> lines.take('data: {"text": "Hello"}'), lines.take("")
-    (None, {'text': 'Hello'})
-    """
-
-    __slots__ = ("_data",)
-
-    def __init__(self) -> None:
-        self._data: list[str] = []
-
-    def take(self, line: str) -> dict[str, Any] | None:
-        """Return the event that ends with this line, None if none does.
-
-        Raises:
-            msgspec.DecodeError: It is no JSON.
-
-        """
-        name, _, value = line.partition(":")
-        if line and name == "data":
-            self._data.append(value.removeprefix(" "))
-            return None
-        if line or not self._data:
-            return None  # a name, an id or a comment: the data say it all
-        data = "\n".join(self._data)
-        self._data.clear()
-        event = {} if data.strip() == _END else msgspec.json.decode(data)
-        return event if isinstance(event, dict) and event else None
-
-
-# A provider's own client, as a model holds it: made late, and closed with its last user
-#
-# Importing a client takes seconds, so it is done in a thread, and only once it is needed.
-
-
 CONNECT_TIMEOUT: Final = 10.0
 """Seconds that a connection may take."""
 MAX_RETRIES: Final = 2
 TIMEOUT: Final = 600.0
 """Seconds that an answer may take to begin, or pause."""
-
-
-def asked_with(client: Any, provider: str, model: str) -> Endpoint:
-    """Return who is asked with a client that was given, for messages."""
-    key = getattr(client, "api_key", None)
-    url = str(getattr(client, "base_url", ""))
-    return Endpoint(
-        provider=provider,
-        model=model,
-        url=url,
-        variable="",
-        key=key if isinstance(key, str) else "",
-    )
 
 
 def client_of(
@@ -91,7 +42,7 @@ def client_of(
     make: str,
     official: str,
     is_official: Callable[[str], bool],
-    warm: Callable[[Any], object],
+    resource: Callable[[Any], Any],
 ) -> tuple[Endpoint, SdkClient]:
     """Return who is asked, and the client that asks: the given one, or one to be made.
 
@@ -105,16 +56,25 @@ def client_of(
         make: The name of the package's asynchronous client.
         official: Where the provider itself is.
         is_official: Whether an address needs a key.
-        warm: Uses what the client imports with its first use, half a second's work: better done
-            with the client, in a thread.
+        resource: Returns what of the client answers. It is imported with its first use, half a
+            second's work: better done with the client, in a thread.
 
     Raises:
         ConfigError: There is no key, or ``client`` is a blocking one or not alone.
 
     """
     if client is not None:
-        require_no_other(client, package, **given)
-        return asked_with(client, package, model), SdkClient(package, given=client)
+        require_alone(**given)
+        if not inspect.iscoroutinefunction(getattr(client, "close", None)):
+            raise InvalidArgumentError(
+                f"client= is a {type(client).__name__}: give one of the asynchronous clients of "
+                f"the package {package}, whose names begin with Async",
+                option="client",
+            )
+        key, url = getattr(client, "api_key", None), str(getattr(client, "base_url", ""))
+        key = key if isinstance(key, str) else ""
+        endpoint = Endpoint(provider=package, model=model, url=url, variable="", key=key)
+        return endpoint, SdkClient(package, given=client)
     variable = f"{package.upper()}_API_KEY"
     url = given["base_url"] or os.environ.get(f"{package.upper()}_BASE_URL") or official
     key = key_for(variable, given["api_key"], keyless=not is_official(url))
@@ -126,24 +86,27 @@ def client_of(
         new_client = getattr(module, make)(
             base_url=url, api_key=key or "none", max_retries=retries, timeout=limits
         )
-        warm(new_client)
+        resource(new_client)
         return new_client
 
     endpoint = Endpoint(provider=package, model=model, url=url, variable=variable, key=key)
     return endpoint, SdkClient(package, create)
 
 
-def require(package: str) -> None:
+def require(module: str, package: str, extra: str) -> None:
     """Check that a provider's client is installed, without importing it.
 
     Raises:
         MissingExtraError: It is not.
 
     """
-    if importlib.util.find_spec(package) is None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except ModuleNotFoundError:  # the package that its own is part of is not there either
+        spec = None
+    if spec is None:
         raise MissingExtraError(
-            f"these models need the package {package}: pip install 'perdure[{package}]'",
-            extra=package,
+            f"these models need the package {package}: pip install 'perdure[{extra}]'", extra=extra
         )
 
 
@@ -170,26 +133,93 @@ def key_for(variable: str, given: str | None, *, keyless: bool = False) -> str:
     )
 
 
-async def events_of(
-    endpoint: Endpoint, opening: AbstractAsyncContextManager[Any]
-) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of a streamed answer, as the provider wrote them.
+class StreamedAnswer(Protocol):
+    """A streamed answer, put together from its events: see `perdure.agent.llm.assembly`."""
 
-    The client opens the stream: it knows the keys, and asks again where that may help.
+    error: Any
+    """The provider's error, in its own shape; None if there is none."""
+
+    def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        """Add an event; return what it says of the text and of the reasoning."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """True once the last event has come."""
+        ...
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """Tokens used, as the provider counts them."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer as it would have come in one piece."""
+        ...
+
+
+async def chunks_of(
+    endpoint: Endpoint,
+    events: AsyncGenerator[dict[str, Any], None],
+    answer: StreamedAnswer,
+    format: Format,
+    usage_of: Callable[[Mapping[str, Any]], Usage],
+    *,
+    issuer: str | None = None,
+) -> AsyncGenerator[Chunk, None]:
+    """Yield a streamed answer in chunks; the last one has the whole message.
 
     Args:
-        asked: Who is asked.
-        opening: What a ``with_streaming_response.create`` of the client returns.
+        endpoint: Who is asked.
+        events: What the provider sends; closed here.
+        answer: Puts the events together.
+        format: The format of the whole answer.
+        usage_of: Reads what the provider says that the answer took.
+        issuer: Who wrote it, if that is not the one whose format it is.
 
     Raises:
         ModelUnavailableError: The same may be asked again.
         ModelError: It will not help to ask again.
 
     """
-    lines = EventLines()
+    async with aclosing(events):
+        async for event in events:
+            text, reasoning = answer.take(event)
+            if answer.error is not None:
+                raise ended(endpoint, answer.error)
+            if text or reasoning:
+                yield Chunk(text=text, reasoning=reasoning)
+    if not answer.complete:
+        raise cut(endpoint)
+    message = parse(answer.whole(), format, issuer=issuer)
+    yield Chunk(message=message, usage=None if answer.usage is None else usage_of(answer.usage))
+
+
+async def events_of(
+    endpoint: Endpoint,
+    sdk: SdkClient,
+    resource: Callable[[Any], Any],
+    request: Mapping[str, Any],
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the events of a streamed answer, as the provider wrote them.
+
+    The client opens the stream: it knows the keys, and asks again where that may help.
+
+    Args:
+        endpoint: Who is asked.
+        sdk: Has the client.
+        resource: Returns what of the client answers.
+        request: What it is asked with.
+
+    Raises:
+        ModelUnavailableError: The same may be asked again.
+        ModelError: It will not help to ask again.
+
+    """
+    create = resource(await sdk.get()).with_streaming_response.create
     begun = False
     try:
-        async with opening as response:
+        async with create(model=endpoint.model, stream=True, **request) as response:
             begun = True
             # In frames that only its client reads, as those of Bedrock.
             if "amazon.eventstream" in str(response.headers.get("content-type", "")):
@@ -198,15 +228,33 @@ async def events_of(
                         yield event.model_dump(mode="json", exclude_unset=True, warnings=False)
                 return
             async with aclosing(response.iter_lines()) as incoming:
-                async for line in incoming:
-                    event = lines.take(line)
-                    if event is not None:
-                        yield event
+                async for sent in sent_events(incoming):
+                    yield sent
     except Exception as error:
         failure = failure_of(endpoint, error, begun=begun)
         if failure is None:
             raise
         raise failure from error
+
+
+async def sent_events(lines: AsyncIterator[str]) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the server-sent events that lines have, each of which is JSON.
+
+    Raises:
+        msgspec.DecodeError: One is none.
+
+    """
+    data: list[str] = []
+    async for line in lines:
+        name, _, value = line.partition(":")
+        if name == "data":
+            data.append(value.removeprefix(" "))
+        elif not line and data:  # else a name, an id or a comment: the data say it all
+            text = "\n".join(data)
+            data.clear()
+            event = {} if text.strip() == _END else msgspec.json.decode(text)
+            if isinstance(event, dict) and event:
+                yield event
 
 
 def require_alone(**others: Any) -> None:
@@ -221,22 +269,6 @@ def require_alone(**others: Any) -> None:
         raise InvalidArgumentError(
             f"{', '.join(known)} beside client=: give them to the client itself",
             option=known[0].removesuffix("="),
-        )
-
-
-def require_no_other(client: Any, package: str, **others: Any) -> None:
-    """Check a client that was given, and that nothing was given for one to be made with.
-
-    Raises:
-        ConfigError: It is a blocking one, or there are options that only it can have.
-
-    """
-    require_alone(**others)
-    if not inspect.iscoroutinefunction(getattr(client, "close", None)):
-        raise InvalidArgumentError(
-            f"client= is a {type(client).__name__}: give one of the asynchronous clients of the "
-            f"package {package}, whose names begin with Async",
-            option="client",
         )
 
 
@@ -257,28 +289,22 @@ class SdkClient:
         self._package = package
         self._make = make
         self._given = given
-        self._lock = anyio.Lock()
-        self._client: Any = None
         self._home: Affinity | None = None
+        self._made: Lazy[Any] = Lazy(self._create)
         self._users = 0
 
     async def get(self) -> Any:
         """Return the client, made if this loop has none yet."""
         if self._given is not None:
             return self._given
-        if self._client is not None and self._is_home():
-            return self._client
-        if self._home is None or not self._is_home():
-            self._lock, self._home, self._client = anyio.Lock(), Affinity(), None
-        async with self._lock:
-            if self._client is None:
-                package = await anyio.to_thread.run_sync(importlib.import_module, self._package)
-                assert self._make is not None  # there is a way to make it, or one was given
-                self._client = await anyio.to_thread.run_sync(self._make, package)
-            return self._client
+        if self._home is None or self._home.stray() is not None:
+            self._home, self._made = Affinity(), Lazy(self._create)
+        return await self._made.get()
 
-    def _is_home(self) -> bool:
-        return self._home is not None and self._home.stray() is None
+    async def _create(self) -> Any:
+        package = await anyio.to_thread.run_sync(importlib.import_module, self._package)
+        assert self._make is not None  # there is a way to make it, or one was given
+        return await anyio.to_thread.run_sync(self._make, package)
 
     async def prewarm(self, context: PrewarmContext) -> None:
         """Make it for an agent; the last agent that stops closes it."""
@@ -293,7 +319,7 @@ class SdkClient:
 
     async def aclose(self) -> None:
         """Close its connections; it is made again if it is used again."""
-        client, self._client = self._client, None
-        if client is not None and self._is_home():
+        client, self._made = self._made.value, Lazy(self._create)
+        if client is not None and self._home is not None and self._home.stray() is None:
             closing = getattr(client, "aclose", None) or client.close
             await closing()

@@ -1,0 +1,139 @@
+"""Functions of the application that an agent waits for: tools, hooks and processors.
+
+An agent waits for them, so they must not wait for the agent: `refuse_to_wait` says so at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import logging
+from collections.abc import Iterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
+
+from perdure._lib.tasks import stray_cancellation_fails
+from perdure.agent.context import AgentContext
+from perdure.agent.events import AgentEvent
+from perdure.agent.tools import error_text
+from perdure.errors import ConfigError, SessionError
+from perdure.records.messages import Message, ToolCall, ToolResult
+
+log: logging.Logger = logging.getLogger("perdure.agent")
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False, slots=True)
+class _Wait:
+    """One call of such code; what it leaves running when it returns may wait for the agent."""
+
+    context: AgentContext
+    over: bool = False
+
+
+_wait: ContextVar[_Wait | None] = ContextVar("perdure_wait", default=None)
+
+
+@contextlib.contextmanager
+def waited_for(context: AgentContext) -> Iterator[None]:
+    """Note that an agent waits for what runs in the block."""
+    wait = _Wait(context)
+    token = _wait.set(wait)
+    try:
+        yield
+    finally:
+        wait.over = True
+        _wait.reset(token)
+
+
+def refuse_to_wait(context: AgentContext, what: str, cure: str) -> None:
+    """Refuse to wait for an agent where the agent waits for the caller.
+
+    Args:
+        context: The agent's.
+        what: What the caller would wait for.
+        cure: What to do instead.
+
+    Raises:
+        SessionError: It does.
+
+    """
+    wait = _wait.get()
+    if wait is not None and wait.context is context and not wait.over:
+        raise SessionError(
+            f"agent {context.agent_id!r} would wait for itself: {what} {cure}",
+            agent=context.agent_id,
+        )
+
+
+async def maybe_await(value: Any, context: AgentContext) -> Any:
+    """Return what a function of the application's returns, awaited if it has to be."""
+    if not inspect.isawaitable(value):
+        return value
+    with waited_for(context):
+        return await value
+
+
+def require(value: Any, kind: type[T], process: Any, option: str) -> T:
+    """Return what a processor has made.
+
+    Raises:
+        ConfigError: It is of another kind, as where a ``return`` was forgotten.
+
+    """
+    if isinstance(value, kind):
+        return value
+    name = getattr(process, "__qualname__", type(process).__name__)
+    shown = "None" if value is None else f"a {type(value).__name__}"
+    raise ConfigError(
+        f"{option}: {name} returned {shown}: it must return a {kind.__name__}",
+        option=option,
+        value=value,
+    )
+
+
+async def received(message: Message, context: AgentContext) -> Message:
+    """Return a user's message as the input processors make it."""
+    for process in context.config.input_processors:
+        processed = await maybe_await(process(message, context), context)
+        message = require(processed, Message, process, "input_processors")
+    return message
+
+
+async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -> ToolResult:
+    """Return a result as the processors make it; one that fails makes it an error."""
+    try:
+        for process in context.config.tool_result_processors:
+            with stray_cancellation_fails():
+                changed = await maybe_await(process(result, context), context)
+            result = require(changed, ToolResult, process, "tool_result_processors")
+            result = replace(result, call_id=call.id)  # whatever it made, this call is answered
+    except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
+        return ToolResult(
+            call.id,
+            call.name,
+            error=f"the result could not be processed: {error_text(error)}",
+        )
+    return result
+
+
+async def lived(event: AgentEvent, context: AgentContext) -> None:
+    """Have the lifecycle hooks called, in order; what one raises comes out of here."""
+    for hook in context.config.lifecycle_hooks:
+        with stray_cancellation_fails():
+            await maybe_await(hook(event, context), context)
+
+
+async def told_of(event: AgentEvent, context: AgentContext) -> None:
+    """Have the lifecycle hooks called about what cannot be changed any more; never fails."""
+    for hook in context.config.lifecycle_hooks:
+        try:
+            with stray_cancellation_fails():
+                await maybe_await(hook(event, context), context)
+        except Exception:
+            facts = {"agent": context.agent_id, "event": type(event).__name__}
+            log.exception("a lifecycle hook failed", extra=facts)
