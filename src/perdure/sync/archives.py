@@ -1,5 +1,7 @@
 """Archives of an agent's files, in blocking style."""
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 import os
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, final
 
 from perdure.archive import archives
 from perdure.archive.limits import ArchiveLimits
+from perdure.sync.mirror import Mirror, attribute, awaited
 
 if TYPE_CHECKING:
     from perdure.archive.restore import ArchiveRestored
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @final
-class Archives:
+class Archives(Mirror[archives.Archives]):
     """The files of an agent's home folder, kept with a session. As `perdure.archive.Archives`.
 
     Args:
@@ -43,24 +46,25 @@ class Archives:
         limits: ArchiveLimits = ArchiveLimits(),  # noqa: B008  # frozen
         wait: float = 60.0,
     ) -> None:
-        self._loop = session._loop
-        self._archives = archives.Archives(
+        inner = archives.Archives(
             session._inner, home, paths=paths, whole=whole, limits=limits, wait=wait
         )
+        super().__init__(session._loop, inner)
 
     @property
+    @attribute
     def home(self) -> str | None:
         """The home folder; None where none was given, and the store keeps none for the agent."""
-        return self._archives.home
 
+    @awaited
     def all(self) -> list[Archive]:
         """Return the archives that are listed, newest first."""
-        return self._loop.call(self._archives.all)
 
+    @awaited
     def latest(self) -> Archive | None:
         """Return the newest archive, None if there is none."""
-        return self._loop.call(self._archives.latest)
 
+    @awaited
     def find(self, name: str | None = None) -> Archive:
         """Return the archive with this id, or the newest with this label; None: the newest.
 
@@ -68,8 +72,8 @@ class Archives:
             ConfigError: There is no such archive.
 
         """
-        return self._loop.call(lambda: self._archives.find(name))
 
+    @awaited
     def save(
         self, *, label: str = "", keep: int = archives.KEPT, progress: Progress = None
     ) -> ArchiveSaved:
@@ -77,30 +81,27 @@ class Archives:
 
         As `perdure.archive.Archives.save`. ``progress`` is called in the loop's thread.
         """
-        return self._loop.call(
-            lambda: self._archives.save(label=label, keep=keep, progress=progress)
-        )
 
+    @awaited
     def restore(
         self, name: str | None = None, *, force: bool = False, progress: Progress = None
     ) -> ArchiveRestored:
         """Make the home folder what it was. As `perdure.archive.Archives.restore`."""
-        return self._loop.call(lambda: self._archives.restore(name, force=force, progress=progress))
 
+    @awaited
     def resume(self, *, progress: Progress = None) -> ArchiveRestored:
         """Bring the newest archive back at a start. As `perdure.archive.Archives.resume`."""
-        return self._loop.call(lambda: self._archives.resume(progress=progress))
 
+    @awaited
     def verify(self, name: str | None = None) -> Archive:
         """Read all of an archive, and return which it was. As `perdure.archive.Archives.verify`."""
-        return self._loop.call(lambda: self._archives.verify(name))
 
+    @awaited
     def write(self, path: str | os.PathLike[str], name: str | None = None) -> int:
         """Write an archive into a new file. As `perdure.archive.Archives.write`."""
-        return self._loop.call(lambda: self._archives.write(path, name))
 
+    @awaited
     def read(
         self, path: str | os.PathLike[str], *, force: bool = False, progress: Progress = None
     ) -> ArchiveRestored:
         """Make the home folder what a file holds. As `perdure.archive.Archives.read`."""
-        return self._loop.call(lambda: self._archives.read(path, force=force, progress=progress))

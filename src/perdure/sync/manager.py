@@ -4,6 +4,8 @@ The manager keeps an event loop in a thread of its own. Closing runs there, so t
 ends the wait and not the closing.
 """
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 import _thread
@@ -34,6 +36,7 @@ from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
 from perdure.restore.report import RestorePlan
 from perdure.session.rebuild import RebuildReport
 from perdure.sync.loop import HookThread, LoopThread, closed
+from perdure.sync.mirror import attribute, awaited, done, read, read_attribute
 from perdure.sync.session import LostSession, Scope, Session, SessionView
 
 if TYPE_CHECKING:
@@ -160,8 +163,9 @@ class SessionManager:
     def __repr__(self) -> str:
         return repr(self._inner)
 
+    @read
     def _repr_html_(self) -> str:
-        return self._loop.read(self._inner._repr_html_)
+        """The manager as a small table, for notebooks."""
 
     def __enter__(self) -> Self:
         if self._report.done():
@@ -236,6 +240,7 @@ class SessionManager:
             shared = self._shared[inner.key] = Session(self._loop, inner)
         return shared
 
+    @awaited
     def post(
         self,
         id: str,
@@ -245,16 +250,14 @@ class SessionManager:
         tenant: str = "",
     ) -> PostReceipt:
         """Post items to a session, durably, whichever process holds it; it need not exist yet."""
-        return self._loop.call(
-            lambda: self._inner.post(id, *items, key=key, session=session, tenant=tenant)
-        )
 
+    @awaited
     def dead_letters(
         self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
     ) -> tuple[DeadLetter, ...]:
         """Return the posted items of a session that could not be delivered, with their bytes."""
-        return self._loop.call(lambda: self._inner.dead_letters(id, session=session, tenant=tenant))
 
+    @awaited
     def retry_dead_letters(
         self,
         id: str,
@@ -264,10 +267,8 @@ class SessionManager:
         tenant: str = "",
     ) -> int:
         """Post dead letters again, after the waiting items; return how many there were."""
-        return self._loop.call(
-            lambda: self._inner.retry_dead_letters(id, keys, session=session, tenant=tenant)
-        )
 
+    @awaited
     def drop_dead_letters(
         self,
         id: str,
@@ -277,9 +278,6 @@ class SessionManager:
         tenant: str = "",
     ) -> int:
         """Remove dead letters permanently; return how many there were."""
-        return self._loop.call(
-            lambda: self._inner.drop_dead_letters(id, keys, session=session, tenant=tenant)
-        )
 
     def load(
         self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "", context: bool = True
@@ -296,6 +294,7 @@ class SessionManager:
         """Return values that sessions share. As `perdure.SessionManager.scope`."""
         return Scope(self._loop, self._inner.scope(id, tenant=tenant, owner=owner, wait=wait))
 
+    @awaited
     def list_scopes(
         self,
         *,
@@ -306,12 +305,8 @@ class SessionManager:
         limit: int = 100,
     ) -> list[SessionInfo]:
         """List scopes by id. As `perdure.SessionManager.list_scopes`."""
-        return self._loop.call(
-            lambda: self._inner.list_scopes(
-                tenant=tenant, owner=owner, prefix=prefix, after=after, limit=limit
-            )
-        )
 
+    @awaited
     def list(
         self,
         *,
@@ -326,23 +321,10 @@ class SessionManager:
         before: float | None = None,
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page."""
-        return self._loop.call(
-            lambda: self._inner.list(
-                tenant=tenant,
-                owner=owner,
-                tag=tag,
-                prefix=prefix,
-                after=after,
-                limit=limit,
-                newest_first=newest_first,
-                since=since,
-                before=before,
-            )
-        )
 
+    @awaited
     def exists(self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "") -> bool:
         """Say whether there is such a session."""
-        return self._loop.call(lambda: self._inner.exists(id, session=session, tenant=tenant))
 
     # all of them
 
@@ -368,18 +350,18 @@ class SessionManager:
         off = self._loop.do(lambda: self._inner.on(event, relay))
         return lambda: self._loop.do(off)
 
+    @awaited
     def flush(self, deadline: float | None = None) -> bool:
         """Save every session now, and say whether all that was appended is durable."""
-        return self._loop.call(lambda: self._inner.flush(deadline))
 
+    @done
     def health(self) -> Health:
         """Say how saving goes: for readiness probes, never for liveness."""
-        return self._loop.do(self._inner.health)
 
     @property
+    @attribute
     def shutdown_report(self) -> ShutdownReport | None:
         """What became of every unsaved record, once the manager has been closed."""
-        return self._inner.shutdown_report
 
     @property
     def lost(self) -> tuple[LostSession, ...]:
@@ -389,10 +371,11 @@ class SessionManager:
         )
 
     @property
+    @read_attribute
     def autosave(self) -> AutosaveStatus:
         """When sessions without settings of their own save themselves, and what is in force now."""
-        return self._loop.read(lambda: self._inner.autosave)
 
+    @done
     def tune(
         self,
         autosave: Autosave | Inherit | None = INHERIT,
@@ -402,11 +385,10 @@ class SessionManager:
         tenant: str = "",
     ) -> None:
         """Change the autosave settings of one session, or of all without settings of their own."""
-        self._loop.do(lambda: self._inner.tune(autosave, id=id, session=session, tenant=tenant))
 
+    @done
     def drain(self) -> None:
         """Begin to stop: open no more sessions, save every change as it comes; turns continue."""
-        self._loop.do(self._inner.drain)
 
     def close(self, deadline: float | None = None) -> ShutdownReport:
         """Drain, flush, fold, release and stop, within the shutdown deadline.
@@ -450,6 +432,7 @@ class SessionManager:
         finally:
             self._loop.stop()
 
+    @awaited
     def fork(
         self,
         id: str,
@@ -463,19 +446,8 @@ class SessionManager:
         wait: float = 10.0,
     ) -> Fork:
         """Fork a session: a new one begins with its history, and both continue independently."""
-        return self._loop.call(
-            lambda: self._inner.fork(
-                id,
-                new_id,
-                at=at,
-                history=history,
-                session=session,
-                new_session=new_session,
-                tenant=tenant,
-                wait=wait,
-            )
-        )
 
+    @awaited
     def copy(
         self,
         id: str,
@@ -487,12 +459,8 @@ class SessionManager:
         wait: float = 10.0,
     ) -> Fork:
         """Make a session with all of another one's history and state; what is in progress, too."""
-        return self._loop.call(
-            lambda: self._inner.copy(
-                id, new_id, session=session, new_session=new_session, tenant=tenant, wait=wait
-            )
-        )
 
+    @awaited
     def rename(
         self,
         id: str,
@@ -505,18 +473,8 @@ class SessionManager:
         wait: float = 10.0,
     ) -> Fork:
         """Give a session another id; if it is open in this process, open it again."""
-        return self._loop.call(
-            lambda: self._inner.rename(
-                id,
-                new_id,
-                session=session,
-                new_session=new_session,
-                tenant=tenant,
-                on_held=on_held,
-                wait=wait,
-            )
-        )
 
+    @awaited
     def delete(
         self,
         id: str,
@@ -527,12 +485,8 @@ class SessionManager:
         wait: float = 10.0,
     ) -> bool:
         """Remove a session and all that it owns; False if there was none."""
-        return self._loop.call(
-            lambda: self._inner.delete(
-                id, session=session, tenant=tenant, on_held=on_held, wait=wait
-            )
-        )
 
+    @awaited
     def forget(
         self,
         id: str | None = None,
@@ -546,19 +500,8 @@ class SessionManager:
         wait: float = 10.0,
     ) -> ForgetReport:
         """Remove sessions and everything that only they reach, and say what was kept and why."""
-        return self._loop.call(
-            lambda: self._inner.forget(
-                id=id,
-                session=session,
-                tenant=tenant,
-                owner=owner,
-                tag=tag,
-                dry_run=dry_run,
-                on_held=on_held,
-                wait=wait,
-            )
-        )
 
+    @awaited
     def prune(
         self,
         retention: Retention,
@@ -571,18 +514,8 @@ class SessionManager:
         wait: float = 0.0,
     ) -> PruneReport:
         """Remove the history that a retention lets go, and the sessions that have expired."""
-        return self._loop.call(
-            lambda: self._inner.prune(
-                retention,
-                id=id,
-                session=session,
-                tenant=tenant,
-                dry_run=dry_run,
-                on_held=on_held,
-                wait=wait,
-            )
-        )
 
+    @awaited
     def plan_restore(
         self,
         id: str,
@@ -594,17 +527,8 @@ class SessionManager:
         tenant: str = "",
     ) -> RestorePlan:
         """Return what opening a session would use, repair, strip and rebuild, and why."""
-        return self._loop.call(
-            lambda: self._inner.plan_restore(
-                id,
-                target=target,
-                system_prompt=system_prompt,
-                options=options,
-                session=session,
-                tenant=tenant,
-            )
-        )
 
+    @awaited
     def rebuild_working_context(
         self,
         id: str,
@@ -616,8 +540,3 @@ class SessionManager:
         wait: float = 0.0,
     ) -> RebuildReport:
         """Rebuild a session's working context, and all its other documents, from its log."""
-        return self._loop.call(
-            lambda: self._inner.rebuild_working_context(
-                id, dry_run=dry_run, session=session, tenant=tenant, on_held=on_held, wait=wait
-            )
-        )

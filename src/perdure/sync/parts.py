@@ -5,6 +5,8 @@ use the blocking API; a save waits for them, as long as ``EngineOptions(capture_
 allows. A contributor that was written for the async API is awaited in the manager's loop.
 """
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 import inspect
@@ -15,64 +17,60 @@ from typing import TYPE_CHECKING, Any, Protocol, cast, final
 
 from anyio import to_thread
 
+from perdure.checkpoints import engine, events
+from perdure.session import contributors
+from perdure.sync.mirror import Mirror, awaited, done
+
 if TYPE_CHECKING:
-    from perdure.checkpoints import engine, engine as reader, events
-    from perdure.checkpoints.engine import Difference
+    from perdure.checkpoints.engine import CheckpointState, Difference, RolledBack
     from perdure.checkpoints.replay import ReplayReport, TimelineRow
     from perdure.checkpoints.verify import Verification
     from perdure.records.checkpoints import Checkpoint, KernelEvent
-    from perdure.session import contributors, session
+    from perdure.session import session
     from perdure.session.contributors import Contributor as AsyncContributor, RestoreContext
-    from perdure.sync.loop import LoopThread
 
 
-class CheckpointReader:
+class CheckpointReader(Mirror[engine.CheckpointReader]):
     """The checkpoints of a session, to read: ``view.checkpoints``."""
 
-    def __init__(self, loop: LoopThread, inner: reader.CheckpointReader) -> None:
-        self._loop = loop
-        self._reader = inner
-
+    @awaited
     def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that was not pruned, None if there is none."""
-        return self._loop.call(self._reader.latest)
 
+    @awaited
     def get(self, id: int) -> Checkpoint | None:
         """Return a checkpoint, without the state that it leads to; None for an unknown id."""
-        return self._loop.call(lambda: self._reader.get(id))
 
+    @awaited
     def states(self) -> list[Checkpoint]:
         """Return all checkpoints that were not pruned, by id, without the states."""
-        return self._loop.call(self._reader.states)
 
-    def restore(self, id: int) -> reader.CheckpointState | None:
+    @awaited
+    def restore(self, id: int) -> CheckpointState | None:
         """Return a checkpoint with a copy of its state, None for an unknown id; changes nothing."""
-        return self._loop.call(lambda: self._reader.restore(id))
 
+    @awaited
     def diff(self, a: int, b: int) -> Difference:
         """Return what was added, removed and changed from one checkpoint's state to another's."""
-        return self._loop.call(lambda: self._reader.diff(a, b))
 
+    @awaited
     def verify(self) -> Verification:
         """Look through the chain, the log and the states for anything changed or lost."""
-        return self._loop.call(self._reader.verify)
 
 
 @final
 class CheckpointEngine(CheckpointReader):
     """A session's checkpoints: ``session.checkpoints``."""
 
-    def __init__(self, loop: LoopThread, inner: engine.CheckpointEngine) -> None:
-        super().__init__(loop, inner)
-        self._engine = inner
+    _inner: engine.CheckpointEngine
 
+    @awaited
     def create(self, label: str, state: Any = None) -> Checkpoint:
         """Make a checkpoint, durable when this returns."""
-        return self._loop.call(lambda: self._engine.create(label, state))
 
-    def rollback(self, id: int, *, replay: bool = False) -> engine.RolledBack:
+    @awaited
+    def rollback(self, id: int, *, replay: bool = False) -> RolledBack:
         """Go back to a checkpoint; everything is durable when this returns."""
-        return self._loop.call(lambda: self._engine.rollback(id, replay=replay))
 
     @contextmanager
     def guard(self, label: str) -> Iterator[Checkpoint]:
@@ -81,25 +79,22 @@ class CheckpointEngine(CheckpointReader):
         try:
             yield checkpoint
         except BaseException as error:
-            self._loop.call(partial(self._engine._undo, checkpoint.id, error))
+            self._loop.call(partial(self._inner._undo, checkpoint.id, error))
             raise
 
+    @awaited
     def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:
         """Let go of checkpoints, and return their ids; nothing else ever does."""
-        return self._loop.call(lambda: self._engine.prune(keep=keep))
 
 
-class KernelEventReader:
+class KernelEventReader(Mirror[events.KernelEventReader]):
     """The kernel events of a session, to read: ``view.events``."""
 
-    def __init__(self, loop: LoopThread, inner: events.KernelEventReader) -> None:
-        self._loop = loop
-        self._reader = inner
-
+    @awaited
     def read(self, *, after: int = 0, before: int | None = None) -> list[KernelEvent]:
         """Return the durable events with ``after < seq < before``, by their times."""
-        return self._loop.call(lambda: self._reader.read(after=after, before=before))
 
+    @awaited
     def replay(
         self,
         *,
@@ -111,23 +106,17 @@ class KernelEventReader:
 
         As ``events.replay`` of a `perdure.SessionView`; ``on_row`` is called in the loop's thread.
         """
-        replay = partial(self._reader.replay, since=since, on_row=on_row, strict=strict)
-        return self._loop.call(replay)
 
 
 @final
 class KernelEventStream(KernelEventReader):
     """A session's kernel events: ``session.events``."""
 
-    def __init__(self, loop: LoopThread, inner: events.KernelEventStream) -> None:
-        super().__init__(loop, inner)
-        self._stream = inner
-
+    @done
     def emit(
         self, kind: str, label: str | None = None, detail: dict[str, Any] | None = None
     ) -> KernelEvent:
         """Append an event, and return it. As ``session.events.emit`` of `perdure.Session`."""
-        return self._loop.do(lambda: self._stream.emit(kind, label, detail))
 
 
 # Contributors: owners of further state, with plain methods or async ones
@@ -161,15 +150,8 @@ class Contributor(Protocol):
 
 
 @final
-class Attachment:
+class Attachment(Mirror[contributors.Attachment]):
     """An attached contributor; made by `Session.attach`."""
-
-    def __init__(self, loop: LoopThread, inner: contributors.Attachment) -> None:
-        self._loop = loop
-        self._inner = inner
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
 
     @property
     def contributor(self) -> Contributor | AsyncContributor:
@@ -177,16 +159,16 @@ class Attachment:
         inner = self._inner.contributor
         return inner.contributor if isinstance(inner, ContributorAdapter) else inner
 
+    @done
     def changed(self) -> None:
         """Report that the state has changed: it is captured soon, even if nothing is appended.
 
         Not needed for changes within a turn, or before an explicit save.
         """
-        self._loop.do(self._inner.changed)
 
+    @done
     def detach(self) -> None:
         """Stop capturing. The stored state stays; changes since the last capture are not saved."""
-        self._loop.do(self._inner.detach)
 
 
 class ContributorAdapter:

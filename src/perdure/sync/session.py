@@ -4,6 +4,8 @@ Any thread may use them. Plain values are read as they are; everything else is d
 own thread, one call at a time.
 """
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 import threading
@@ -16,13 +18,15 @@ import anyio
 
 from perdure._lib.task_scope import enter, turns
 from perdure.errors import SessionError
+from perdure.memory import state, working_memory
+from perdure.session import base, fork, scope, session
 from perdure.sync import parts
+from perdure.sync.mirror import Mirror, attribute, awaited, done, read, read_attribute
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
     from perdure.autosave.options import AutosaveStatus
-    from perdure.memory import state, working_memory
     from perdure.memory.documents import SessionDocument
     from perdure.memory.working_memory import MemoryInfo
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
@@ -32,7 +36,6 @@ if TYPE_CHECKING:
     from perdure.records.records import Record
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
     from perdure.restore.report import RestorePlan, RestoreReport
-    from perdure.session import base, fork, scope, session, session as view
     from perdure.session.base import Receipt
     from perdure.session.contents import HistoryItem
     from perdure.session.contributors import Contributor as AsyncContributor
@@ -52,42 +55,41 @@ _Error = tuple[type[BaseException] | None, BaseException | None, TracebackType |
 
 
 @final
-class Turn:
+class Turn(Mirror[base.Turn]):
     """One turn of a session: ``with session.turn() as turn``. As `perdure.Turn`, blocking."""
 
     def __init__(
         self, loop: LoopThread, session: Session, inner: base.Turn, in_turn: TurnThread
     ) -> None:
-        self._loop = loop
+        super().__init__(loop, inner)
         self._session = session
-        self._inner = inner
         self._in_turn = in_turn
         self._life = _BlockTask(inner)
 
     @property
+    @attribute
     def id(self) -> str:
         """The given id, or ``turn_0001`` and so on; numbering continues after a restore."""
-        return self._inner.id
 
     @property
+    @attribute
     def number(self) -> int:
         """Which of the session's turns it is; 0 before it has begun."""
-        return self._inner.number
 
     @property
+    @attribute
     def replayed(self) -> bool:
         """Whether a turn of this id has ended before: there is nothing left to do in it."""
-        return self._inner.replayed
 
     @property
+    @attribute
     def resumed(self) -> bool:
         """Whether it continues an interrupted attempt, whose messages are ``messages``."""
-        return self._inner.resumed
 
     @property
+    @attribute
     def messages(self) -> tuple[Any, ...]:
         """What an interrupted attempt of this id had appended: taken back, or still there."""
-        return self._inner.messages
 
     def __enter__(self) -> Self:
         self._inner._entered = True  # even if it is refused before it begins
@@ -119,15 +121,15 @@ class Turn:
                 self._loop.post(lambda: self._life.request_exit((exc_type, exc, traceback)))
             raise
 
+    @done
     def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items to this turn, from any thread while it runs; return the new version."""
-        return self._loop.do(lambda: self._inner.append(*items))
 
+    @awaited
     def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
     ) -> Receipt:
         """Append another program's history to this turn, and return once it is durable."""
-        return self._loop.call(lambda: self._inner.extend(history, format, issuer=issuer))
 
     def emit(self, item: T, send: Callable[[T], object]) -> None:
         """Send something once everything before it is durable: the output gate.
@@ -218,17 +220,14 @@ class _BlockTask:
 
 
 @final
-class WorkingMemory:
+class WorkingMemory(Mirror[working_memory.WorkingMemory]):
     """A session's working memory: ``session.memory``."""
 
-    def __init__(self, loop: LoopThread, inner: working_memory.WorkingMemory) -> None:
-        self._loop = loop
-        self._inner = inner
-
+    @awaited
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value under a key, or ``default``."""
-        return self._loop.call(lambda: self._inner.get(key, default))
 
+    @done
     def set(
         self,
         key: str,
@@ -240,61 +239,45 @@ class WorkingMemory:
         pinned: bool = False,
     ) -> int:
         """Keep a value under a key, and return the session's version."""
-        return self._loop.do(
-            lambda: self._inner.set(
-                key,
-                value,
-                description=description,
-                scope=scope,
-                priority=priority,
-                pinned=pinned,
-            )
-        )
 
+    @done
     def drop(self, key: str) -> int:
         """Forget a key (no error if it is not there), and return the session's version."""
-        return self._loop.do(lambda: self._inner.drop(key))
 
+    @awaited
     def keys(self) -> list[str]:
         """Return the keys, oldest entry first."""
-        return self._loop.call(self._inner.keys)
 
+    @awaited
     def entries(self) -> list[MemoryInfo]:
         """Return what is known of the entries, oldest first; reads no value."""
-        return self._loop.call(self._inner.entries)
 
+    @awaited
     def search(
         self, query: str, *, scope: str | None = None, limit: int = 10, values: bool = False
     ) -> list[MemoryInfo]:
         """Return the entries that a query's words are found in, the best first."""
-        return self._loop.call(
-            lambda: self._inner.search(query, scope=scope, limit=limit, values=values)
-        )
 
 
 @final
-class States:
+class States(Mirror[state.States]):
     """A session's named states: ``session.state``."""
 
-    def __init__(self, loop: LoopThread, inner: state.States) -> None:
-        self._loop = loop
-        self._inner = inner
-
+    @awaited
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value under a key, or ``default``."""
-        return self._loop.call(lambda: self._inner.get(key, default))
 
+    @done
     def set(self, key: str, value: Any) -> int:
         """Keep a value under a key, and return the session's version."""
-        return self._loop.do(lambda: self._inner.set(key, value))
 
+    @done
     def drop(self, key: str) -> int:
         """Forget a key (no error if it is not there), and return the session's version."""
-        return self._loop.do(lambda: self._inner.drop(key))
 
+    @awaited
     def keys(self) -> list[str]:
         """Return the keys in order."""
-        return self._loop.call(self._inner.keys)
 
     def typed(self, key: str, type: type[T]) -> TypedState[T]:
         """Return one key's value as a type: ``session.state.typed("app", MyState)``.
@@ -305,62 +288,54 @@ class States:
 
 
 @final
-class TypedState(Generic[T]):
+class TypedState(Mirror[state.TypedState[T]], Generic[T]):
     """One named state as a type; made by ``session.state.typed``."""
 
-    def __init__(self, loop: LoopThread, inner: state.TypedState[T]) -> None:
-        self._loop = loop
-        self._inner = inner
-
+    @awaited
     def get(self) -> T | None:
         """Return the value, None if there is none."""
-        return self._loop.call(self._inner.get)
 
+    @done
     def set(self, value: T) -> int:
         """Keep a value, and return the session's version."""
-        return self._loop.do(lambda: self._inner.set(value))
 
+    @done
     def drop(self) -> int:
         """Forget it (no error if it is not there), and return the session's version."""
-        return self._loop.do(self._inner.drop)
 
 
 @final
-class Scope:
+class Scope(Mirror[scope.Scope]):
     """Values that many sessions share: ``sessions.scope("user:ada")``. As `perdure.types.Scope`."""
 
-    def __init__(self, loop: LoopThread, inner: scope.Scope) -> None:
-        self._loop = loop
-        self._inner = inner
-
     @property
+    @attribute
     def id(self) -> str:
         """The scope's id."""
-        return self._inner.id
 
+    @awaited
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value under a key, or ``default``."""
-        return self._loop.call(lambda: self._inner.get(key, default))
 
+    @awaited
     def values(self, prefix: str = "") -> dict[str, Any]:
         """Return all values by their keys, or those whose keys begin with a prefix."""
-        return self._loop.call(lambda: self._inner.values(prefix))
 
+    @awaited
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys in order; reads no value."""
-        return self._loop.call(lambda: self._inner.keys(prefix))
 
+    @awaited
     def set(self, key: str, value: Any) -> None:
         """Store a value under a key. As `perdure.types.Scope.set`."""
-        self._loop.call(lambda: self._inner.set(key, value))
 
+    @awaited
     def delete(self, *keys: str) -> None:
         """Delete keys (no error if one does not exist). As `perdure.types.Scope.delete`."""
-        self._loop.call(lambda: self._inner.delete(*keys))
 
+    @awaited
     def update(self, values: Mapping[str, Any], *, delete: Collection[str] = ()) -> None:
         """Store several values and delete others: all or none. As `perdure.types.Scope.update`."""
-        self._loop.call(lambda: self._inner.update(values, delete=delete))
 
     @contextmanager
     def edit(self, prefix: str = "") -> Iterator[dict[str, Any]]:
@@ -378,40 +353,33 @@ class Scope:
             raise
         self._loop.call(lambda: life.leave((None, None, None)))
 
+    @awaited
     def history(self, *, before: int | None = None, limit: int = 50) -> list[ScopeChange]:
         """Return the newest changes, oldest first. As `perdure.types.Scope.history`."""
-        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
 
+    @awaited
     def forget(self) -> bool:
         """Remove the scope with its history and all values. As `perdure.types.Scope.forget`."""
-        return self._loop.call(self._inner.forget)
 
 
 # What is read of a session, and of a view of one
 
 
-S = TypeVar("S", bound="session.Session | view.SessionView")
+S = TypeVar("S", bound=session.Session | session.SessionView)
 
 
-class Rendered(Generic[S]):
+class Rendered(Mirror[S]):
     """What is read of a session, and what a model is shown; of a `SessionView`, too."""
 
-    def __init__(self, loop: LoopThread, inner: S) -> None:
-        self._loop = loop
-        self._inner: S = inner
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
-
     @property
+    @attribute
     def key(self) -> SessionKey:
         """Tenant, agent id and session id."""
-        return self._inner.key
 
     @property
+    @attribute
     def restore_report(self) -> RestoreReport:
         """How it came back; a document that loads later and is damaged is added when it does."""
-        return self._inner.restore_report
 
     @property
     def memory(self) -> WorkingMemory:
@@ -423,9 +391,9 @@ class Rendered(Generic[S]):
         """Named states; each loads when it is first asked for."""
         return States(self._loop, self._inner.state)
 
+    @awaited
     def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
-        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
 
     @overload
     def context(
@@ -445,6 +413,7 @@ class Rendered(Generic[S]):
         reasoning: ReasoningPolicy = "strip_foreign",
     ) -> RenderedContext: ...
 
+    @read
     def context(
         self,
         format: ContextFormat = None,
@@ -453,72 +422,62 @@ class Rendered(Generic[S]):
         reasoning: ReasoningPolicy = "strip_foreign",
     ) -> list[Any] | RenderedContext:
         """Return what the model sees next, as a provider takes it."""
-        return self._loop.read(lambda: self._inner.context(format, to=to, reasoning=reasoning))
 
 
 @final
-class LostSession:
+class LostSession(Mirror[fork.LostSession]):
     """A session that can be written no more, and the records of it that are only in memory.
 
     As `perdure.types.LostSession`, blocking.
     """
 
-    def __init__(self, loop: LoopThread, inner: fork.LostSession) -> None:
-        self._loop = loop
-        self._inner = inner
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
-
     @property
+    @attribute
     def key(self) -> SessionKey:
         """Tenant, agent id and session id."""
-        return self._inner.key
 
     @property
+    @attribute
     def id(self) -> str:
         """The id that it was opened with."""
-        return self._inner.id
 
     @property
+    @attribute
     def epoch(self) -> int:
         """The number of the lease that was lost."""
-        return self._inner.epoch
 
     @property
+    @attribute
     def version(self) -> int:
         """The seq of the newest record that was accepted."""
-        return self._inner.version
 
     @property
+    @attribute
     def durable_version(self) -> int:
         """The seq of the newest record that the store had acknowledged."""
-        return self._inner.durable_version
 
     @property
+    @attribute
     def error(self) -> Exception | None:
         """What the store said when the session was lost."""
-        return self._inner.error
 
+    @read
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are only in memory."""
-        return self._loop.read(self._inner.unsaved)
 
+    @awaited
     def fork_unsaved(
         self, new_id: str, *, new_session: str | None = None, history: History = "full"
     ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then."""
-        return self._loop.call(
-            lambda: self._inner.fork_unsaved(new_id, new_session=new_session, history=history)
-        )
 
+    @awaited
     def discard_unsaved(self) -> int:
         """Drop the records that are only in memory, and return how many."""
-        return self._loop.call(self._inner.discard_unsaved)
 
 
 @final
-class Session(Rendered["session.Session"]):
+class Session(Rendered[session.Session]):
     """One conversation and its state: ``with sessions.open("my-assistant") as session``.
 
     As `perdure.Session`, blocking. Opening the same id again shares the object, in any thread;
@@ -529,8 +488,9 @@ class Session(Rendered["session.Session"]):
         super().__init__(loop, inner)
         self._in_turn = TurnThread()
 
+    @read
     def _repr_html_(self) -> str:
-        return self._loop.read(self._inner._repr_html_)
+        """The session as a small table, for notebooks."""
 
     def __enter__(self) -> Self:
         self._loop.call(self._inner.__aenter__)
@@ -548,44 +508,44 @@ class Session(Rendered["session.Session"]):
     # what it is
 
     @property
+    @attribute
     def id(self) -> str:
         """The id that it was opened with."""
-        return self._inner.id
 
     @property
+    @read_attribute
     def info(self) -> SessionDocument:
         """Title, tags, owner, counters and times, as of now."""
-        return self._loop.read(lambda: self._inner.info)
 
     @property
+    @attribute
     def epoch(self) -> int:
         """This holder's number, which is the fencing token."""
-        return self._inner.epoch
 
     @property
+    @attribute
     def version(self) -> int:
         """The seq of the newest record that was accepted."""
-        return self._inner.version
 
     @property
+    @attribute
     def durable_version(self) -> int:
         """The seq of the newest record that is durable."""
-        return self._inner.durable_version
 
     @property
+    @read_attribute
     def is_writable(self) -> bool:
         """Whether an append would be accepted: the session is open and held here."""
-        return self._loop.read(lambda: self._inner.is_writable)
 
     @property
+    @read_attribute
     def unsaved_age(self) -> float:
         """Seconds since the oldest change that is not durable, 0 when all is saved."""
-        return self._loop.read(lambda: self._inner.unsaved_age)
 
     @property
+    @read_attribute
     def autosave(self) -> AutosaveStatus:
         """When it saves itself: the setting, whether it is the manager's, and what is in force."""
-        return self._loop.read(lambda: self._inner.autosave)
 
     @property
     def checkpoints(self) -> parts.CheckpointEngine:
@@ -619,6 +579,7 @@ class Session(Rendered["session.Session"]):
         )
         return self.save()
 
+    @done
     def describe(
         self,
         *,
@@ -628,9 +589,6 @@ class Session(Rendered["session.Session"]):
         **metadata: Any,
     ) -> int:
         """Change what is said about the session, and return the new version."""
-        return self._loop.do(
-            lambda: self._inner.describe(title=title, tags=tags, owner=owner, **metadata)
-        )
 
     def attach(self, contributor: parts.Contributor | AsyncContributor) -> parts.Attachment:
         """Keep further state with this session: a plugin's, a tool's.
@@ -655,41 +613,39 @@ class Session(Rendered["session.Session"]):
         inner = self._inner.turn(id, resume=resume, request=request, timeout=timeout)
         return Turn(self._loop, self, inner, self._in_turn)
 
+    @awaited
     def save(self) -> Receipt:
         """Make everything that was appended durable, now, and return the proof.
 
         As `perdure.Session.save`. Ctrl-C ends the wait, not the save.
         """
-        return self._loop.call(self._inner.save)
 
     def retract(self, *, after: int) -> int:
         """Take the conversation back to what it was at a record, and return the new version."""
         inner, scopes = self._inner, turns.get()
         return self._loop.call(lambda: inner._retract(after, scopes))
 
+    @read
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are not durable: also of a session that was lost."""
-        return self._loop.read(self._inner.unsaved)
 
+    @done
     def retry(self) -> None:
         """Try again to save a quarantined session, now that the cause is mended."""
-        self._loop.do(self._inner.retry)
 
+    @awaited
     def discard_unsaved(self) -> int:
         """Drop the records that are not durable, and return how many; a way out of quarantine."""
-        return self._loop.call(self._inner.discard_unsaved)
 
+    @awaited
     def fork_unsaved(
         self, new_id: str, *, new_session: str | None = None, history: History = "full"
     ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then."""
-        return self._loop.call(
-            lambda: self._inner.fork_unsaved(new_id, new_session=new_session, history=history)
-        )
 
+    @awaited
     def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""
-        return self._loop.call(lambda: self._inner.wait_durable(version))
 
     def close(self) -> None:
         """Save, fold and let go of the session for everybody in this process.
@@ -704,6 +660,7 @@ class Session(Rendered["session.Session"]):
         self._in_turn.refuse(self.key, "closing the session")
         self._loop.call(self._inner.aclose)
 
+    @awaited
     def plan_restore(
         self,
         target: Format | None = None,
@@ -715,33 +672,30 @@ class Session(Rendered["session.Session"]):
 
         As `perdure.Session.plan_restore`.
         """
-        return self._loop.call(
-            lambda: self._inner.plan_restore(target, system_prompt=system_prompt, options=options)
-        )
 
+    @awaited
     def apply(self, plan: RestorePlan) -> int:
         """Do what a plan says, durably, and return the new version. As `perdure.Session.apply`."""
-        return self._loop.call(lambda: self._inner.apply(plan))
 
 
 @final
-class SessionView(Rendered["view.SessionView"]):
+class SessionView(Rendered[session.SessionView]):
     """A read-only view of a session, as of ``seq``, without a lease: from `SessionManager.load`."""
 
     @property
+    @attribute
     def seq(self) -> int:
         """The last record that it shows."""
-        return self._inner.seq
 
     @property
+    @attribute
     def settled(self) -> bool:
         """False when a takeover was under way, so that the newest records may be missing."""
-        return self._inner.settled
 
     @property
+    @attribute
     def info(self) -> SessionDocument:
         """Title, tags, owner, counters and times."""
-        return self._inner.info
 
     @property
     def checkpoints(self) -> parts.CheckpointReader:
