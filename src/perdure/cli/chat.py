@@ -90,7 +90,7 @@ class InputLines:
 # Open work of an agent: unanswered messages, calls with an unknown effect, pending approvals
 
 
-LINE_WIDTH: Final = 100
+WIDTH: Final = 100
 LEAVE: Final = frozenset({"/quit", "/exit", "/q"})
 HINT: Final = "/resume continues, /dismiss gives up on it; or say something else"
 
@@ -100,7 +100,7 @@ def as_text(agent: Agent) -> Iterator[str]:
     for unfinished in agent.unfinished:
         begun = f", begun in {unfinished.turn_id}" if unfinished.attempts else ""
         reason = f", failed with {unfinished.error}" if unfinished.error else ""
-        yield f"not answered{begun}{reason}: {clip(unfinished.message.text, LINE_WIDTH)}"
+        yield f"not answered{begun}{reason}: {clip(unfinished.message.text, WIDTH)}"
     for effect in agent.unknown_effects:
         yield f"unknown whether it has done its work: {_call_of(agent, effect)}"
     for approval in agent.pending_approvals:
@@ -118,8 +118,13 @@ def as_json(agent: Agent) -> Iterator[dict[str, Any]]:
             "message": unfinished.message.text,
         }
     for effect in agent.unknown_effects:
-        fields = {"turn": effect.turn, "call": effect.call, "tool": effect.tool}
-        yield {"unknown_effect": effect.id, "policy": effect.policy, **fields}
+        yield {
+            "unknown_effect": effect.id,
+            "policy": effect.policy,
+            "turn": effect.turn,
+            "call": effect.call,
+            "tool": effect.tool,
+        }
     for approval in agent.pending_approvals:
         yield {"waits_for_approval": approval.call, "turn": approval.turn, "tool": approval.tool}
 
@@ -127,10 +132,8 @@ def as_json(agent: Agent) -> Iterator[dict[str, Any]]:
 def shown_arguments(call: ToolCall) -> str:
     """Return a call's arguments as text, clipped."""
     given = call.arguments
-    return clip(
-        given if isinstance(given, str) else msgspec.json.encode(given, enc_hook=str).decode(),
-        LINE_WIDTH,
-    )
+    text = given if isinstance(given, str) else msgspec.json.encode(given, enc_hook=str).decode()
+    return clip(text, WIDTH)
 
 
 def _call_of(agent: Agent, effect: Effect | Approval) -> str:
@@ -217,10 +220,8 @@ _WORDS: Final = frozenset({"yes", "no", "always", "again", "did", "done", "skip"
 _DONE: Final = "checked by the user: it was done"
 
 
-RESUME, DISMISS = "/resume", "/dismiss"
 HELP = "/resume continues what is open, /dismiss gives up on it, /quit leaves"
 COMMAND = re.compile(r"/\w+")
-WIDTH = 100
 SILENCE = 3.0
 """Seconds without any event from the model before a note is printed."""
 
@@ -251,7 +252,12 @@ class Conversation:
         questions = self._questions = Questions(self._agent, lines, json=self._json)
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch, group.cancel_scope)
-            self._print_open_items()
+            if self._json:
+                for value in as_json(self._agent):
+                    print_line(value)
+            elif lines_of_open := list(as_text(self._agent)):
+                for line in (*lines_of_open, f"({HINT})"):
+                    say(line)
             while not questions.is_over and (text := await self._next(lines)) is not None:
                 self._pressed = False
                 await self._handle_line(text, questions)
@@ -259,25 +265,16 @@ class Conversation:
         if questions.is_over:  # the turn waits for an answer that does not come now
             await self._agent.stop(finish=False)
 
-    def _print_open_items(self) -> None:
-        if self._json:
-            for value in as_json(self._agent):
-                print_line(value)
-            return
-        lines = list(as_text(self._agent))
-        for line in lines:
-            say(line)
-        if lines:
-            say(f"({HINT})")
-
     async def _handle_line(self, text: str, questions: Questions) -> None:
         """Act on a line: a command, or else a message."""
         agent = self._agent
-        if text == DISMISS:
-            self._note(f"given up: {await agent.dismiss()}")
-        elif text == RESUME:
-            if not (agent.unfinished or agent.unknown_effects):
-                self._note("nothing is open")
+        if text == "/dismiss":
+            count = await agent.dismiss()
+            if not self._json:
+                say(f"(given up: {count})")
+        elif text == "/resume":
+            if not (agent.unfinished or agent.unknown_effects or self._json):
+                say("(nothing is open)")
             for stream in await agent.runtime.resume(agent.unfinished):
                 await self._turn(stream, questions)
             for effect in agent.unknown_effects:
@@ -285,17 +282,12 @@ class Conversation:
         elif COMMAND.fullmatch(text) and not self._json:
             say(f"(there is no {text}: {HELP})")
         else:
-            await self._turn(self._agent.stream(text), questions)
-
-    def _note(self, text: str) -> None:
-        if not self._json:
-            say(f"({text})")
+            await self._turn(agent.stream(text), questions)
 
     async def _watch(self, scope: anyio.CancelScope) -> None:
         """Interrupt the turn on the first Ctrl-C, and end the conversation on the next."""
         try:
-            receiver = anyio.open_signal_receiver(signal.SIGINT)
-            with receiver as pressed:
+            with anyio.open_signal_receiver(signal.SIGINT) as pressed:
                 async for _ in pressed:
                     if self._pressed or not self._agent.interrupt():
                         self.was_ended = True
@@ -334,12 +326,14 @@ class Conversation:
             note(f"no answer for {SILENCE:.0f} s: waiting for the model; Ctrl-C gives up")
 
     async def _follow(self, events: AsyncIterable[AgentEvent], questions: Questions) -> None:
-        show = self._as_line if self._json else self._as_text
         async for event in events:
             self._heard = self._heard or not isinstance(event, TurnStarted)
             self.answered += isinstance(event, TurnEnded)
             self.failed += isinstance(event, TurnFailed)
-            show(event)
+            if self._json:
+                self._print_json(event)
+            else:
+                self._print_text(event)
             if self._pressed:  # the turn is being interrupted: ask nothing about it any more
                 continue
             if isinstance(event, ApprovalRequested):
@@ -349,15 +343,18 @@ class Conversation:
             if questions.is_over:
                 return
 
-    def _as_line(self, event: AgentEvent) -> None:
-        if isinstance(event, TurnEnded):
-            print_line({"turn": event.turn_id, "version": event.version, "answer": event.text})
-        elif isinstance(event, TurnInterrupted):
-            print_line({"turn": event.turn_id, "interrupted": True, "answer": event.text})
-        elif isinstance(event, TurnFailed):
-            print_line({"turn": event.turn_id, "error": str(event.error)})
+    def _print_json(self, event: AgentEvent) -> None:
+        match event:
+            case TurnEnded():
+                print_line({"turn": event.turn_id, "version": event.version, "answer": event.text})
+            case TurnInterrupted():
+                print_line({"turn": event.turn_id, "interrupted": True, "answer": event.text})
+            case TurnFailed():
+                print_line({"turn": event.turn_id, "error": str(event.error)})
+            case _:
+                pass
 
-    def _as_text(self, event: AgentEvent) -> None:
+    def _print_text(self, event: AgentEvent) -> None:
         match event:
             case Segment(text=text):
                 write(visible(text))
@@ -411,21 +408,16 @@ async def chat(
         agent = await AgentFactory(sessions).create_agent(chosen, agent_id=id)
         turns, report = agent.session.info.turns, str(agent.session.restore_report)
         async with agent:
-            if not where.json:
-                _greet(id, turns, report)
+            if turns and not where.json:
+                say(f"{id} continues after turn {turns} ({report})")
+            elif not where.json:
+                say(f"{id} is new; say something, /quit leaves. Run it again to continue")
             talk = Conversation(agent, json=where.json)
             with contextlib.closing(InputLines()) as lines:
                 await talk.run(lines)
             if talk.was_ended:
                 raise KeyboardInterrupt
     return 1 if talk.failed and not talk.answered else 0
-
-
-def _greet(id: str, turns: int, report: str) -> None:
-    if turns:
-        say(f"{id} continues after turn {turns} ({report})")
-    else:
-        say(f"{id} is new; say something, /quit leaves. Run it again to continue")
 
 
 def config(

@@ -24,13 +24,12 @@ import perdure
 from perdure._lib.files import MAX_BYTES, Folder, open_regular
 from perdure.adapters.imports import SDKS, SdkImport, import_sessions
 from perdure.checkpoints.audit_files import check_pair, has_pair
-from perdure.cli.access import existing, is_there, managed, no_session, require_key
+from perdure.cli.access import existing, is_there, managed, no_session, opened, require_key
 from perdure.cli.check import incomplete
 from perdure.cli.output import (
     Answer,
     SessionOption,
     note,
-    print_json,
     progress_bar,
     require_free,
     say,
@@ -59,7 +58,6 @@ from perdure.session.export import (
     state_from,
 )
 from perdure.session.internals import load_stored
-from perdure.session.options import require_no_backup
 from perdure.store import Store, open_read_only
 from perdure.transfer.backup_view import (
     RestoreSummary,
@@ -302,45 +300,57 @@ async def export(
     """
     if layout == "seed":  # the layout of the designs that perdure began from
         layout = "files"
-    if salvage:
-        if plain or layout == "files":
-            raise ConfigError("--salvage writes a bundle: leave out --plain and --layout files")
-        return await _salvage(id, out=out, where=where)
-    return await _export(id, layout=layout, out=out, log=not plain, where=where)
+    if salvage and (plain or layout == "files"):
+        raise ConfigError("--salvage writes a bundle: leave out --plain and --layout files")
+    if out is None and (salvage or layout != "full"):
+        what = "--salvage" if salvage else f"--layout {layout}"
+        raise ConfigError(f"{what} does not go to the standard output: give --out")
+    if out is not None:
+        require_free(out)
+    key = where.key(id)
+    async with opened(where.store) as store:
+        if not await is_there(store, key):
+            raise no_session(key, store)
+        if out is None:
+            write_json(_pretty(await _state(store, key, plain=plain)))
+            await _warn_of_cut(store, key)
+        elif salvage:
+            done = await salvage_session(store, key, out)
+            facts = {"out": str(out), "whole": done.is_whole, **msgspec.to_builtins(done)}
+            where.show(facts, lambda: _print_salvage(done, out))
+        else:
+            await _export(store, key, layout, out, where, plain=plain)
+    return 0
 
 
 async def _export(
-    id: str, *, layout: Layout, out: Path | None, log: bool, where: SessionOption
-) -> int:
-    if layout != "full" and out is None:
-        raise ConfigError(f"--layout {layout} does not go to the standard output: give --out")
-    if out is not None:
-        require_free(out)
-    store, key = existing(where.store), where.key(id)
-    await open_read_only(store)
-    try:
-        await require_no_backup(store)
-        if layout == "bundle":
-            return await _export_bundle(store, key, out or Path(), where)
-        await require_key(store)
-        state = await look_again(store, key, lambda: state_from(store, key, log=log))
-        warning = await _warn_of_cut(store, key)
-    finally:
-        await store.aclose()
-    if state is None:
-        raise no_session(key, store)
-    if out is None:
-        write_json(_pretty(state))
-        return 0
-    if layout == "files":
-        names = [*await write_folder(out, state), *await _export_further_files(id, out, where)]
+    store: Store, key: SessionKey, layout: Layout, out: Path, where: SessionOption, *, plain: bool
+) -> None:
+    answer: dict[str, Any] = {"agent": key.agent, "session": key.session, "out": str(out)}
+    if layout == "bundle":
+        answer["bytes"] = await look_again(store, key, lambda: write_bundle(store, key, out))
+        done = f"{size(answer['bytes'])} written to {out}"
     else:
-        await anyio.to_thread.run_sync(_publish, out, _pretty(state) + b"\n")
-        names = [out.name]
-    answer = {"agent": key.agent, "session": key.session, "out": str(out), "files": names}
-    answer["incomplete"] = warning
-    where.show(answer, f"{key}: {len(state.context.core.history)} messages written to {out}")
-    return 0
+        state = await _state(store, key, plain=plain)
+        if layout == "files":
+            answer["files"] = await write_folder(out, state)
+            async with managed(existing(where.store)) as sessions:
+                if (view := await load_stored(sessions, key)) is not None:
+                    answer["files"] += await export_memories(view, out)
+                    answer["files"] += await export_pair(view, out)
+        else:
+            await anyio.to_thread.run_sync(_publish, out, _pretty(state) + b"\n")
+            answer["files"] = [out.name]
+        done = f"{len(state.context.core.history)} messages written to {out}"
+    answer["incomplete"] = await _warn_of_cut(store, key)
+    where.show(answer, f"{key}: {done}")
+
+
+async def _state(store: Store, key: SessionKey, *, plain: bool) -> FullAgentState:
+    state = await look_again(store, key, lambda: state_from(store, key, log=not plain))
+    if state is None:  # deleted meanwhile
+        raise no_session(key, store)
+    return state
 
 
 async def _warn_of_cut(store: Store, key: SessionKey) -> str:
@@ -348,46 +358,6 @@ async def _warn_of_cut(store: Store, key: SessionKey) -> str:
     if warning := await incomplete(store, key):
         note(warning)
     return warning
-
-
-async def _export_further_files(id: str, out: Path, where: SessionOption) -> list[str]:
-    """Write traces and memories, events and checkpoints; return the files' names."""
-    async with managed(existing(where.store)) as sessions:
-        view = await load_stored(sessions, where.key(id))
-        if view is None:
-            return []
-        return [*await export_memories(view, out), *await export_pair(view, out)]
-
-
-async def _export_bundle(store: Store, key: SessionKey, out: Path, where: SessionOption) -> int:
-    if not await is_there(store, key):
-        raise no_session(key, store)
-    written = await look_again(store, key, lambda: write_bundle(store, key, out))
-    answer = {"agent": key.agent, "session": key.session, "out": str(out), "bytes": written}
-    answer["incomplete"] = await _warn_of_cut(store, key)
-    where.show(answer, f"{key}: {size(written)} written to {out}")
-    return 0
-
-
-async def _salvage(id: str, *, out: Path | None, where: SessionOption) -> int:
-    if out is None:
-        raise ConfigError("--salvage does not go to the standard output: give --out")
-    require_free(out)
-    key = where.key(id)
-    store = existing(where.store)
-    await open_read_only(store)
-    try:
-        await require_key(store)
-        await require_no_backup(store)
-        try:
-            salvaged = await salvage_session(store, key, out)
-        except SessionNotFoundError:
-            raise no_session(key, store) from None
-    finally:
-        await store.aclose()
-    facts = {"out": str(out), "whole": salvaged.is_whole, **msgspec.to_builtins(salvaged)}
-    where.show(facts, lambda: _print_salvage(salvaged, out))
-    return 0
 
 
 def _print_salvage(salvage: Salvage, out: Path) -> None:
@@ -484,13 +454,24 @@ async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
             done = msgspec.structs.replace(done, version=own_files.durable_version)
             left_out = [Finding("left out", str(path), file) for file in pair_read.findings]
     findings = [*read.findings, *done.findings, *left_out]
-    if where.json:
-        print_json(_answer(done, store.location, findings))
-    else:
-        for finding in findings:
-            say(f"{finding.what}: {finding.where}: {finding.detail}")
-        say(f"{done.key}: imported as {done.version} records into {store.location}")
+    where.show(
+        {
+            "location": store.location,
+            "agent": done.key.agent,
+            "session": done.key.session,
+            "tenant": done.key.tenant,
+            "records": done.version,
+            "findings": findings,
+        },
+        lambda: _print_imported(done, findings, store.location),
+    )
     return 0
+
+
+def _print_imported(done: Imported, findings: list[Finding], target: str) -> None:
+    for finding in findings:
+        say(f"{finding.what}: {finding.where}: {finding.detail}")
+    say(f"{done.key}: imported as {done.version} records into {target}")
 
 
 def _empty_state(path: Path, id: str | None, *, pair: bool) -> FullAgentState:
@@ -558,17 +539,6 @@ def _bytes_of(path: anyio.Path) -> bytes:
         return data
 
 
-def _answer(done: Imported, location: str, findings: list[Any]) -> dict[str, Any]:
-    return {
-        "location": location,
-        "agent": done.key.agent,
-        "session": done.key.session,
-        "tenant": done.key.tenant,
-        "records": done.version,
-        "findings": findings,
-    }
-
-
 # ``perdure import SDK URL``: all sessions of another SDK's own database
 
 
@@ -607,10 +577,8 @@ async def import_sdk(sdk: str, url: str, where: SessionOption, tables: str | Non
     async with module.source_of(url, **options) as source, managed(store, write=True) as sessions:
         with progress_bar("importing", *columns) as update:
             done = await import_sessions(source, sessions, tenant=where.tenant, progress=update)
-    if where.json:
-        print_json({"sdk": sdk, "target": store.location, **msgspec.to_builtins(done)})
-    else:
-        _print(done, store.location)
+    facts = {"sdk": sdk, "target": store.location, **msgspec.to_builtins(done)}
+    where.show(facts, lambda: _print(done, store.location))
     return 1 if done.failed else 0
 
 
