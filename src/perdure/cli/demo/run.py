@@ -102,7 +102,14 @@ def digest(messages: Iterable[Message]) -> str:
     return total.hexdigest()
 
 
-GONE = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+GONE = (
+    OSError,
+    anyio.EndOfStream,
+    anyio.IncompleteRead,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+)
+LINE = 4 * 1024 * 1024
 WORDS = ("the harbor", "the old mill", "the night train", "the lighthouse", "the market hall")
 
 
@@ -161,9 +168,9 @@ class Clients:
             self._connected.add(agent)
             try:
                 async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-                    lines = AnswerLines(stream)
+                    lines = BufferedByteReceiveStream(stream)
                     while not self._closing:
-                        await self._turn(lines, agent, turn + 1, again=again)
+                        await self._turn(stream, lines, agent, turn + 1, again=again)
                         turn, again = turn + 1, False
             except GONE:
                 again = (agent, turn + 1) in self.talking
@@ -181,15 +188,23 @@ class Clients:
         while self._port == port and not self._closing:
             await self._changed.wait()
 
-    async def _turn(self, lines: AnswerLines, agent: str, turn: int, *, again: bool) -> None:
+    async def _turn(
+        self,
+        stream: SocketStream,
+        lines: BufferedByteReceiveStream,
+        agent: str,
+        turn: int,
+        *,
+        again: bool,
+    ) -> None:
         about = WORDS[turn % len(WORDS)]
         question = "asked again" if again else "asked"
         text = f"Question {turn}, {question} of {agent}: what do you know about {about}?"
         self.asked += 1
         self.talking.add((agent, turn))
-        await lines.send(Ask(agent, turn, text))
+        await stream.send(encode_line(Ask(agent, turn, text)))
         reply_text = ""
-        while isinstance(answer := await lines.receive(), StreamedText):
+        while isinstance(answer := await _answer(lines), StreamedText):
             self.pieces += 1
             reply_text += answer.text
         if answer.answer != reply_text or answer.text != text:
@@ -199,24 +214,8 @@ class Clients:
         self._tell()
 
 
-class AnswerLines:
-    """A connection, line by line."""
-
-    def __init__(self, stream: SocketStream) -> None:
-        self._stream = stream
-        self._buffer = bytearray()
-
-    async def send(self, value: Ask) -> None:
-        """Send one value."""
-        await self._stream.send(encode_line(value))
-
-    async def receive(self) -> StreamedText | Ack:
-        """Return the next value."""
-        while (end := self._buffer.find(b"\n")) < 0:
-            self._buffer += await self._stream.receive()
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        return msgspec.json.decode(line, type=StreamedText | Ack)
+async def _answer(lines: BufferedByteReceiveStream) -> StreamedText | Ack:
+    return msgspec.json.decode(await lines.receive_until(b"\n", LINE), type=StreamedText | Ack)
 
 
 # The proof: is every acknowledged turn in the log, once, with the very messages acknowledged?
@@ -281,17 +280,14 @@ async def read_logs(store: str, agents: Iterable[str], tenant: str = "") -> dict
                 continue
             items = await view.history(limit=ALL)
             messages = [item.value for item in items if item.kind in MESSAGE_KINDS]
-            payload = sum(map(size_of, messages))
             turns = turns_in(messages)
-            count = sum(map(len, turns.values()))
-            logs[agent] = LoggedAgent(turns, count, payload)
+            logs[agent] = LoggedAgent(
+                turns,
+                count=sum(map(len, turns.values())),
+                payload=sum(len(encode_message(message).payload) for message in messages),
+            )
             await anyio.lowlevel.checkpoint()
     return logs
-
-
-def size_of(message: Message) -> int:
-    """Return a message's bytes as they are stored."""
-    return len(encode_message(message).payload)
 
 
 # A store around a store that counts the bytes handed to it
@@ -329,7 +325,6 @@ class CountingStore(DelegatingStore):
 
 T = TypeVar("T")
 
-LINE = 4 * 1024 * 1024
 STORE = "store"
 
 
@@ -474,13 +469,10 @@ class DemoRun:
             message = f"the demo did not end within {self.plan.deadline:.0f} s: look into "
             raise StoreError(f"{message}{self.plan.folder}")
         self.report.seconds = round(time.monotonic() - start, 2)
-        self.report.ok = self._is_ok()
+        is_clean = self.report.shutdown.get("clean") is True
+        is_restored = self.report.restored == self.report.agents
+        self.report.ok = is_clean and is_restored and not self.report.lost
         return self.report
-
-    def _is_ok(self) -> bool:
-        report = self.report
-        clean = report.shutdown.get("clean") is True
-        return not report.lost and clean and report.restored == report.agents
 
     async def _killed(self) -> None:
         self._tell("a server starts, the agents talk")
@@ -507,7 +499,11 @@ class DemoRun:
         server = await ServerProcess.start(self.plan, 2)
         try:
             ready = await server.says(ServerReady)
-            self._note_restore(ready.restore_ms)
+            times = sorted(ready.restore_ms)
+            self.report.restored = len(times)
+            if times:
+                self.report.restore_ms_p50 = round(times[len(times) // 2], 2)
+                self.report.restore_ms_max = round(times[-1], 2)
             self._tell("the agents continue to talk")
             self.crowd.connect_to(ready.port)
             await self.crowd.acknowledged(self.target)
@@ -524,13 +520,6 @@ class DemoRun:
         self._tell("stopped; every acknowledged turn is looked up again")
         await self._prove()
 
-    def _note_restore(self, times: list[float]) -> None:
-        ordered = sorted(times)
-        self.report.restored = len(ordered)
-        if ordered:
-            self.report.restore_ms_p50 = round(ordered[len(ordered) // 2], 2)
-            self.report.restore_ms_max = round(ordered[-1], 2)
-
     async def _prove(self) -> None:
         """Compare everything that was acknowledged so far with the logs as they lie there."""
         logs = await read_logs(self.plan.store, self.crowd.agents, self.plan.tenant)
@@ -539,9 +528,6 @@ class DemoRun:
             LostTurn(agent, turn, "the answer that was streamed is not the one acknowledged")
             for agent, turn in self.crowd.refused
         ]
-        self._sum_up(missing, list(logs.values()))
-
-    def _sum_up(self, missing: list[LostTurn], logs: list[LoggedAgent]) -> None:
         report = self.report
         known = {(lost_turn.agent, lost_turn.turn) for lost_turn in report.lost_turns}
         report.lost_turns += [
@@ -550,8 +536,8 @@ class DemoRun:
         report.lost = len(report.lost_turns)
         report.asked = self.crowd.asked
         report.acknowledged = len(self.crowd.acks)
-        report.turns = sum(log.count for log in logs)
-        report.turn_bytes = sum(log.payload for log in logs)
+        report.turns = sum(log.count for log in logs.values())
+        report.turn_bytes = sum(log.payload for log in logs.values())
         report.written_log_bytes = self._written.log
         report.written_document_bytes = self._written.documents
         written = self._written.log + self._written.documents
