@@ -10,12 +10,13 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from typing import Final, Literal, final, get_args
+from typing import Final, Literal, cast, final, get_args
 
 import msgspec
 
 from perdure.errors import CheckpointNotFoundError, InvalidArgumentError, PerdureError
 from perdure.inspector.pages import LongReads, SessionFacts, facts_of, load
+from perdure.inspector.query import Query
 from perdure.records.keys import SessionKey
 from perdure.session.internals import release_unused, store_below
 from perdure.session.manager import SessionManager
@@ -26,7 +27,6 @@ KEPT: Final = 200
 """Actions that the log keeps."""
 
 Change = Literal["rollback", "fork", "rebuild", "forget"]
-CHANGES: Final[tuple[str, ...]] = get_args(Change)
 
 
 class RequestedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +87,23 @@ class ActionsPage(msgspec.Struct, frozen=True, kw_only=True):
 
     location: str
     actions: list[Action]
+
+
+def requested(query: Query) -> RequestedChange:
+    """Return the change that an address, or a form, asks for.
+
+    Raises:
+        InvalidArgumentError: Something is missing, or invalid.
+
+    """
+    return RequestedChange(
+        change=cast("Change", query.choice("change", ("", *get_args(Change)))),
+        key=query.key(),
+        checkpoint=query.number("checkpoint"),
+        at=query.number("at"),
+        new_id=query.text("new_id"),
+        confirmed=query.text("confirmed"),
+    )
 
 
 @final

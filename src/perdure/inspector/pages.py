@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from functools import partial
-from typing import Any, Final, Literal, TypeVar, cast, final
+from typing import Any, Final, Literal, TypeVar, cast, final, get_args
 
 import anyio
 import msgspec
@@ -16,10 +16,12 @@ from perdure.checkpoints.engine import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.errors import InvalidArgumentError, SessionNotFoundError
 from perdure.inspector import conversation
-from perdure.memory.working_memory import MemoryInfo
+from perdure.inspector.query import Query
+from perdure.memory.state import States
+from perdure.memory.working_memory import MemoryInfo, WorkingMemory
 from perdure.providers.context_fit import Format
 from perdure.records.checkpoints import Checkpoint
-from perdure.records.keys import SessionKey, require_filters
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
 from perdure.records.media import decode_read
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.restore.report import RestorePlan, RestoreReport
@@ -36,7 +38,7 @@ from perdure.session.internals import (
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
-from perdure.store import DeadLetter, LeaseState, PendingItem, SessionInfo, Store, first_record
+from perdure.store import DeadLetter, LeaseState, PendingItem, SessionInfo, first_record
 
 T = TypeVar("T")
 
@@ -173,25 +175,32 @@ class SessionsPage(msgspec.Struct, kw_only=True):
         return sorted({tag for info in self.sessions for tag in info.tags})
 
 
-async def sessions_page(
-    sessions: SessionManager,
-    filters: SessionFilters,
-    after: SessionInfo | None,
-    limit: int = LISTED,
-) -> SessionsPage:
+async def sessions_page(reads: LongReads, query: Query) -> SessionsPage:
     """Return a page of sessions; a search that takes long is continued by the next.
 
     Raises:
         InvalidArgumentError: A filter is no text that an id can have.
 
     """
+    given: dict[str, Any] = {
+        name: query.text(name).strip() for name in SessionFilters.__struct_fields__
+    }
+    given["order"] = query.choice("order", ("", "id"))
+    filters = SessionFilters(**given)
+    limit = max(1, min(query.number("limit") or LISTED, MOST))
+    last: SessionInfo | None = None
+    if after := query.text("after"):
+        after_session = query.text("after_session") or DEFAULT_SESSION
+        key = SessionKey(after, after_session, filters.tenant)
+        last = SessionInfo(key=key, updated_at=query.decimal("after_at"))
     require_filters(tenant=filters.tenant, prefix=filters.prefix)
+    sessions = reads.sessions
     store = store_below(sessions)
     page = SessionsPage(
         location=store.location, tenants=sorted({"", *await store.tenants()}), filters=filters
     )
     until = anyio.current_time() + BUDGET
-    last, is_newest = after, filters.order != "id"
+    is_newest = filters.order != "id"
     while True:
         chunk = await sessions.list(
             tenant=filters.tenant,
@@ -219,10 +228,11 @@ async def sessions_page(
             return page
 
 
-async def completions(sessions: SessionManager, tenant: str, prefix: str) -> list[str]:
+async def completions(reads: LongReads, query: Query) -> list[str]:
     """Return the first agents' ids that begin with a prefix."""
+    tenant, prefix = query.text("tenant"), query.text("prefix")
     require_filters(tenant=tenant, prefix=prefix)
-    found = await sessions.list(tenant=tenant, prefix=prefix, limit=COMPLETIONS)
+    found = await reads.sessions.list(tenant=tenant, prefix=prefix, limit=COMPLETIONS)
     return sorted({info.key.agent for info in found})
 
 
@@ -306,12 +316,12 @@ class ConversationPage(msgspec.Struct, frozen=True, kw_only=True):
     limit: int = PAGE
 
 
-async def conversation_page(
-    sessions: SessionManager, key: SessionKey, view: View, before: int | None, limit: int
-) -> ConversationPage:
+async def conversation_page(reads: LongReads, query: Query) -> ConversationPage:
     """Return the newest items before a record."""
-    loaded = await load(sessions, key)
-    limit = max(1, min(limit, MOST))
+    sessions, view = reads.sessions, cast("View", query.choice("view", get_args(View)))
+    loaded = await load(sessions, query.key())
+    limit = max(1, min(query.number("limit") or PAGE, MOST))
+    before = query.number("before")
     before = loaded.seq + 1 if before is None else max(1, min(before, loaded.seq + 1))
     context = frozenset(seq for seq, _ in working_context(loaded).by_seq())
     items: list[conversation.ShownItem] = []
@@ -364,32 +374,31 @@ async def _record(view: SessionView, seq: int) -> Record:
     return record
 
 
-async def whole_part(
-    sessions: SessionManager, key: SessionKey, seq: int, number: int, *, raw: bool
-) -> conversation.ShownPart:
+async def whole_part(reads: LongReads, query: Query) -> conversation.ShownPart:
     """Return one part of a record with all of its text.
 
     Raises:
         InvalidArgumentError: There is no such record, or part.
 
     """
-    view = await load(sessions, key)
-    parts = conversation.whole_parts(await _record(view, seq), registry_of(view), raw=raw)
+    key, seq, number = query.key(), query.number("seq") or 0, query.number("part") or 0
+    is_raw = query.choice("view", get_args(View)) == "raw"
+    view = await load(reads.sessions, key)
+    parts = conversation.whole_parts(await _record(view, seq), registry_of(view), raw=is_raw)
     if not 0 <= number < len(parts):
         raise InvalidArgumentError(f"record {seq} of session {key} has no part {number}")
     return msgspec.structs.replace(parts[number], size=len(parts[number].text))
 
 
-async def image(
-    sessions: SessionManager, key: SessionKey, seq: int, number: int
-) -> conversation.Blob:
+async def image(reads: LongReads, query: Query) -> conversation.Blob:
     """Return an image that is in a record.
 
     Raises:
         InvalidArgumentError: There is none.
 
     """
-    view = await load(sessions, key)
+    key, seq, number = query.key(), query.number("seq") or 0, query.number("part") or 0
+    view = await load(reads.sessions, key)
     record = await _record(view, seq)
     found = None
     if record.kind in MESSAGE_KINDS:
@@ -426,16 +435,16 @@ class ContextPage(msgspec.Struct, frozen=True, kw_only=True):
     """The context as a provider takes it: JSON."""
 
 
-async def context_page(
-    sessions: SessionManager, key: SessionKey, target: str, end: int | None
-) -> ContextPage:
+async def context_page(reads: LongReads, query: Query) -> ContextPage:
     """Return messages that the model sees next: those before a place, by default the newest.
 
     Raises:
         InvalidArgumentError: There is no such target.
 
     """
-    view = await load(sessions, key)
+    target, end = query.choice("target", ("", *FORMATS)), query.number("end")
+    sessions = reads.sessions
+    view = await load(sessions, query.key())
     context = working_context(view)
     registry = registry_of(view)
     own = frozenset(seq for seq, _ in context.by_record())
@@ -446,10 +455,6 @@ async def context_page(
         conversation.shown_item(HistoryItem(seq, "message", decode_read(payload, registry)), own)
         for seq, payload in await contents_of(view).filled(messages[start:end])
     ]
-    rendered = ""
-    if target:
-        shown = view.context(cast("Any", target))
-        rendered = value_text(shown)
     return ContextPage(
         head=await facts_of(sessions, view),
         items=items,
@@ -461,7 +466,7 @@ async def context_page(
         messages=len(messages),
         start=start,
         target=target,
-        rendered=rendered,
+        rendered=value_text(view.context(cast("Any", target))) if target else "",
     )
 
 
@@ -485,32 +490,33 @@ class StatesPage(msgspec.Struct, frozen=True, kw_only=True):
     memory: Sequence[MemoryInfo]
 
 
-async def states_page(sessions: SessionManager, key: SessionKey) -> StatesPage:
+async def states_page(reads: LongReads, query: Query) -> StatesPage:
     """Return a session's named states, and the entries of its memory without their values."""
-    view = await load(sessions, key)
+    view = await load(reads.sessions, query.key())
     states = []
     for name in await view.state.keys():
         text = value_text(await view.state.get(name))
         states.append(ShownValue(key=name, text=text[: conversation.LONGEST], size=len(text)))
     return StatesPage(
-        head=await facts_of(sessions, view), states=states, memory=await view.memory.entries()
+        head=await facts_of(reads.sessions, view),
+        states=states,
+        memory=await view.memory.entries(),
     )
 
 
-async def named_value(
-    sessions: SessionManager, key: SessionKey, kind: Literal["state", "memory"], name: str
-) -> ShownValue:
+async def named_value(reads: LongReads, query: Query) -> ShownValue:
     """Return one state, or one value of the memory, whole.
 
     Raises:
         InvalidArgumentError: There is none of that name.
 
     """
-    view = await load(sessions, key)
-    keys = await (view.state if kind == "state" else view.memory).keys()
-    if name not in keys:
-        raise InvalidArgumentError(f"session {key} has no {kind} {name!r}")
-    text = value_text(await (view.state if kind == "state" else view.memory).get(name))
+    kind, name = query.choice("kind", ("state", "memory")), query.text("name")
+    view = await load(reads.sessions, query.key())
+    values: States | WorkingMemory = view.state if kind == "state" else view.memory
+    if name not in await values.keys():
+        raise InvalidArgumentError(f"session {view.key} has no {kind} {name!r}")
+    text = value_text(await values.get(name))
     return ShownValue(key=name, text=text, size=len(text))
 
 
@@ -537,15 +543,16 @@ class CheckpointsPage(msgspec.Struct, frozen=True, kw_only=True):
     """Whether the log is still being read for the two."""
 
 
-async def checkpoints_page(
-    reads: LongReads, key: SessionKey, pair: tuple[int, int] | None, *, verify: bool
-) -> CheckpointsPage:
+async def checkpoints_page(reads: LongReads, query: Query) -> CheckpointsPage:
     """Return the checkpoints; with a pair, what changed from the first of it to the second.
 
     Raises:
         CheckpointNotFoundError: There is no such checkpoint.
 
     """
+    a, b, key = query.number("a"), query.number("b"), query.key()
+    pair = None if a is None or b is None else (a, b)
+    verify = query.choice("verify", ("", "1")) == "1"
     view = await load(reads.sessions, key)
 
     async def read() -> tuple[Verification | None, Difference | None]:
@@ -581,13 +588,14 @@ class RestorePage(msgspec.Struct, frozen=True, kw_only=True):
     """The plan in words."""
 
 
-async def restore_page(sessions: SessionManager, key: SessionKey, target: str) -> RestorePage:
+async def restore_page(reads: LongReads, query: Query) -> RestorePage:
     """Return a session's restore plan, and the report of the restore that this page is.
 
     Raises:
         InvalidArgumentError: There is no such target.
 
     """
+    target, key, sessions = query.choice("target", ("", *FORMATS)), query.key(), reads.sessions
     view = await load(sessions, key)
     plan = await sessions.plan_restore(
         key.agent,
@@ -631,10 +639,11 @@ class DeliveryPage(msgspec.Struct, frozen=True, kw_only=True):
     dead: Sequence[Waiting]
 
 
-async def delivery_page(sessions: SessionManager, key: SessionKey) -> DeliveryPage:
+async def delivery_page(reads: LongReads, query: Query) -> DeliveryPage:
     """Return who holds a session, and what waits for it."""
-    view = await load(sessions, key)
-    head, store = await facts_of(sessions, view), store_below(sessions)
+    key, store = query.key(), store_below(reads.sessions)
+    view = await load(reads.sessions, key)
+    head = await facts_of(reads.sessions, view)
     epoch = 0 if head.holder is None else head.holder.epoch
     pending = await store.receive(key, epoch, limit=MOST)
     letters = await store.dead_letters(key)
@@ -673,12 +682,12 @@ class InboxPage(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a newer look has not come to its end."""
 
 
-async def inbox_page(sessions: SessionManager, reads: LongReads) -> InboxPage:
+async def inbox_page(reads: LongReads, _: Query) -> InboxPage:
     """Return the sessions for which a post waits, or that have dead letters, of all tenants.
 
     It looks at all sessions; while that takes long, the page has what was seen before.
     """
-    store: Store = store_below(sessions)
+    store = store_below(reads.sessions)
 
     async def look() -> InboxPage:
         dead = await store.sessions_with_pending_items(dead_letters=True)
@@ -689,6 +698,6 @@ async def inbox_page(sessions: SessionManager, reads: LongReads) -> InboxPage:
     return msgspec.structs.replace(seen or InboxPage(location=store.location), looking=looking)
 
 
-async def position(sessions: SessionManager, key: SessionKey) -> int:
+async def position(reads: LongReads, query: Query) -> int:
     """Return a session's last record."""
-    return await store_below(sessions).head(key)
+    return await store_below(reads.sessions).head(query.key())
