@@ -36,7 +36,6 @@ from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, answe
 from perdure.asgi.runs import Run, RunOutcome
 from perdure.errors import (
     LeaseLostError,
-    PerdureError,
     SessionClosedError,
     SessionError,
 )
@@ -312,12 +311,7 @@ class AgentServer:
             Route("/agents/{id}/events", self._events),
             Route("/metrics", self._show_metrics),
         ]
-        handlers: Any = {
-            PerdureError: _answer_problem,
-            Problem: _answer_problem,
-            HTTPException: _answer_http,
-            ClientDisconnect: _answer_nobody,
-        }
+        handlers: Any = {HTTPException: _answer_http, ClientDisconnect: _answer_nobody}
         # Around the others: Starlette itself answers such an error in text, and raises it again.
         rest = Middleware(ExceptionMiddleware, handlers={Exception: _answer_problem})
         inner = Starlette(
@@ -430,7 +424,8 @@ class AgentServer:
         return _json({"messages": shown, "before": older})
 
     async def _get(self, request: Request) -> Response:
-        info = (await self._view(request)).info
+        view = await self._view(request)
+        info = view.info
         return _json(
             {
                 "agent": request.path_params["id"],
@@ -438,7 +433,7 @@ class AgentServer:
                 "owner": info.metadata.owner,
                 "tags": info.metadata.tags,
                 "turns": info.turns,
-                "open": self._pool.is_warm(await self._key(request)),
+                "open": self._pool.is_warm(view.key),
             }
         )
 
@@ -478,28 +473,23 @@ class AgentServer:
         return _json({"agents": [_listed(info) for info in shown], "after": more})
 
     async def _delete(self, request: Request) -> Response:
-        await self._view(request)
-        key = await self._key(request)
+        key = (await self._view(request)).key
         await self._pool.forget(key)
         await self.sessions.manager.delete(key.agent, session=key.session, tenant=key.tenant)
         return Response(status_code=204)
 
     async def _events(self, request: Request) -> Response:
-        owner = (await self._view(request)).info.metadata.owner
-        key = await self._key(request)
-        return self.sessions.events(key.agent, session=key.session, tenant=key.tenant, owner=owner)
+        view = await self._view(request)
+        key = view.key
+        return self.sessions.events(
+            key.agent, session=key.session, tenant=key.tenant, owner=view.info.metadata.owner
+        )
 
     async def _show_metrics(self, request: Request) -> Response:
         assert self._metrics is not None  # the lifespan has begun
         return Response(self._metrics.render(), media_type=Metrics.content_type)
 
     # what a request says
-
-    async def _key(self, request: Request) -> SessionKey:
-        token: Token = request.scope["perdure.token"]
-        agent = request.path_params["id"]
-        config = await self._pool.config(agent, token.tenant)
-        return session_key(agent, config.session, token.tenant)
 
     async def _view(self, request: Request) -> SessionView:
         """Return the session that a request names, if its token opens it.
@@ -508,11 +498,13 @@ class AgentServer:
             Problem: There is none.
 
         """
-        key = await self._key(request)
-        view = await stored(self.sessions.manager, key)
         token: Token = request.scope["perdure.token"]
+        agent = request.path_params["id"]
+        config = await self._pool.config(agent, token.tenant)
+        key = session_key(agent, config.session, token.tenant)
+        view = await stored(self.sessions.manager, key)
         if view is None or not token.opens(view.info.metadata.owner):
-            raise not_found(key.agent)
+            raise not_found(agent)
         return view
 
     async def _body(self, request: Request) -> Posted:
