@@ -18,17 +18,15 @@ those of the method of the same name in `perdure`.
 
 from __future__ import annotations
 
-from perdure.sync.archives import Archives
 from perdure.sync.manager import SessionManager, connect
-from perdure.sync.parts import (
+from perdure.sync.session import (
+    Archives,
     Attachment,
     CheckpointEngine,
     CheckpointReader,
     Contributor,
     KernelEventReader,
     KernelEventStream,
-)
-from perdure.sync.session import (
     LostSession,
     Scope,
     Session,

@@ -28,34 +28,45 @@ from perdure import _connect
 from perdure._connect import DEFAULT
 from perdure._lib import signals
 from perdure._lib.loop import in_event_loop
-from perdure.autosave.options import INHERIT, KEEP, Inherit
+from perdure.autosave.options import INHERIT, KEEP
 from perdure.errors import SessionClosedError, StoreError
-from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION
-from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-from perdure.restore.report import RestorePlan
-from perdure.session.rebuild import RebuildReport
 from perdure.sync.loop import HookThread, LoopThread, closed
 from perdure.sync.mirror import attribute, awaited, done, read, read_attribute
 from perdure.sync.session import LostSession, Scope, Session, SessionView
 
 if TYPE_CHECKING:
-    from perdure.autosave.options import Autosave, AutosaveStatus, EngineOptions, Shutdown
-    from perdure.autosave.reports import Health, ShutdownReport
-    from perdure.formats.state import StateStorage
-    from perdure.lease import LeaseOptions, OnHeld
-    from perdure.records.checkpoints import Checkpoint
-    from perdure.records.keys import SessionKey
-    from perdure.session import manager, session
+    from perdure import (
+        Autosave,
+        EngineOptions,
+        LeaseOptions,
+        Limits,
+        Retention,
+        SessionKey,
+        Shutdown,
+    )
+    from perdure.checkpoints import Checkpoint
+    from perdure.formats import StateStorage
+    from perdure.lease import OnHeld
+    from perdure.providers.context_fit import Format
+    from perdure.restore import WorkingContextSnapshotBootstrapOptions
+    from perdure.session import fork, manager, session
     from perdure.session.connected import ManagerParts
-    from perdure.session.delete import ForgetReport
-    from perdure.session.fork import Fork, History
-    from perdure.session.inbox import PostReceipt
-    from perdure.session.options import Limits
-    from perdure.session.prune import PruneReport
-    from perdure.session.retention import Retention
     from perdure.session.runtime import EventName
-    from perdure.store import DeadLetter, SessionInfo, Store
+    from perdure.store import SessionInfo, Store
+    from perdure.types import (
+        AutosaveStatus,
+        DeadLetter,
+        ForgetReport,
+        Fork,
+        Health,
+        Inherit,
+        PostReceipt,
+        PruneReport,
+        RebuildReport,
+        RestorePlan,
+        ShutdownReport,
+    )
 
 
 _BY_SIGNAL = 128 + signal.SIGTERM
@@ -439,7 +450,7 @@ class SessionManager:
         new_id: str,
         *,
         at: int | str | Checkpoint | None = None,
-        history: History = "full",
+        history: fork.History = "full",
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",

@@ -1,48 +1,81 @@
-"""Sessions, views, memory, named states and scopes in blocking style.
+"""Sessions, views, and all that is kept with a session, in blocking style.
 
 Any thread may use them. Plain values are read as they are; everything else is done in the manager's
 own thread, one call at a time.
+
+Plain methods of a contributor are called in threads of their own, so they may take their time and
+use the blocking API; a save waits for them, as long as ``EngineOptions(capture_timeout=…)``
+allows. A contributor that was written for the async API is awaited in the manager's loop.
 """
 
 # mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
+import inspect
+import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, final, overload
 
 import anyio
+from anyio import to_thread
 
 from perdure._lib.task_scope import enter, turns
+from perdure.archive import archives
+from perdure.archive.limits import ArchiveLimits
+from perdure.checkpoints import engine, events
 from perdure.errors import SessionError
 from perdure.memory import state, working_memory
-from perdure.session import base, fork, scope, session
-from perdure.sync import parts
+from perdure.session import base, contributors, fork, scope, session
 from perdure.sync.mirror import Mirror, attribute, awaited, done, read, read_attribute
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from perdure.autosave.options import AutosaveStatus
-    from perdure.memory.documents import SessionDocument
+    from perdure import EncodedRecord, Message, SessionKey
+    from perdure.archive import ArchiveRestored, ArchiveSaved
+    from perdure.archive.save import Progress
+    from perdure.checkpoints import (
+        Checkpoint,
+        CheckpointState,
+        Difference,
+        KernelEvent,
+        RolledBack,
+        Verification,
+    )
+    from perdure.checkpoints.replay import ReplayReport, TimelineRow
     from perdure.memory.working_memory import MemoryInfo
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
     from perdure.providers.context_fit import Format
-    from perdure.records.keys import SessionKey
-    from perdure.records.messages import EncodedRecord, Message
+    from perdure.records.archives import Archive
     from perdure.records.records import Record
-    from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-    from perdure.restore.report import RestorePlan, RestoreReport
-    from perdure.session.base import Receipt
-    from perdure.session.contents import HistoryItem
+    from perdure.restore import WorkingContextSnapshotBootstrapOptions
     from perdure.session.contributors import Contributor as AsyncContributor
-    from perdure.session.fork import Fork, History
-    from perdure.session.scope import ScopeChange
     from perdure.session.session import ContextFormat, Listed, Separate
     from perdure.sync.loop import LoopThread
+    from perdure.types import (
+        AutosaveStatus,
+        Fork,
+        HistoryItem,
+        Receipt,
+        RestoreContext,
+        RestorePlan,
+        RestoreReport,
+        ScopeChange,
+        SessionDocument,
+    )
 
 
 # A turn in blocking style: one task of the loop runs it from start to end, for any waiting thread
@@ -362,6 +395,198 @@ class Scope(Mirror[scope.Scope]):
         """Remove the scope with its history and all values. As `perdure.types.Scope.forget`."""
 
 
+# Its checkpoints and kernel events
+
+
+class CheckpointReader(Mirror[engine.CheckpointReader]):
+    """The checkpoints of a session, to read: ``view.checkpoints``."""
+
+    @awaited
+    def latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that was not pruned, None if there is none."""
+
+    @awaited
+    def get(self, id: int) -> Checkpoint | None:
+        """Return a checkpoint, without the state that it leads to; None for an unknown id."""
+
+    @awaited
+    def states(self) -> list[Checkpoint]:
+        """Return all checkpoints that were not pruned, by id, without the states."""
+
+    @awaited
+    def restore(self, id: int) -> CheckpointState | None:
+        """Return a checkpoint with a copy of its state, None for an unknown id; changes nothing."""
+
+    @awaited
+    def diff(self, a: int, b: int) -> Difference:
+        """Return what was added, removed and changed from one checkpoint's state to another's."""
+
+    @awaited
+    def verify(self) -> Verification:
+        """Look through the chain, the log and the states for anything changed or lost."""
+
+
+@final
+class CheckpointEngine(CheckpointReader):
+    """A session's checkpoints: ``session.checkpoints``."""
+
+    _inner: engine.CheckpointEngine
+
+    @awaited
+    def create(self, label: str, state: Any = None) -> Checkpoint:
+        """Make a checkpoint, durable when this returns."""
+
+    @awaited
+    def rollback(self, id: int, *, replay: bool = False) -> RolledBack:
+        """Go back to a checkpoint; everything is durable when this returns."""
+
+    @contextmanager
+    def guard(self, label: str) -> Iterator[Checkpoint]:
+        """Make a checkpoint, and go back to it if the block fails."""
+        checkpoint = self.create(label)
+        try:
+            yield checkpoint
+        except BaseException as error:
+            self._loop.call(partial(self._inner._undo, checkpoint.id, error))
+            raise
+
+    @awaited
+    def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:
+        """Let go of checkpoints, and return their ids; nothing else ever does."""
+
+
+class KernelEventReader(Mirror[events.KernelEventReader]):
+    """The kernel events of a session, to read: ``view.events``."""
+
+    @awaited
+    def read(self, *, after: int = 0, before: int | None = None) -> list[KernelEvent]:
+        """Return the durable events with ``after < seq < before``, by their times."""
+
+    @awaited
+    def replay(
+        self,
+        *,
+        since: int | None = None,
+        on_row: Callable[[TimelineRow], object] | None = None,
+        strict: bool = False,
+    ) -> ReplayReport:
+        """Feed the durable events to a dry run, and return what it saw.
+
+        As ``events.replay`` of a `perdure.SessionView`; ``on_row`` is called in the loop's thread.
+        """
+
+
+@final
+class KernelEventStream(KernelEventReader):
+    """A session's kernel events: ``session.events``."""
+
+    @done
+    def emit(
+        self, kind: str, label: str | None = None, detail: dict[str, Any] | None = None
+    ) -> KernelEvent:
+        """Append an event, and return it. As ``session.events.emit`` of `perdure.Session`."""
+
+
+# Contributors: owners of further state, with plain methods or async ones
+
+
+class Contributor(Protocol):
+    """An owner of state that is kept with a session.
+
+    A contributor whose state changes its form raises ``version``, and has a method
+    ``migrate(state, from_version)``, which returns the state in the form of
+    ``from_version + 1``; it is called once for each step.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name: its state is in ``plugins/<name>.json``."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The version of its state's form, from 1 up."""
+        ...
+
+    def capture(self) -> Any:
+        """Return the state: JSON, or what a session's state can hold; None for none."""
+        ...
+
+    def restore(self, state: Any, context: RestoreContext) -> None:
+        """Restore a stored state; called once, and only if there is one."""
+        ...
+
+
+@final
+class Attachment(Mirror[contributors.Attachment]):
+    """An attached contributor; made by `Session.attach`."""
+
+    @property
+    def contributor(self) -> Contributor | AsyncContributor:
+        """The contributor that was attached."""
+        inner = self._inner.contributor
+        return inner.contributor if isinstance(inner, ContributorAdapter) else inner
+
+    @done
+    def changed(self) -> None:
+        """Report that the state has changed: it is captured soon, even if nothing is appended.
+
+        Not needed for changes within a turn, or before an explicit save.
+        """
+
+    @done
+    def detach(self) -> None:
+        """Stop capturing. The stored state stays; changes since the last capture are not saved."""
+
+
+class ContributorAdapter:
+    """An async contributor that wraps a blocking one."""
+
+    def __init__(self, contributor: Contributor) -> None:
+        self.contributor: Contributor = contributor
+        self._step: Callable[[Any, int], Any] | None = getattr(contributor, "migrate", None)
+        self.migrate: Callable[[Any, int], Awaitable[Any]] | None
+        self.migrate = None if self._step is None else self._migrate
+
+    @property
+    def name(self) -> str:
+        """The contributor's own."""
+        return self.contributor.name
+
+    @property
+    def version(self) -> int:
+        """The contributor's own."""
+        return self.contributor.version
+
+    async def capture(self) -> Any:
+        """Capture the state in a worker thread."""
+        return await to_thread.run_sync(self.contributor.capture, abandon_on_cancel=True)
+
+    async def restore(self, state: Any, context: RestoreContext) -> None:
+        """Restore the state in a worker thread."""
+        await to_thread.run_sync(self.contributor.restore, state, context)
+
+    async def _migrate(self, state: Any, from_version: int) -> Any:
+        assert self._step is not None
+        return await to_thread.run_sync(self._step, state, from_version)
+
+
+def as_async(
+    inner: session.Session, contributor: Contributor | AsyncContributor
+) -> AsyncContributor:
+    """Return a contributor as an async one: the same object each time."""
+    if inspect.iscoroutinefunction(contributor.capture):
+        return cast("AsyncContributor", contributor)
+    attached = inner._contributors._attached.values() if inner._contributors else ()
+    for attachment in attached:
+        if (
+            isinstance(attachment.contributor, ContributorAdapter)
+            and attachment.contributor.contributor is contributor
+        ):
+            return attachment.contributor
+    return ContributorAdapter(cast("Contributor", contributor))
+
+
 # What is read of a session, and of a view of one
 
 
@@ -467,7 +692,7 @@ class LostSession(Mirror[fork.LostSession]):
 
     @awaited
     def fork_unsaved(
-        self, new_id: str, *, new_session: str | None = None, history: History = "full"
+        self, new_id: str, *, new_session: str | None = None, history: fork.History = "full"
     ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then."""
 
@@ -548,14 +773,14 @@ class Session(Rendered[session.Session]):
         """When it saves itself: the setting, whether it is the manager's, and what is in force."""
 
     @property
-    def checkpoints(self) -> parts.CheckpointEngine:
+    def checkpoints(self) -> CheckpointEngine:
         """Its checkpoints: labelled points to look at and to go back to."""
-        return parts.CheckpointEngine(self._loop, self._inner.checkpoints)
+        return CheckpointEngine(self._loop, self._inner.checkpoints)
 
     @property
-    def events(self) -> parts.KernelEventStream:
+    def events(self) -> KernelEventStream:
         """Its kernel events: what an agent did, on the session's logical clock."""
-        return parts.KernelEventStream(self._loop, self._inner.events)
+        return KernelEventStream(self._loop, self._inner.events)
 
     # changing it
 
@@ -590,16 +815,14 @@ class Session(Rendered[session.Session]):
     ) -> int:
         """Change what is said about the session, and return the new version."""
 
-    def attach(self, contributor: parts.Contributor | AsyncContributor) -> parts.Attachment:
+    def attach(self, contributor: Contributor | AsyncContributor) -> Attachment:
         """Keep further state with this session: a plugin's, a tool's.
 
         As `perdure.Session.attach`. Plain methods of a contributor are called in a thread of
         their own, async ones in the manager's loop.
         """
-        attached = self._loop.call(
-            lambda: self._inner.attach(parts.as_async(self._inner, contributor))
-        )
-        return parts.Attachment(self._loop, attached)
+        attached = self._loop.call(lambda: self._inner.attach(as_async(self._inner, contributor)))
+        return Attachment(self._loop, attached)
 
     def turn(
         self,
@@ -639,7 +862,7 @@ class Session(Rendered[session.Session]):
 
     @awaited
     def fork_unsaved(
-        self, new_id: str, *, new_session: str | None = None, history: History = "full"
+        self, new_id: str, *, new_session: str | None = None, history: fork.History = "full"
     ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then."""
 
@@ -698,11 +921,99 @@ class SessionView(Rendered[session.SessionView]):
         """Title, tags, owner, counters and times."""
 
     @property
-    def checkpoints(self) -> parts.CheckpointReader:
+    def checkpoints(self) -> CheckpointReader:
         """Its checkpoints, as of ``seq``."""
-        return parts.CheckpointReader(self._loop, self._inner.checkpoints)
+        return CheckpointReader(self._loop, self._inner.checkpoints)
 
     @property
-    def events(self) -> parts.KernelEventReader:
+    def events(self) -> KernelEventReader:
         """Its kernel events, as of ``seq``."""
-        return parts.KernelEventReader(self._loop, self._inner.events)
+        return KernelEventReader(self._loop, self._inner.events)
+
+
+@final
+class Archives(Mirror[archives.Archives]):
+    """The files of an agent's home folder, kept with a session. As `perdure.archive.Archives`.
+
+    Args:
+        session: An open session; or one that was loaded, to look and to export.
+        home: The home folder. Default: the agent's own, where the store keeps one for it.
+        paths: ``persist_paths``: folders in it, among them hidden ones that are to be kept.
+        whole: Whether everything visible is archived; else only these paths.
+        limits: How large an archive may be.
+        wait: Seconds to wait for another process that saves or restores the same home.
+
+    Raises:
+        ConfigError: A path is absolute, or leaves the home folder.
+
+    """
+
+    def __init__(
+        self,
+        session: Session | SessionView,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        paths: Sequence[str] = (),
+        whole: bool = True,
+        limits: ArchiveLimits = ArchiveLimits(),  # noqa: B008  # frozen
+        wait: float = 60.0,
+    ) -> None:
+        inner = archives.Archives(
+            session._inner, home, paths=paths, whole=whole, limits=limits, wait=wait
+        )
+        super().__init__(session._loop, inner)
+
+    @property
+    @attribute
+    def home(self) -> str | None:
+        """The home folder; None where none was given, and the store keeps none for the agent."""
+
+    @awaited
+    def all(self) -> list[Archive]:
+        """Return the archives that are listed, newest first."""
+
+    @awaited
+    def latest(self) -> Archive | None:
+        """Return the newest archive, None if there is none."""
+
+    @awaited
+    def find(self, name: str | None = None) -> Archive:
+        """Return the archive with this id, or the newest with this label; None: the newest.
+
+        Raises:
+            ConfigError: There is no such archive.
+
+        """
+
+    @awaited
+    def save(
+        self, *, label: str = "", keep: int = archives.KEPT, progress: Progress = None
+    ) -> ArchiveSaved:
+        """Archive the home folder; what it returns is durable, and was read back.
+
+        As `perdure.archive.Archives.save`. ``progress`` is called in the loop's thread.
+        """
+
+    @awaited
+    def restore(
+        self, name: str | None = None, *, force: bool = False, progress: Progress = None
+    ) -> ArchiveRestored:
+        """Make the home folder what it was. As `perdure.archive.Archives.restore`."""
+
+    @awaited
+    def resume(self, *, progress: Progress = None) -> ArchiveRestored:
+        """Bring the newest archive back at a start. As `perdure.archive.Archives.resume`."""
+
+    @awaited
+    def verify(self, name: str | None = None) -> Archive:
+        """Read all of an archive, and return which it was. As `perdure.archive.Archives.verify`."""
+
+    @awaited
+    def write(self, path: str | os.PathLike[str], name: str | None = None) -> int:
+        """Write an archive into a new file. As `perdure.archive.Archives.write`."""
+
+    @awaited
+    def read(
+        self, path: str | os.PathLike[str], *, force: bool = False, progress: Progress = None
+    ) -> ArchiveRestored:
+        """Make the home folder what a file holds. As `perdure.archive.Archives.read`."""
