@@ -855,14 +855,12 @@ async def rebuild(
     if not dry_run:
         async with managed(existing(where.store), write=True) as sessions:
             answer["rebuilt"] = list((await rebuild_stored(sessions, key)).rebuilt)
-    if where.json:
-        print_json(answer)
-        return 0
-    for detail in answer["wrong"]:
-        say(f"{key}: {detail}")
+    lines = [f"{key}: {detail}" for detail in answer["wrong"]]
     if dry_run:
-        say(f"{key}: {len(answer['wrong'])} of its documents would be rebuilt; nothing was changed")
+        count = len(answer["wrong"])
+        lines.append(f"{key}: {count} of its documents would be rebuilt; nothing was changed")
     else:
         names = ", ".join(answer["rebuilt"])
-        say(f"{key}: rebuilt {names} from {answer['records']} records")
+        lines.append(f"{key}: rebuilt {names} from {answer['records']} records")
+    where.show(answer, "\n".join(lines))
     return 0

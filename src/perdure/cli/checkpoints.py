@@ -14,7 +14,7 @@ from perdure.checkpoints.events import replay_files
 from perdure.checkpoints.replay import ReplayReport, TimelineRow, page, shown
 from perdure.checkpoints.verify import Verification
 from perdure.cli.access import existing, load_view, managed
-from perdure.cli.output import SessionOption, clip, print_json, print_table, require_free, say
+from perdure.cli.output import SessionOption, clip, print_table, require_free, say
 from perdure.errors import CheckpointNotFoundError, ConfigError
 from perdure.records.checkpoints import CapturedState, Checkpoint
 from perdure.session.manager import SessionManager
@@ -149,17 +149,13 @@ async def diff(
     async with managed(existing(where.store)) as sessions:
         view = await load_view(sessions, id, where)
         differences: Difference = await view.checkpoints.diff(a, b)
-    if where.json:
-        print_json(differences)
-        return 0
-    for path, value in differences.removed.items():
-        say(f"- {path}  {_shown(value)}")
-    for path, change in differences.changed.items():
-        say(f"~ {path}  {_shown(change.before)} → {_shown(change.after)}")
-    for path, value in differences.added.items():
-        say(f"+ {path}  {_shown(value)}")
-    if not differences:
-        say("no difference")
+    lines = [f"- {path}  {_shown(value)}" for path, value in differences.removed.items()]
+    lines += [
+        f"~ {path}  {_shown(change.before)} → {_shown(change.after)}"
+        for path, change in differences.changed.items()
+    ]
+    lines += [f"+ {path}  {_shown(value)}" for path, value in differences.added.items()]
+    where.show(differences, "\n".join(lines) or "no difference")
     return 0
 
 
@@ -188,15 +184,20 @@ async def rollback(
         opened = sessions.open(id, session=where.session, tenant=where.tenant, create=False)
         async with opened as session:
             done = await session.checkpoints.rollback(checkpoint)
-    if where.json:
-        print_json(
-            {"checkpoint": _fields(done.checkpoint), "to": _fields(done.to), "state": done.state}
-        )
-        return 0
-    say(f"{id} is what it was at checkpoint {checkpoint} ({done.to.label})")
-    say(f"that is checkpoint {done.checkpoint.id} now; roll back to an earlier one to undo it")
+    lines = [
+        f"{id} is what it was at checkpoint {checkpoint} ({done.to.label})",
+        f"that is checkpoint {done.checkpoint.id} now; roll back to an earlier one to undo it",
+    ]
     if done.state is not None:
-        say("the checkpoint's explicit state is for your program to apply: --json shows it")
+        lines.append(
+            "the checkpoint's explicit state is for your program to apply: --json shows it"
+        )
+    facts = {
+        "checkpoint": _fields(done.checkpoint),
+        "to": _fields(done.to),
+        "state": done.state,
+    }
+    where.show(facts, "\n".join(lines))
     return 0
 
 

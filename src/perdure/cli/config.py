@@ -18,7 +18,7 @@ from rich.progress import DownloadColumn, TimeRemainingColumn
 import perdure
 from perdure.archive import ArchiveProgress, ArchiveRestored, Archives, ArchiveSaved
 from perdure.autosave.options import Shutdown
-from perdure.cli.access import existing, load_view, managed, no_session
+from perdure.cli.access import existing, load_view, managed
 from perdure.cli.output import (
     SessionOption,
     StoreOption,
@@ -237,17 +237,17 @@ async def _archives(
     whole: bool,
     write: bool,
 ) -> AsyncGenerator[Archives, None]:
-    store, key = existing(where.store), where.key(id)
-    async with managed(store, write=write) as sessions:
-        session, tenant = key.session, key.tenant
+    key = where.key(id)
+    async with managed(existing(where.store), write=write) as sessions:
         if not write:
             view = await load_view(sessions, id, where)
             yield Archives(view, home, paths=paths, whole=whole)
             return
-        if not await sessions.exists(id, session=session, tenant=tenant):
-            raise no_session(key, store)
-        async with sessions.open(id, session=session, tenant=tenant, on_held="raise") as opened:
-            yield Archives(opened, home, paths=paths, whole=whole)
+        opening = sessions.open(
+            id, session=key.session, tenant=key.tenant, create=False, on_held="raise"
+        )
+        async with opening as session:
+            yield Archives(session, home, paths=paths, whole=whole)
 
 
 def _show_archives(home: str | None, stored: list[Archive], where: SessionOption) -> None:

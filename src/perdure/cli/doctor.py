@@ -553,9 +553,11 @@ def _print(
     rows = [_row(option, advice, needs) for option in advice.options]
     print_table([*columns, ""], rows, right=" ".join(columns))
     say("")
-    say("busy: how much of what the store can take; unsaved: the share of sessions that have")
-    say("something unsaved at a moment; lost: the records of a session that a crash costs on")
-    say("average; worst: for how many seconds a record was unsaved.")
+    say(
+        "busy: how much of what the store can take; unsaved: the share of sessions that have\n"
+        "something unsaved at a moment; lost: the records of a session that a crash costs on\n"
+        "average; worst: for how many seconds a record was unsaved."
+    )
     for warning in advice.warnings:
         say(f"note: {warning}")
     if advice.best is None:

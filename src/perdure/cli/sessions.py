@@ -172,9 +172,8 @@ async def _ls_waiting(
             and key.tenant == filters["tenant"]
             and key.agent.startswith(filters["prefix"])
         ]
-        known = [await store.head(key) > 0 for key in keys[:limit]]
+        pairs = [(key, await store.head(key) > 0) for key in keys[:limit]]
         location = store.location
-    pairs = list(zip(keys, known, strict=False))
     if where.json:
         waiting = [{**msgspec.structs.asdict(key), "exists": exists} for key, exists in pairs]
         print_json({"location": location, "waiting": waiting})
@@ -530,8 +529,14 @@ async def forget(
 
     """
     async with AsyncExitStack() as stack:
-        # A wrong one is refused before anything goes.
-        retained = [await _opened_backup(stack, url) for url in backup]
+        retained: list[Store] = []
+        for url in backup:  # a wrong one is refused before anything goes
+            target = existing(url)
+            await target.open()
+            stack.push_async_callback(target.aclose)
+            await require_key(target)
+            await require_backup(target)
+            retained.append(target)
         async with managed(existing(where.store), write=not dry_run) as sessions:
             if id is not None:
                 stored_key(id, tenant=tenant)
@@ -547,15 +552,6 @@ async def forget(
         lambda: _print_forgotten(report, removed),
     )
     return 0
-
-
-async def _opened_backup(stack: AsyncExitStack, url: str) -> Store:
-    target = existing(url)
-    await target.open()
-    stack.push_async_callback(target.aclose)
-    await require_key(target)
-    await require_backup(target)
-    return target
 
 
 def _print_forgotten(report: ForgetReport, backups: dict[str, list[SessionKey]]) -> None:

@@ -252,12 +252,13 @@ def _print_migrated(done: Migration, target: str) -> None:
         f"verified, {done.continued} of them after what was there; {done.there} were there "
         f"already: {done.records} records, {size(done.bytes)}"
     )
-    if done.deleted:
-        say(f"{done.deleted} deleted in {target}, as they were in the source")
-    if done.posted:
-        say(f"{done.posted} posts wait in {target}, too")
-    if done.dead_letters:
-        say(f"{done.dead_letters} dead letters are in {target}, too")
+    for count, what in (
+        (done.deleted, f"deleted in {target}, as they were in the source"),
+        (done.posted, f"posts wait in {target}, too"),
+        (done.dead_letters, f"dead letters are in {target}, too"),
+    ):
+        if count:
+            say(f"{count} {what}")
     if done.open:
         say(
             f"{done.open} were not closed in the source: once the program that writes them has "
