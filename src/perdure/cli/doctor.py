@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import aclosing, contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -425,19 +426,20 @@ def _modes(folder: Path) -> Iterator[Diagnosis]:
 # ``perdure tune``: which autosave setting fits this store and these sessions
 
 
+FROM_0 = Parameter(validator=validators.Number(gte=0, lt=inf))
 FEW = 20
 """The minimum number of changes in a store to choose a setting by."""
 
 
 async def tune(
     *,
-    sessions: int = 100,
-    max_loss: float | None = None,
-    shutdown: float = 20.0,
-    price: float = 0.0,
-    budget: float | None = None,
+    sessions: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 100,
+    max_loss: Annotated[float | None, FROM_0] = None,
+    shutdown: Annotated[float, FROM_0] = 20.0,
+    price: Annotated[float, FROM_0] = 0.0,
+    budget: Annotated[float | None, FROM_0] = None,
     imagine: bool = False,
-    seconds: float = 4.0,
+    seconds: Annotated[float, FROM_0] = 4.0,
     plot: Annotated[Path | None, Parameter(name="--plot")] = None,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
@@ -461,16 +463,6 @@ async def tune(
         plot: Write a chart of the settings to this file, as SVG.
 
     """
-    for name, value, least in (
-        ("--sessions", sessions, 1),
-        ("--max-loss", max_loss, 0),
-        ("--shutdown", shutdown, 0),
-        ("--price", price, 0),
-        ("--budget", budget, 0),
-        ("--seconds", seconds, 0),
-    ):
-        if value is not None and not least <= value < float("inf"):
-            raise ConfigError(f"invalid {name} {value:g}: give a number from {least:g} on")
     needs = tuning.Requirements(
         sessions=sessions, max_loss=max_loss, shutdown=shutdown, price=price, budget=budget
     )
