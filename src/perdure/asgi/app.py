@@ -97,7 +97,7 @@ class AppSessions:
 
     @property
     def draining(self) -> bool:
-        """Whether the process stops: new sessions are refused."""
+        """True while the process stops: new sessions are refused."""
         return self._feed is not None and self._feed.draining
 
     @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:/?#@\\\s]+))(?::[0-9]{1
 
 @final
 class BrowserRules:
-    """Which requests of browsers are answered.
+    """Rules for the requests of browsers.
 
     Args:
         hosts: Names, without a port, that the server is reached by; "*" for any.

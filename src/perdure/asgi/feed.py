@@ -131,7 +131,7 @@ class Feed:
         self._poll = poll
         self._channels: dict[SessionKey, Channel] = {}
         self.draining: bool = False
-        """Whether streams that wait for nothing in particular end."""
+        """True once streams end that wait for nothing in particular."""
         sessions.on("saved", self._saved)
         sessions.on("closed", self._closed)
         sessions.on("lost", lambda _: self.wake_all())
@@ -291,7 +291,7 @@ class Feed:
 
 
 class _AnotherLogError(Exception):
-    """What is read is not the session that was listened to."""
+    """Another session has the id of the one that was listened to."""
 
 
 def _sets_owner(record: Record) -> bool:

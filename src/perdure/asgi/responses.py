@@ -146,7 +146,7 @@ def answered(error: BaseException) -> Problem:
 
 
 def is_logged(error: BaseException) -> bool:
-    """Whether `answered` has logged an error."""
+    """Return whether `answered` has logged an error."""
     return hasattr(error, _LOGGED)
 
 

@@ -24,14 +24,14 @@ from perdure.session.session import Session
 
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """How a turn came to its end; everything of it is durable."""
+    """The end of a turn; everything of it is durable."""
 
     turn: str
     text: str
     """The answer."""
     version: int
     replayed: bool = False
-    """Whether the turn had ended before: this is what was answered then."""
+    """True if the turn had ended before: this is the answer of then."""
 
 
 @final

@@ -161,7 +161,7 @@ class Questions:
         self._json = json
         self._scope: anyio.CancelScope | None = None
         self.is_over: bool = False
-        """Whether the input has ended instead of an answer: what was asked stays open."""
+        """True if the input has ended instead of an answer: the question stays open."""
 
     def withdraw(self) -> None:
         """Stop waiting for an answer: the turn was interrupted."""
@@ -243,7 +243,7 @@ class Conversation:
         self._pressed = False
         self._questions: Questions | None = None
         self.was_ended: bool = False
-        """Whether Ctrl-C has ended it."""
+        """True if Ctrl-C has ended it."""
         self.answered: int = 0
         self.failed: int = 0
 

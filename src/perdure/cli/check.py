@@ -93,24 +93,7 @@ class CheckFinding(msgspec.Struct, frozen=True):
     problem: bool = True
     """False for a note: worth knowing, and in order."""
     repairable: bool = False
-    """Whether rebuilding the documents repairs it."""
-
-
-def readable_to(error: PerdureError) -> int:
-    """Return the last record before the damage that a file store reports, 0 if it is unknown."""
-    path, offset = error.facts.get("path"), error.facts.get("offset")
-    if not isinstance(path, str) or not isinstance(offset, int) or not Path(path).is_file():
-        return 0
-    with Path(path).open("rb") as file:
-        lines = file.read(offset).splitlines()
-    try:
-        return msgspec.json.decode(lines[-1], type=_Numbered).n if lines else 0
-    except msgspec.MsgspecError:
-        return 0
-
-
-class _Numbered(msgspec.Struct):
-    n: int
+    """True if rebuilding the documents repairs it."""
 
 
 def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
@@ -177,11 +160,11 @@ class Audit(msgspec.Struct, kw_only=True):
     sound: set[str] = set()
     """Those of them that are sound; nothing is lost of what they name."""
     is_reach_known: bool = False
-    """Whether those are all."""
+    """True if those are all."""
     left: list[CheckFinding] | None = None
     """The problems that a repair has left; None where none was made."""
     repair_error: str | None = None
-    """Why it was not repaired."""
+    """The reason why it was not repaired."""
 
     def add(self, what: str, detail: str, cure: str = "", *, repairable: bool = False) -> None:
         """Add a problem."""
@@ -194,7 +177,7 @@ class Audit(msgspec.Struct, kw_only=True):
 
     @property
     def repairable(self) -> bool:
-        """Whether there are problems, and a rebuild repairs all of them."""
+        """True if there are problems, and a rebuild repairs all of them."""
         return bool(self.problems) and all(problem.repairable for problem in self.problems)
 
 
@@ -313,8 +296,7 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
                 records += chunk.records
                 settled = settled and chunk.settled
     except (CorruptRecordError, UnsupportedVersionError) as error:
-        upto = readable_to(error)
-        seen.add("log", f"{error}; up to record {upto} it is sound" if upto else str(error))
+        seen.add("log", str(error))
     if not settled:
         detail = (
             "another process is taking the session over: the newest records may be missing here"
@@ -403,7 +385,7 @@ class Garbage(msgspec.Struct, kw_only=True):
     """Receipts, by which a migration sees what an earlier run did: they are kept."""
     unreachable: int = 0
     unknown: str | None = None
-    """Why nothing was counted: a session cannot be read, and may need any of the blobs."""
+    """The reason why nothing was counted: a session that cannot be read may need any blob."""
     swept: BlobSweep | None = None
     """The result of the sweep."""
 
@@ -459,9 +441,9 @@ class Integrity(msgspec.Struct, kw_only=True):
     """The integrity of a store's database file."""
 
     problems: list[str]
-    """What SQLite's integrity_check reports."""
+    """The findings of SQLite's integrity_check."""
     reindexed: bool = False
-    """Whether its indexes were rebuilt."""
+    """True if its indexes were rebuilt."""
     left: list[str]
     """The problems that remain."""
 

@@ -21,7 +21,7 @@ from perdure.records.values import parse_label
 from perdure.store import Store
 
 LABEL = re.compile(rb'":"x:[^"]+@\d+"')
-"""What a record has that names a registered type."""
+"""The label in a record that names a registered type."""
 
 
 async def types(

@@ -92,7 +92,7 @@ def app(
 
 
 class ErrorPage(msgspec.Struct, frozen=True, kw_only=True):
-    """Why there is no such page."""
+    """The reason why there is no such page."""
 
     type: str
     message: str
@@ -101,7 +101,7 @@ class ErrorPage(msgspec.Struct, frozen=True, kw_only=True):
 
 Handler = Callable[[Request], Awaitable[Response]]
 Read = Callable[[pages.LongReads, Query], Awaitable[Any]]
-"""What a page shows, by the parameters of its address."""
+"""Reads the content of a page, by the parameters of its address."""
 K = TypeVar("K", pages.LongReads, Live, Changes)
 
 

@@ -59,14 +59,14 @@ class RequestedChange(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChangePage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change would do, before it is confirmed."""
+    """The consequences of a change, before it is confirmed."""
 
     head: SessionFacts
     wanted: RequestedChange
     text: str
     consequences: list[str]
     looking: bool = False
-    """Whether they are still being read."""
+    """True while they are being read."""
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True):

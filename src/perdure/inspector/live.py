@@ -1,4 +1,4 @@
-"""What is measured without a metrics store: a manager's health and events, sampled while asked for.
+"""Live figures without a metrics store: a manager's health and events, sampled while asked for.
 
 A sample is taken when a page asks, at most one in `APART` seconds, so no task runs while nobody
 looks. All who look share the samples.
@@ -58,7 +58,7 @@ class LiveSample(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that the slowest of these saves took."""
     unsaved_bytes: int
     unsaved_age: float
-    """For how long the oldest change has not been durable, in seconds."""
+    """The age of the oldest change that is not durable, in seconds."""
     loop_lag: float
     """Seconds by which the event loop was late at worst."""
     sessions: int

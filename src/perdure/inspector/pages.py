@@ -1,4 +1,4 @@
-"""What each page shows, read without a lease: the values that templates and JSON have in common."""
+"""The content of each page, read without a lease: one value for the template and the JSON."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ PATIENCE: Final = 0.15
 FRESH: Final = 30.0
 """Seconds in which what was read for a page that did not wait is shown to the next one."""
 READS: Final = 16
-"""How many of the long reads' results are kept."""
+"""The number of long reads whose results are kept."""
 LISTED: Final = 100
 """Sessions on a page."""
 BUDGET: Final = 0.15
@@ -70,7 +70,7 @@ class _LongRead:
         self.error: Exception | None = None
         self.running: anyio.Event | None = None
         self.unseen_since: float = -math.inf
-        """When a read ended that no page has shown."""
+        """The time at which a read ended that no page has shown."""
 
 
 @final
@@ -132,7 +132,7 @@ class LongReads:
 
 
 class SessionFilters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list of sessions is narrowed by."""
+    """The filters of a list of sessions."""
 
     tenant: str = ""
     prefix: str = ""
@@ -144,7 +144,7 @@ class SessionFilters(msgspec.Struct, frozen=True, kw_only=True):
     """Text in an id, a title, an owner or a tag."""
 
     def fits(self, info: SessionInfo) -> bool:
-        """Whether a session has the text; the rest is the store's to look at."""
+        """Return whether a session has the text; the rest is the store's to look at."""
         texts = (info.key.agent, info.key.session, info.title or "", info.owner or "", *info.tags)
         wanted = self.q.casefold()
         return not wanted or any(wanted in text.casefold() for text in texts)
@@ -162,7 +162,7 @@ class SessionsPage(msgspec.Struct, kw_only=True):
     next: SessionKey | None = None
     """After which session to continue; None at the end."""
     next_at: float | None = None
-    """When that one was used, in a list by last use."""
+    """The time of that session's last use, in a list by last use."""
 
     @property
     def owners(self) -> list[str]:
@@ -254,7 +254,7 @@ class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
     settled: bool
     """False when a takeover was under way, so that the newest records may be missing."""
     unproven: str
-    """Why records may be missing at an encrypted log's end; empty if none are."""
+    """The reason why records may be missing at an encrypted log's end; empty if none are."""
     holder: LeaseState | None
     is_open_here: bool
 
@@ -421,7 +421,7 @@ class ContextPage(msgspec.Struct, frozen=True, kw_only=True):
     limit: int
     """Bytes that it may have."""
     is_cut: bool
-    """Whether older messages were left out."""
+    """True if older messages were left out."""
     own_records: int
     """Messages of it that are records of the log; the others were made by a compaction."""
     first: int | None
@@ -483,7 +483,7 @@ class ShownValue(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatesPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session keeps besides its conversation."""
+    """A session's states and memory."""
 
     head: SessionFacts
     states: Sequence[ShownValue]
@@ -540,7 +540,7 @@ class CheckpointsPage(msgspec.Struct, frozen=True, kw_only=True):
     difference: Difference | None = None
     """From the state at checkpoint *a* to the one at *b*."""
     looking: bool = False
-    """Whether the log is still being read for the two."""
+    """True while the log is being read for the two."""
 
 
 async def checkpoints_page(reads: LongReads, query: Query) -> CheckpointsPage:
@@ -579,7 +579,7 @@ async def checkpoints_page(reads: LongReads, query: Query) -> CheckpointsPage:
 
 
 class RestorePage(msgspec.Struct, frozen=True, kw_only=True):
-    """What opening a session would do, and what reading it just did."""
+    """The effects that opening a session would have, and those of reading it just now."""
 
     head: SessionFacts
     plan: RestorePlan
@@ -677,9 +677,9 @@ class InboxPage(msgspec.Struct, frozen=True, kw_only=True):
     waiting: Sequence[SessionKey] = ()
     dead: Sequence[SessionKey] = ()
     at: float | None = None
-    """When the store was looked at; None: not yet."""
+    """The time at which the store was read; None: not yet."""
     looking: bool = False
-    """Whether a newer look has not come to its end."""
+    """True while a newer read is running."""
 
 
 async def inbox_page(reads: LongReads, _: Query) -> InboxPage:

@@ -18,10 +18,10 @@ from perdure.errors import SessionClosedError, WrongLoopError
 from perdure.session.internals import in_managers_background
 
 if TYPE_CHECKING:
-    from perdure.autosave.events import Lost, Saved, SaveFailed
+    from perdure.autosave.events import Saved, SaveFailed
     from perdure.autosave.reports import Health
     from perdure.session.manager import SessionManager
-    from perdure.session.runtime import SessionClosed, SessionOpened, SessionPosted
+    from perdure.session.runtime import SessionClosed, SessionOpened
 
 
 SEMCONV: Final = "https://opentelemetry.io/schemas/1.43.0"
@@ -47,11 +47,11 @@ class Figure(NamedTuple):
     unit: str = ""
     """In UCUM, as OpenTelemetry wants it."""
     label: str = ""
-    """What divides it, if anything does. Never a session's id."""
+    """The label that divides it, if one does. Never a session's id."""
     labels: tuple[str, ...] = ()
     """The label's values that are shown before anything was counted."""
     read: Read | None = None
-    """How a gauge is read."""
+    """Reads a gauge."""
 
     @property
     def in_prometheus(self) -> str:
@@ -289,7 +289,7 @@ Observer = Callable[[Figure, str, float], object]
 
 @final
 class Count:
-    """What a counter has counted."""
+    """The count of a counter."""
 
     __slots__ = ("value",)
 
@@ -299,7 +299,7 @@ class Count:
 
 @final
 class Distribution:
-    """What a histogram has counted."""
+    """The counts of a histogram."""
 
     __slots__ = ("buckets", "sum")
 
@@ -335,7 +335,7 @@ class Metrics:
     """
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
-    """Of what `render` returns."""
+    """The media type of the text that `render` returns."""
 
     def __init__(self, *sessions: SessionManager) -> None:
         self._counts: dict[tuple[Figure, str], Count] = {}
@@ -371,12 +371,12 @@ class Metrics:
             on("saved", self._saved),
             on("save_failed", self._save_failed),
             on("quarantined", lambda _: self._count(SAVES, "refused")),
-            on("lost", self._lost),
+            on("lost", lambda _: self._count(LEASE_CHANGES, "lost")),
             on("opened", self._opened),
             on("closed", self._closed),
             on("folded", lambda _: self._count(FOLDS, "ok")),
             on("fold_failed", lambda _: self._count(FOLDS, "failed")),
-            on("posted", self._posted),
+            on("posted", lambda event: self._count(POSTS, by=len(event.keys))),
             on("stalled", lambda _: self._count(STALLS)),
         ]
         self._sessions.append(sessions)
@@ -415,9 +415,6 @@ class Metrics:
     def _save_failed(self, event: SaveFailed) -> None:
         self._count(SAVES, "in_doubt" if event.in_doubt else "failed")
 
-    def _lost(self, _: Lost) -> None:
-        self._count(LEASE_CHANGES, "lost")
-
     def _opened(self, event: SessionOpened) -> None:
         self._count(LEASE_CHANGES, "acquired")
         self._measure(RESTORE_DURATION, event.took, event.report.source)
@@ -425,9 +422,6 @@ class Metrics:
     def _closed(self, event: SessionClosed) -> None:
         if event.why != "lost":
             self._count(LEASE_CHANGES, "released")
-
-    def _posted(self, event: SessionPosted) -> None:
-        self._count(POSTS, by=len(event.keys))
 
     async def _watch_loop(self) -> None:
         while self._sessions:

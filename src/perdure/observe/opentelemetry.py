@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perdure.store import Store
 
 _SYSTEMS = {"postgres": "postgresql"}
-"""What OpenTelemetry calls a store, where that is not the name of its module."""
+"""OpenTelemetry's names of stores, where they are not those of their modules."""
 _TIMED = frozenset(
     {
         *("append_many", "read_documents", "write_documents", "put_blobs", "get_blob"),

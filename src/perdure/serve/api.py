@@ -49,10 +49,10 @@ from perdure.session.session import SessionView
 from perdure.store import SessionInfo
 
 TRIES: Final = 3
-"""How often a message is given to an agent whose session was taken over in between."""
+"""The number of times that a message is given to an agent whose session was taken over."""
 
 Source = AgentConfig | Callable[[str], AgentConfig | Awaitable[AgentConfig]]
-"""What an agent is made of: the same for all, or by the agent's id."""
+"""The configuration of an agent: the same for all, or by the agent's id."""
 
 
 class _Warm:
@@ -112,7 +112,7 @@ class AgentPool:
         return owner
 
     def is_warm(self, key: SessionKey) -> bool:
-        """Whether an agent runs here."""
+        """Return whether an agent runs here."""
         return key in self._warm
 
     async def work(
@@ -256,7 +256,7 @@ CORS: Final[dict[str, Any]] = {
     "allow_headers": ["authorization", "content-type", "idempotency-key", "last-event-id"],
     "expose_headers": ["retry-after", "www-authenticate"],
 }
-"""What pages of other sites may send and read, if they are let in at all."""
+"""The methods and headers for pages of other sites, if they are let in at all."""
 
 
 class Posted(msgspec.Struct, forbid_unknown_fields=True):

@@ -136,7 +136,7 @@ class SessionManager:
         self._closing = False
         self._report: Future[ShutdownReport] = Future()
         self._is_left = False
-        """Whether its block is being left, which ends the process after SIGTERM."""
+        """True while its block is being left, which ends the process after SIGTERM."""
         self._in_main = threading.current_thread() is threading.main_thread()
         inner._by_owner = self.close
         try:
@@ -372,7 +372,7 @@ class SessionManager:
     @property
     @attribute
     def shutdown_report(self) -> ShutdownReport | None:
-        """What became of every unsaved record, once the manager has been closed."""
+        """The fate of every unsaved record, once the manager has been closed."""
 
     @property
     def lost(self) -> tuple[LostSession, ...]:
@@ -384,7 +384,7 @@ class SessionManager:
     @property
     @read_attribute
     def autosave(self) -> AutosaveStatus:
-        """When sessions without settings of their own save themselves, and what is in force now."""
+        """The autosave settings of sessions without their own, and those in force now."""
 
     @done
     def tune(

@@ -107,22 +107,22 @@ class Turn(Mirror[base.Turn]):
     @property
     @attribute
     def number(self) -> int:
-        """Which of the session's turns it is; 0 before it has begun."""
+        """The turn's number in the session; 0 before it has begun."""
 
     @property
     @attribute
     def replayed(self) -> bool:
-        """Whether a turn of this id has ended before: there is nothing left to do in it."""
+        """True if a turn of this id has ended before: there is nothing left to do in it."""
 
     @property
     @attribute
     def resumed(self) -> bool:
-        """Whether it continues an interrupted attempt, whose messages are ``messages``."""
+        """True if it continues an interrupted attempt, whose messages are ``messages``."""
 
     @property
     @attribute
     def messages(self) -> tuple[Any, ...]:
-        """What an interrupted attempt of this id had appended: taken back, or still there."""
+        """The messages of an interrupted attempt of this id: taken back, or still there."""
 
     def __enter__(self) -> Self:
         self._inner._entered = True  # even if it is refused before it begins
@@ -181,7 +181,7 @@ class Turn(Mirror[base.Turn]):
 
 
 class TurnThread:
-    """Which thread has the session's turn: shared by the session's turns."""
+    """The thread that has the session's turn: shared by the session's turns."""
 
     thread = 0
 
@@ -200,7 +200,7 @@ class _BlockTask:
     def __init__(self, inner: AbstractAsyncContextManager[Any]) -> None:
         self._inner = inner
         self.entered: Any = None
-        """What entering it gave."""
+        """The result of entering it."""
         self._scope: anyio.CancelScope | None = None
         self._error: Exception | None = None
         self._given_up = False
@@ -594,7 +594,7 @@ S = TypeVar("S", bound=session.Session | session.SessionView)
 
 
 class Rendered(Mirror[S]):
-    """What is read of a session, and what a model is shown; of a `SessionView`, too."""
+    """The readable parts of a `Session` or a `SessionView`, and the context for a model."""
 
     @property
     @attribute
@@ -604,7 +604,7 @@ class Rendered(Mirror[S]):
     @property
     @attribute
     def restore_report(self) -> RestoreReport:
-        """How it came back; a document that loads later and is damaged is added when it does."""
+        """The report of its restore; a document that is damaged is added when it loads later."""
 
     @property
     def memory(self) -> WorkingMemory:
@@ -684,7 +684,7 @@ class LostSession(Mirror[fork.LostSession]):
     @property
     @attribute
     def error(self) -> Exception | None:
-        """What the store said when the session was lost."""
+        """The store's error when the session was lost."""
 
     @read
     def unsaved(self) -> tuple[Record, ...]:
@@ -760,7 +760,7 @@ class Session(Rendered[session.Session]):
     @property
     @read_attribute
     def is_writable(self) -> bool:
-        """Whether an append would be accepted: the session is open and held here."""
+        """True if an append would be accepted: the session is open and held here."""
 
     @property
     @read_attribute
@@ -770,7 +770,7 @@ class Session(Rendered[session.Session]):
     @property
     @read_attribute
     def autosave(self) -> AutosaveStatus:
-        """When it saves itself: the setting, whether it is the manager's, and what is in force."""
+        """Its autosave: the setting, whether it is the manager's, and the one in force."""
 
     @property
     def checkpoints(self) -> CheckpointEngine:

@@ -65,7 +65,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     agent: str
     turn: int
     text: str
-    """What was asked."""
+    """The question."""
     sha256: str
     """Of the turn's messages: question, tool calls, results, answer."""
     answer: str
@@ -78,7 +78,7 @@ class ServerReady(msgspec.Struct, frozen=True, tag="ready"):
 
     port: int
     restore_ms: list[float] = []
-    """How long each session took to come back."""
+    """The time that each session took to come back."""
 
 
 class ServerStopped(msgspec.Struct, frozen=True, tag="stopped"):
@@ -225,7 +225,7 @@ ALL = 1_000_000
 
 
 class LoggedAgent(msgspec.Struct, frozen=True):
-    """What one agent's log holds."""
+    """The content of one agent's log."""
 
     turns: dict[str, list[str]]
     """The digests of the turns that asked a text."""
@@ -329,7 +329,7 @@ STORE = "store"
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How large the demo is."""
+    """The size of the demo."""
 
     folder: Path
     store: str
@@ -346,7 +346,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What the demo has shown: ``perdure demo --json`` prints it."""
+    """The demo's result: ``perdure demo --json`` prints it."""
 
     agents: int
     turns: int = 0
@@ -376,7 +376,7 @@ class Report(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     folder: str = ""
     store: str = ""
-    """Where the sessions are; never a password in it."""
+    """The place of the sessions, without a password."""
     tenant: str = ""
     ok: bool = False
 
@@ -445,7 +445,7 @@ class DemoRun:
 
     @property
     def target(self) -> int:
-        """How many acknowledged turns it takes in all."""
+        """The number of acknowledged turns that it takes in all."""
         return self.plan.agents * (self.plan.before + self.plan.after)
 
     async def run(self) -> Report:
