@@ -377,8 +377,7 @@ class AppSessions:
             return
         path = scope["path"].rstrip("/")
         if scope["method"] not in {"GET", "HEAD"}:
-            allowed = {"allow": "GET, HEAD"}
-            problem = responses.Problem(405, "Method Not Allowed", headers=allowed)
+            problem = responses.Problem(405, "Method Not Allowed", headers={"allow": "GET, HEAD"})
             await responses.send_problem(send, problem)
         elif path.endswith("/healthz"):
             await _send_json(send, 200, {"status": "ok"})

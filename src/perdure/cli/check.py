@@ -106,21 +106,36 @@ def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
     notes: list[CheckFinding] = []
     coming = [name for name in names if (manifest_epoch(name) or (0, False))[1]]
     if coming:
-        detail = f"a fold that did not end left {', '.join(coming)}"
-        cure = "nothing to do: the next fold replaces it"
-        notes.append(CheckFinding("leftover", detail, cure, problem=False))
+        notes.append(
+            CheckFinding(
+                "leftover",
+                f"a fold that did not end left {', '.join(coming)}",
+                "nothing to do: the next fold replaces it",
+                problem=False,
+            )
+        )
     leases = sorted(epoch for epoch in map(lease_epoch, names) if epoch)
     if len(leases) > 1:
-        older = ", ".join(f"lease-{epoch}.json" for epoch in leases[:-1])
-        cure = "nothing to do: the next holder removes it"
-        notes.append(CheckFinding("leftover", f"older {older}", cure, problem=False))
+        notes.append(
+            CheckFinding(
+                "leftover",
+                "older " + ", ".join(f"lease-{epoch}.json" for epoch in leases[:-1]),
+                "nothing to do: the next holder removes it",
+                problem=False,
+            )
+        )
     quarantine = folder / QUARANTINE
     kept = [name for name in _names(quarantine) if not is_tail(name)]
     if kept:
         total = sum((quarantine / name).lstat().st_size for name in kept)
-        detail = f"{len(kept)} files ({size(total)}) in {quarantine}, kept as evidence of damage"
-        cure = "inspect them, and remove the folder when you no longer need it"
-        notes.append(CheckFinding("leftover", detail, cure, problem=False))
+        notes.append(
+            CheckFinding(
+                "leftover",
+                f"{len(kept)} files ({size(total)}) in {quarantine}, kept as evidence of damage",
+                "inspect them, and remove the folder when you no longer need it",
+                problem=False,
+            )
+        )
     return notes
 
 
@@ -206,8 +221,7 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     base, began = Origin(), Documents()
     try:
         base = await lineage.beginning_of(key)
-        at = (await lineage.base_of(key) or Origin()).at
-        base = msgspec.structs.replace(base, at=at)
+        base = msgspec.structs.replace(base, at=(await lineage.base_of(key) or Origin()).at)
         began = await base_documents(lineage, key)
     except (CorruptRecordError, UnsupportedVersionError) as error:
         done.add("log", str(error))
@@ -222,8 +236,9 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
         documents = None  # they may contain what the log has lost
     if documents is not None and not any(problem.what == "log" for problem in done.problems):
         log = WholeLog(key, records, began)
-        problems = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
-        done.findings += problems
+        done.findings += await anyio.to_thread.run_sync(
+            lambda: list(_document_problems(log, documents))
+        )
     if tail:
         done.add("log", tail, ACCEPT, repairable=True)
     done.findings += _lease_notes(await store.holder(key))
@@ -245,10 +260,12 @@ async def _blobs_of(
                 if blob.is_whole and not blob.why:
                     seen.sound.add(blob.name)
                 if blob.why:
-                    back = "the log has it, and a rebuild puts it back"
-                    cure = RESTORE if blob.is_lost else back
-                    detail = f"{blob.name} {blob.why}, which {blob.by} needs"
-                    seen.add("blob", detail, cure, repairable=not blob.is_lost)
+                    seen.add(
+                        "blob",
+                        f"{blob.name} {blob.why}, which {blob.by} needs",
+                        RESTORE if blob.is_lost else "the log has it, and a rebuild puts it back",
+                        repairable=not blob.is_lost,
+                    )
                     is_known = is_known and blob.is_leaf  # else it may have named others
     except FormatError as error:
         if not seen.problems:  # else that is why
@@ -267,9 +284,12 @@ async def incomplete(store: Store, key: SessionKey) -> str:
 def _missing_note(record: Record) -> CheckFinding:
     """Return the note on a range of records that a salvaged session lacks."""
     lost = msgspec.json.decode(record.payload, type=_MissingRange)
-    detail = f"records {lost.first} to {lost.last} were lost to damage before it was salvaged"
-    cure = "the documents stay as they are: a rebuild from the log would lose what they know"
-    return CheckFinding("log", detail, cure, problem=False)
+    return CheckFinding(
+        "log",
+        f"records {lost.first} to {lost.last} were lost to damage before it was salvaged",
+        "the documents stay as they are: a rebuild from the log would lose what they know",
+        problem=False,
+    )
 
 
 class _MissingRange(msgspec.Struct):
@@ -298,10 +318,14 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
     except (CorruptRecordError, UnsupportedVersionError) as error:
         seen.add("log", str(error))
     if not settled:
-        detail = (
-            "another process is taking the session over: the newest records may be missing here"
+        seen.findings.append(
+            CheckFinding(
+                "lease",
+                "another process is taking the session over: the newest records may be missing "
+                "here",
+                problem=False,
+            )
         )
-        seen.findings.append(CheckFinding("lease", detail, problem=False))
     seen.records = len(records)
     return records
 
@@ -349,13 +373,17 @@ def _document_problems(log: WholeLog, documents: Documents) -> Iterator[CheckFin
     """Compare what is stored with a fresh fold of the log."""
     manifest = documents.manifest
     if manifest is not None and manifest.as_of_seq > log.head:
-        folded = f"the documents are as of record {manifest.as_of_seq}"
-        detail = f"{folded}, the log ends at {log.head}: records are missing"
-        yield CheckFinding("log", detail, "restore the log's files from a copy")
+        yield CheckFinding(
+            "log",
+            f"the documents are as of record {manifest.as_of_seq}, the log ends at {log.head}: "
+            "records are missing",
+            "restore the log's files from a copy",
+        )
         return
     for difference in differences(log, documents):
-        cure = "a rebuild from the log replaces it"
-        yield CheckFinding("document", difference.detail, cure, repairable=True)
+        yield CheckFinding(
+            "document", difference.detail, "a rebuild from the log replaces it", repairable=True
+        )
 
 
 def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
@@ -363,12 +391,14 @@ def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
         return
     process = f"process {holder.pid} on {holder.host}"
     if holder.alive is False:
-        detail = f"{process} ended without releasing epoch {holder.epoch}"
-        cure = "nothing to do: the next open takes it over"
-        yield CheckFinding("lease", detail, cure, problem=False)
+        yield CheckFinding(
+            "lease",
+            f"{process} ended without releasing epoch {holder.epoch}",
+            "nothing to do: the next open takes it over",
+            problem=False,
+        )
     else:
-        detail = f"{process} holds it, epoch {holder.epoch}"
-        yield CheckFinding("lease", detail, problem=False)
+        yield CheckFinding("lease", f"{process} holds it, epoch {holder.epoch}", problem=False)
 
 
 # Garbage blobs. A newly put blob may not be named by a record yet, so only blobs older than a grace
@@ -416,10 +446,9 @@ async def garbage(
         reached |= (await listed_blobs(store, audit.key, audit.reached)).keys()
     if not blobs_are_apart(store):  # nobody here can tell whose those are
         reached |= {name for name in names_there if not is_hash(name)}
-    unreached = filter(is_hash, names_there - reached)
-    reachable = await receipts.current(store, tenant, set(unreached))
-    counted.receipts = len(reachable)
-    reached |= reachable
+    kept = await receipts.current(store, tenant, set(filter(is_hash, names_there - reached)))
+    counted.receipts = len(kept)
+    reached |= kept
     counted.unreachable = len(names_there - reached)
     return counted, reached
 

@@ -89,9 +89,11 @@ async def _letters(
     if id is not None:
         key = where.key(id)
         return {key: await store.dead_letters(key)}
-    keys = await store.sessions_with_pending_items(dead_letters=True)
-    wanted = [key for key in keys if where.tenant in {"", key.tenant}]
-    return {key: await store.dead_letters(key) for key in wanted}
+    return {
+        key: await store.dead_letters(key)
+        for key in await store.sessions_with_pending_items(dead_letters=True)
+        if where.tenant in {"", key.tenant}
+    }
 
 
 def _listed(key: SessionKey, letter: DeadLetter, *, whole: bool) -> dict[str, Any]:

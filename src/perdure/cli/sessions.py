@@ -175,8 +175,14 @@ async def _ls_waiting(
         pairs = [(key, await store.head(key) > 0) for key in keys[:limit]]
         location = store.location
     if where.json:
-        waiting = [{**msgspec.structs.asdict(key), "exists": exists} for key, exists in pairs]
-        print_json({"location": location, "waiting": waiting})
+        print_json(
+            {
+                "location": location,
+                "waiting": [
+                    {**msgspec.structs.asdict(key), "exists": exists} for key, exists in pairs
+                ],
+            }
+        )
     elif not pairs:
         say(f"nothing waits for any session in {location}")
     else:
@@ -490,9 +496,14 @@ async def rename(
 
 
 def _report(done: Fork, where: SessionOption, text: str) -> int:
-    parent = {"agent": done.parent.agent, "session": done.parent.session}
-    value = {**msgspec.structs.asdict(done.key), "parent": parent, "at": done.at}
-    where.show(value, f"{done.key} {text}")
+    where.show(
+        {
+            **msgspec.structs.asdict(done.key),
+            "parent": {"agent": done.parent.agent, "session": done.parent.session},
+            "at": done.at,
+        },
+        f"{done.key} {text}",
+    )
     return 0
 
 
@@ -600,8 +611,11 @@ async def prune(
     """
     if keep_turns is None and keep_days is None and older_than is None:
         raise ConfigError("say what to prune: give --keep-turns, --keep-days or --older-than")
-    expire = None if older_than is None else _days(older_than)
-    retention = Retention(keep_turns=keep_turns, keep_days=keep_days, expire_days=expire)
+    retention = Retention(
+        keep_turns=keep_turns,
+        keep_days=keep_days,
+        expire_days=None if older_than is None else _days(older_than),
+    )
     async with managed(existing(where.store), write=not dry_run) as sessions:
         report = await sessions.prune(
             retention, id=id, session=session, tenant=tenant, dry_run=dry_run

@@ -103,9 +103,13 @@ async def backup(
         report = (
             await _with_bar("verifying", partial(verify_backup, target_store)) if verify else None
         )
-    places = {"source": source_store.location, "target": target_store.location}
     answer.show(
-        {**places, "verified": report, **msgspec.to_builtins(done)},
+        {
+            "source": source_store.location,
+            "target": target_store.location,
+            "verified": report,
+            **msgspec.to_builtins(done),
+        },
         lambda: _print_backup(done, report, target_store.location),
     )
     return 1 if done.failed or (report is not None and report.problems) else 0
@@ -133,9 +137,13 @@ async def restore_backup(
     """
     async with _opened_pair(target, source) as (backup_store, store):
         done = await _with_bar("restoring", partial(read_back, backup_store, store, wait=wait))
-    places = {"source": backup_store.location, "target": store.location}
     answer.show(
-        {**places, **msgspec.to_builtins(done)}, lambda: _print_restored(done, store.location)
+        {
+            "source": backup_store.location,
+            "target": store.location,
+            **msgspec.to_builtins(done),
+        },
+        lambda: _print_restored(done, store.location),
     )
     return 1 if done.failed else 0
 
@@ -236,9 +244,12 @@ async def migrate(
         done = await _with_bar(
             "copying", partial(move, source_store, target_store, tenants=tenants, wait=wait)
         )
-    places = {"source": source_store.location, "target": target_store.location}
     answer.show(
-        {**places, **msgspec.to_builtins(done)},
+        {
+            "source": source_store.location,
+            "target": target_store.location,
+            **msgspec.to_builtins(done),
+        },
         lambda: _print_migrated(done, target_store.location),
     )
     return 1 if done.failed else 0

@@ -181,8 +181,9 @@ class _Inspector:
             form_token=request.scope[FORM_TOKEN],
             allow_changes=self._allow_changes,
         )
-        data = text.encode(errors="backslashreplace")
-        response = Response(data, status, media_type="text/html; charset=utf-8")
+        response = Response(
+            text.encode(errors="backslashreplace"), status, media_type="text/html; charset=utf-8"
+        )
         if template == "change.html":  # else its form would be sent with an Origin of null
             response.headers["referrer-policy"] = "same-origin"
         return response
@@ -241,8 +242,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 def _error_page(error: PerdureError) -> ErrorPage:
-    status = problem_of(error).status
-    return ErrorPage(type=type(error).__name__, message=str(error), status=status)
+    return ErrorPage(type=type(error).__name__, message=str(error), status=problem_of(error).status)
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -223,6 +223,5 @@ class Changes:
         )
         self._actions.appendleft(action)
         level = logging.INFO if done else logging.WARNING
-        text = "session %s: %s, asked from %s: %s"
-        log.log(level, text, wanted.key, wanted.text, by, outcome)
+        log.log(level, "session %s: %s, asked from %s: %s", wanted.key, wanted.text, by, outcome)
         return action

@@ -126,10 +126,10 @@ def shown_record(record: Record, registry: Registry) -> ShownItem:
         return step
     shown = raw_record(record)
     text = _turn_text(record) if record.kind == TURN else ""
-    if text:
-        part = ShownPart(kind="text", text=text, number=0, size=len(text))
-        return msgspec.structs.replace(shown, parts=(part,))
-    return shown
+    if not text:
+        return shown
+    part = ShownPart(kind="text", text=text, number=0, size=len(text))
+    return msgspec.structs.replace(shown, parts=(part,))
 
 
 def shown_step(record: Record, *, only_messages: bool = False) -> ShownItem | None:

@@ -190,9 +190,10 @@ async def sessions_page(reads: LongReads, query: Query) -> SessionsPage:
     limit = max(1, min(query.number("limit") or LISTED, MOST))
     last: SessionInfo | None = None
     if after := query.text("after"):
-        after_session = query.text("after_session") or DEFAULT_SESSION
-        key = SessionKey(after, after_session, filters.tenant)
-        last = SessionInfo(key=key, updated_at=query.decimal("after_at"))
+        last = SessionInfo(
+            key=SessionKey(after, query.text("after_session") or DEFAULT_SESSION, filters.tenant),
+            updated_at=query.decimal("after_at"),
+        )
     require_filters(tenant=filters.tenant, prefix=filters.prefix)
     sessions = reads.sessions
     store = store_below(sessions)
@@ -277,7 +278,6 @@ async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
 async def facts_of(sessions: SessionManager, view: SessionView) -> SessionFacts:
     """Return the facts about a session."""
     info, store = view.info, followed(store_of(view))
-    documents = await store.read_documents(view.key, ())
     return SessionFacts(
         key=view.key,
         title=info.metadata.title,
@@ -289,7 +289,7 @@ async def facts_of(sessions: SessionManager, view: SessionView) -> SessionFacts:
         messages=info.messages,
         records=view.seq,
         settled=view.settled,
-        unproven=documents.unproven_tail or "",
+        unproven=(await store.read_documents(view.key, ())).unproven_tail or "",
         holder=await store.holder(view.key),
         is_open_here=session_open_here(sessions, view.key) is not None,
     )
@@ -603,10 +603,9 @@ async def restore_page(reads: LongReads, query: Query) -> RestorePage:
         tenant=key.tenant,
         target=cast("Format | None", target or None),
     )
-    slim = msgspec.structs.replace(plan, messages=())  # the page of the context has them
     return RestorePage(
         head=await facts_of(sessions, view),
-        plan=slim,
+        plan=msgspec.structs.replace(plan, messages=()),  # the page of the context has them
         report=view.restore_report,
         lines=plan.lines(),
     )
@@ -645,12 +644,10 @@ async def delivery_page(reads: LongReads, query: Query) -> DeliveryPage:
     view = await load(reads.sessions, key)
     head = await facts_of(reads.sessions, view)
     epoch = 0 if head.holder is None else head.holder.epoch
-    pending = await store.receive(key, epoch, limit=MOST)
-    letters = await store.dead_letters(key)
     return DeliveryPage(
         head=head,
-        waiting=[_waiting(item) for item in pending],
-        dead=[_dead(letter) for letter in letters],
+        waiting=[_waiting(item) for item in await store.receive(key, epoch, limit=MOST)],
+        dead=[_dead(letter) for letter in await store.dead_letters(key)],
     )
 
 
@@ -690,9 +687,12 @@ async def inbox_page(reads: LongReads, _: Query) -> InboxPage:
     store = store_below(reads.sessions)
 
     async def look() -> InboxPage:
-        dead = await store.sessions_with_pending_items(dead_letters=True)
-        waiting = await store.sessions_with_pending_items()
-        return InboxPage(location=store.location, waiting=waiting, dead=dead, at=time.time())
+        return InboxPage(
+            location=store.location,
+            waiting=await store.sessions_with_pending_items(),
+            dead=await store.sessions_with_pending_items(dead_letters=True),
+            at=time.time(),
+        )
 
     seen, looking = await reads.result("inbox", look)
     return msgspec.structs.replace(seen or InboxPage(location=store.location), looking=looking)

@@ -199,9 +199,11 @@ class Access:
             if hmac.compare_digest(digest, given):
                 found = token
         if found is None or scheme.lower() != "bearer":
-            challenge = {"www-authenticate": 'Bearer realm="perdure"'}
             raise Problem(
-                401, "Unauthorized", "send `Authorization: Bearer TOKEN`", headers=challenge
+                401,
+                "Unauthorized",
+                "send `Authorization: Bearer TOKEN`",
+                headers={"www-authenticate": 'Bearer realm="perdure"'},
             )
         if found.metrics != for_metrics:
             raise Problem(403, "Forbidden", "this token does not open that")

@@ -311,14 +311,12 @@ class AgentServer:
             Route("/agents/{id}/events", self._events),
             Route("/metrics", self._show_metrics),
         ]
-        handlers: Any = {HTTPException: _answer_http, ClientDisconnect: _answer_nobody}
-        # Around the others: Starlette itself answers such an error in text, and raises it again.
-        rest = Middleware(ExceptionMiddleware, handlers={Exception: _answer_problem})
         inner = Starlette(
             routes=routes,
             lifespan=self._lifespan,
-            exception_handlers=handlers,
-            middleware=[rest],
+            exception_handlers={HTTPException: _answer_http, ClientDisconnect: _answer_nobody},
+            # Starlette itself would answer such an error in text, and raise it again.
+            middleware=[Middleware(ExceptionMiddleware, handlers={Exception: _answer_problem})],
         )
         opened = self._opened(self.sessions.middleware(inner))
         if self._access.origins:
