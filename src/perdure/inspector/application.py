@@ -41,10 +41,10 @@ except ModuleNotFoundError as _error:
 from perdure.asgi.browsers import LOOPBACK
 from perdure.asgi.responses import problem_of
 from perdure.inspector import pages
-from perdure.inspector.changes import ActionsPage, ChangePage, Changes, requested
+from perdure.inspector.changes import Changes, requested
 from perdure.inspector.guard import FORM_TOKEN, Guard
-from perdure.inspector.live import Live, LivePage
-from perdure.inspector.query import Query
+from perdure.inspector.live import Live
+from perdure.inspector.query import Page, Query
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -89,14 +89,6 @@ def app(
         sessions if callable(sessions) else lambda: sessions, allow_changes=allow_changes
     )
     return Guard(Starlette(routes=inspector.routes()), token=token, hosts={*LOOPBACK, *hosts})
-
-
-class ErrorPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The reason why there is no such page."""
-
-    type: str
-    message: str
-    status: int
 
 
 Handler = Callable[[Request], Awaitable[Response]]
@@ -163,7 +155,7 @@ class _Inspector:
                 value = await read(self._of_manager(pages.LongReads), query)
             except PerdureError as error:
                 value, shown = _error_page(error), template and "error.html"
-                status = value.status
+                status = value["status"]
             if not shown or query.text("format") == "json":
                 return _json(value, status)
             return self._html(request, shown, value, status)
@@ -188,13 +180,13 @@ class _Inspector:
             response.headers["referrer-policy"] = "same-origin"
         return response
 
-    async def _sampled(self, _: pages.LongReads, query: Query) -> LivePage:
+    async def _sampled(self, _: pages.LongReads, query: Query) -> Page:
         return await self._of_manager(Live).page(query.decimal("after"))
 
-    async def _actions(self, *_: object) -> ActionsPage:
+    async def _actions(self, *_: object) -> Page:
         return self._of_manager(Changes).page()
 
-    async def _preview(self, reads: pages.LongReads, query: Query) -> ChangePage:
+    async def _preview(self, reads: pages.LongReads, query: Query) -> Page:
         return await self._of_manager(Changes).preview(requested(query), reads)
 
     async def _change(self, request: Request) -> Response:
@@ -208,7 +200,7 @@ class _Inspector:
             await self._of_manager(Changes).make(requested(Query(form)), by=by)
         except PerdureError as error:
             value = _error_page(error)
-            return self._html(request, "error.html", value, value.status)
+            return self._html(request, "error.html", value, value["status"])
         where = f"{request.scope.get('root_path', '')}/actions"
         return Response(status_code=303, headers={"location": where})
 
@@ -218,7 +210,7 @@ class _Inspector:
             found = await pages.image(self._of_manager(pages.LongReads), query)
         except PerdureError as error:
             value = _error_page(error)
-            return _json(value, value.status)
+            return _json(value, value["status"])
         return Response(found.data, media_type=found.media_type)
 
 
@@ -241,8 +233,12 @@ async def _form(request: Request) -> dict[str, str]:
         raise InvalidArgumentError("the form is not UTF-8") from None
 
 
-def _error_page(error: PerdureError) -> ErrorPage:
-    return ErrorPage(type=type(error).__name__, message=str(error), status=problem_of(error).status)
+def _error_page(error: PerdureError) -> Page:
+    return {
+        "type": type(error).__name__,
+        "message": str(error),
+        "status": problem_of(error).status,
+    }
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -15,8 +15,8 @@ from typing import Final, Literal, cast, final, get_args
 import msgspec
 
 from perdure.errors import CheckpointNotFoundError, InvalidArgumentError, PerdureError
-from perdure.inspector.pages import LongReads, SessionFacts, facts_of, load
-from perdure.inspector.query import Query
+from perdure.inspector.pages import LongReads, facts_of, load
+from perdure.inspector.query import Page, Query
 from perdure.records.keys import SessionKey
 from perdure.session.internals import release_unused, store_below
 from perdure.session.manager import SessionManager
@@ -58,37 +58,6 @@ class RequestedChange(msgspec.Struct, frozen=True, kw_only=True):
                 return "forget the session"
 
 
-class ChangePage(msgspec.Struct, frozen=True, kw_only=True):
-    """The consequences of a change, before it is confirmed."""
-
-    head: SessionFacts
-    wanted: RequestedChange
-    text: str
-    consequences: list[str]
-    looking: bool = False
-    """True while they are being read."""
-
-
-class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that was made, or tried."""
-
-    at: float
-    """Seconds since 1970."""
-    key: SessionKey
-    text: str
-    outcome: str
-    done: bool
-    by: str
-    """The address that it was asked from."""
-
-
-class ActionsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest actions of this process, newest first."""
-
-    location: str
-    actions: list[Action]
-
-
 def requested(query: Query) -> RequestedChange:
     """Return the change that an address, or a form, asks for.
 
@@ -112,25 +81,27 @@ class Changes:
 
     def __init__(self, sessions: SessionManager) -> None:
         self.sessions: SessionManager = sessions
-        self._actions: deque[Action] = deque(maxlen=KEPT)
+        self._actions: deque[Page] = deque(maxlen=KEPT)
 
-    def page(self) -> ActionsPage:
+    def page(self) -> Page:
         """Return what was done, newest first."""
-        return ActionsPage(
-            location=store_below(self.sessions).location, actions=list(self._actions)
-        )
+        return {
+            "location": store_below(self.sessions).location,
+            "actions": list(self._actions),
+        }
 
-    async def preview(self, wanted: RequestedChange, reads: LongReads) -> ChangePage:
+    async def preview(self, wanted: RequestedChange, reads: LongReads) -> Page:
         """Return what a change would do; change nothing."""
         view = await load(self.sessions, wanted.key)
         found, looking = await reads.result(wanted, partial(self._consequences, wanted))
-        return ChangePage(
-            head=await facts_of(self.sessions, view),
-            wanted=wanted,
-            text=wanted.text,
-            consequences=found or [],
-            looking=looking,
-        )
+        return {
+            "head": await facts_of(self.sessions, view),
+            "wanted": wanted,
+            "text": wanted.text,
+            "consequences": found or [],
+            # true while they are being read
+            "looking": looking,
+        }
 
     async def _consequences(self, wanted: RequestedChange) -> list[str]:
         sessions, agent = self.sessions, wanted.key.agent
@@ -164,7 +135,7 @@ class Changes:
                     *(f"{kept.of}: kept: {kept.what}: {kept.why}" for kept in gone.kept),
                 ]
 
-    async def make(self, wanted: RequestedChange, *, by: str) -> Action:
+    async def make(self, wanted: RequestedChange, *, by: str) -> Page:
         """Make a change, and log it, done or failed.
 
         Raises:
@@ -217,10 +188,17 @@ class Changes:
         await release_unused(session)  # so that its program need not ask for it
         return f"it is checkpoint {done.checkpoint.id} now"
 
-    def _log(self, wanted: RequestedChange, outcome: str, *, done: bool, by: str) -> Action:
-        action = Action(
-            at=time.time(), key=wanted.key, text=wanted.text, outcome=outcome, done=done, by=by
-        )
+    def _log(self, wanted: RequestedChange, outcome: str, *, done: bool, by: str) -> Page:
+        action = {
+            # seconds since 1970
+            "at": time.time(),
+            "key": wanted.key,
+            "text": wanted.text,
+            "outcome": outcome,
+            "done": done,
+            # the address that it was asked from
+            "by": by,
+        }
         self._actions.appendleft(action)
         level = logging.INFO if done else logging.WARNING
         log.log(level, "session %s: %s, asked from %s: %s", wanted.key, wanted.text, by, outcome)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Any, Final, Literal, TypeVar, cast, final, get_args
 
@@ -16,15 +16,13 @@ from perdure.checkpoints.engine import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.errors import InvalidArgumentError, SessionNotFoundError
 from perdure.inspector import conversation
-from perdure.inspector.query import Query
+from perdure.inspector.query import Page, Query
 from perdure.memory.state import States
-from perdure.memory.working_memory import MemoryInfo, WorkingMemory
+from perdure.memory.working_memory import WorkingMemory
 from perdure.providers.context_fit import Format
-from perdure.records.checkpoints import Checkpoint
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
 from perdure.records.media import decode_read
 from perdure.records.records import MESSAGE_KINDS, Record
-from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
 from perdure.session.internals import (
     contents_of,
@@ -38,7 +36,7 @@ from perdure.session.internals import (
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
-from perdure.store import DeadLetter, LeaseState, PendingItem, SessionInfo, first_record
+from perdure.store import DeadLetter, PendingItem, SessionInfo, first_record
 
 T = TypeVar("T")
 
@@ -240,26 +238,6 @@ async def completions(reads: LongReads, query: Query) -> list[str]:
 # One session
 
 
-class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts at the head of every page of a session."""
-
-    key: SessionKey
-    title: str | None
-    owner: str | None
-    tags: list[str]
-    created_at: str
-    last_active_at: str
-    turns: int
-    messages: int
-    records: int
-    settled: bool
-    """False when a takeover was under way, so that the newest records may be missing."""
-    unproven: str
-    """The reason why records may be missing at an encrypted log's end; empty if none are."""
-    holder: LeaseState | None
-    is_open_here: bool
-
-
 async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
     """Return a view of a session.
 
@@ -275,24 +253,26 @@ async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
     return view
 
 
-async def facts_of(sessions: SessionManager, view: SessionView) -> SessionFacts:
+async def facts_of(sessions: SessionManager, view: SessionView) -> Page:
     """Return the facts about a session."""
     info, store = view.info, followed(store_of(view))
-    return SessionFacts(
-        key=view.key,
-        title=info.metadata.title,
-        owner=info.metadata.owner,
-        tags=info.metadata.tags,
-        created_at=info.created_at,
-        last_active_at=info.last_active_at,
-        turns=info.turns,
-        messages=info.messages,
-        records=view.seq,
-        settled=view.settled,
-        unproven=(await store.read_documents(view.key, ())).unproven_tail or "",
-        holder=await store.holder(view.key),
-        is_open_here=session_open_here(sessions, view.key) is not None,
-    )
+    return {
+        "key": view.key,
+        "title": info.metadata.title,
+        "owner": info.metadata.owner,
+        "tags": info.metadata.tags,
+        "created_at": info.created_at,
+        "last_active_at": info.last_active_at,
+        "turns": info.turns,
+        "messages": info.messages,
+        "records": view.seq,
+        # false when a takeover was under way, so that the newest records may be missing
+        "settled": view.settled,
+        # why records may be missing at an encrypted log's end; empty if none are
+        "unproven": (await store.read_documents(view.key, ())).unproven_tail or "",
+        "holder": await store.holder(view.key),
+        "is_open_here": session_open_here(sessions, view.key) is not None,
+    }
 
 
 # Its conversation
@@ -301,22 +281,7 @@ async def facts_of(sessions: SessionManager, view: SessionView) -> SessionFacts:
 View = Literal["compact", "timeline", "raw"]
 
 
-class ConversationPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of a session's conversation, or of its log."""
-
-    head: SessionFacts
-    view: View
-    items: Sequence[conversation.ShownItem] = ()
-    """Of the compact view, what was not retracted; of the raw view, every record."""
-    rows: Sequence[conversation.LogRow] = ()
-    older: int | None = None
-    """Before which record to continue; None at the beginning."""
-    newer: int | None = None
-    """Before which record the next page ends; None at the end."""
-    limit: int = PAGE
-
-
-async def conversation_page(reads: LongReads, query: Query) -> ConversationPage:
+async def conversation_page(reads: LongReads, query: Query) -> Page:
     """Return the newest items before a record."""
     sessions, view = reads.sessions, cast("View", query.choice("view", get_args(View)))
     loaded = await load(sessions, query.key())
@@ -345,16 +310,18 @@ async def conversation_page(reads: LongReads, query: Query) -> ConversationPage:
             rows = conversation.timeline(records, registry_of(loaded), context)
         first = records[0].seq if records else 1
         last = before - 1
-    return ConversationPage(
-        head=await facts_of(sessions, loaded),
-        view=view,
-        items=items,
-        rows=rows,
-        older=first if first > 1 else None,
-        # At most `limit` items are between the two, so that none is left out.
-        newer=min(last + limit, loaded.seq) + 1 if before <= loaded.seq else None,
-        limit=limit,
-    )
+    return {
+        "head": await facts_of(sessions, loaded),
+        "view": view,
+        # of the compact view, what was not retracted; of the raw view, every record
+        "items": items,
+        "rows": rows,
+        # before which record to continue; None at the beginning
+        "older": first if first > 1 else None,
+        # before which record the next page ends; None at the end
+        "newer": min(last + limit, loaded.seq) + 1 if before <= loaded.seq else None,
+        "limit": limit,
+    }
 
 
 async def _records(view: SessionView, before: int, limit: int) -> list[Record]:
@@ -411,31 +378,7 @@ async def image(reads: LongReads, query: Query) -> conversation.Blob:
 # What the model sees next
 
 
-class ContextPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The working context, next to the whole log."""
-
-    head: SessionFacts
-    items: Sequence[conversation.ShownItem]
-    size: int
-    """Bytes of the messages' JSON."""
-    limit: int
-    """Bytes that it may have."""
-    is_cut: bool
-    """True if older messages were left out."""
-    own_records: int
-    """Messages of it that are records of the log; the others were made by a compaction."""
-    first: int | None
-    """The oldest of these records."""
-    messages: int
-    """Messages that it has, of which ``items`` are some."""
-    start: int
-    """The place of the first of the items, counted from 0."""
-    target: str = ""
-    rendered: str = ""
-    """The context as a provider takes it: JSON."""
-
-
-async def context_page(reads: LongReads, query: Query) -> ContextPage:
+async def context_page(reads: LongReads, query: Query) -> Page:
     """Return messages that the model sees next: those before a place, by default the newest.
 
     Raises:
@@ -455,56 +398,54 @@ async def context_page(reads: LongReads, query: Query) -> ContextPage:
         conversation.shown_item(HistoryItem(seq, "message", decode_read(payload, registry)), own)
         for seq, payload in await contents_of(view).filled(messages[start:end])
     ]
-    return ContextPage(
-        head=await facts_of(sessions, view),
-        items=items,
-        size=context.size,
-        limit=context.limit,
-        is_cut=context.cut,
-        own_records=len(context.by_record()),
-        first=min(own, default=None),
-        messages=len(messages),
-        start=start,
-        target=target,
-        rendered=value_text(view.context(cast("Any", target))) if target else "",
-    )
+    return {
+        "head": await facts_of(sessions, view),
+        "items": items,
+        # bytes of the messages' JSON
+        "size": context.size,
+        # bytes that it may have
+        "limit": context.limit,
+        # true if older messages were left out
+        "is_cut": context.cut,
+        # messages of it that are records of the log; the others were made by a compaction
+        "own_records": len(context.by_record()),
+        # the oldest of these records
+        "first": min(own, default=None),
+        # messages that it has, of which ``items`` are some
+        "messages": len(messages),
+        # the place of the first of the items, counted from 0
+        "start": start,
+        "target": target,
+        # the context as a provider takes it: JSON
+        "rendered": value_text(view.context(cast("Any", target))) if target else "",
+    }
 
 
 # Memory and states
 
 
-class ShownValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A named value as JSON, or its beginning."""
-
-    key: str
-    text: str
-    size: int
-    """Characters of the whole."""
-
-
-class StatesPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's states and memory."""
-
-    head: SessionFacts
-    states: Sequence[ShownValue]
-    memory: Sequence[MemoryInfo]
-
-
-async def states_page(reads: LongReads, query: Query) -> StatesPage:
+async def states_page(reads: LongReads, query: Query) -> Page:
     """Return a session's named states, and the entries of its memory without their values."""
     view = await load(reads.sessions, query.key())
     states = []
     for name in await view.state.keys():
         text = value_text(await view.state.get(name))
-        states.append(ShownValue(key=name, text=text[: conversation.LONGEST], size=len(text)))
-    return StatesPage(
-        head=await facts_of(reads.sessions, view),
-        states=states,
-        memory=await view.memory.entries(),
-    )
+        states.append(
+            {
+                "key": name,
+                "text": text[: conversation.LONGEST],
+                # characters of the whole
+                "size": len(text),
+            }
+        )
+    return {
+        "head": await facts_of(reads.sessions, view),
+        "states": states,
+        "memory": await view.memory.entries(),
+    }
 
 
-async def named_value(reads: LongReads, query: Query) -> ShownValue:
+async def named_value(reads: LongReads, query: Query) -> Page:
     """Return one state, or one value of the memory, whole.
 
     Raises:
@@ -517,7 +458,12 @@ async def named_value(reads: LongReads, query: Query) -> ShownValue:
     if name not in await values.keys():
         raise InvalidArgumentError(f"session {view.key} has no {kind} {name!r}")
     text = value_text(await values.get(name))
-    return ShownValue(key=name, text=text, size=len(text))
+    return {
+        "key": name,
+        "text": text,
+        # characters of the whole
+        "size": len(text),
+    }
 
 
 def value_text(value: Any) -> str:
@@ -529,21 +475,7 @@ def value_text(value: Any) -> str:
 # Checkpoints
 
 
-class CheckpointsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's checkpoints, and the difference of two."""
-
-    head: SessionFacts
-    checkpoints: Sequence[Checkpoint]
-    verified: Verification | None = None
-    a: int | None = None
-    b: int | None = None
-    difference: Difference | None = None
-    """From the state at checkpoint *a* to the one at *b*."""
-    looking: bool = False
-    """True while the log is being read for the two."""
-
-
-async def checkpoints_page(reads: LongReads, query: Query) -> CheckpointsPage:
+async def checkpoints_page(reads: LongReads, query: Query) -> Page:
     """Return the checkpoints; with a pair, what changed from the first of it to the second.
 
     Raises:
@@ -564,31 +496,23 @@ async def checkpoints_page(reads: LongReads, query: Query) -> CheckpointsPage:
     what = ("checkpoints", key, view.seq, pair, verify)
     found, looking = await reads.result(what, read) if verify or pair else (None, False)
     verified, difference = found or (None, None)
-    return CheckpointsPage(
-        head=await facts_of(reads.sessions, view),
-        checkpoints=await view.checkpoints.states(),
-        verified=verified,
-        a=pair[0] if pair else None,
-        b=pair[1] if pair else None,
-        difference=difference,
-        looking=looking,
-    )
+    return {
+        "head": await facts_of(reads.sessions, view),
+        "checkpoints": await view.checkpoints.states(),
+        "verified": verified,
+        "a": pair[0] if pair else None,
+        "b": pair[1] if pair else None,
+        # from the state at checkpoint a to the one at b
+        "difference": difference,
+        # true while the log is being read for the two
+        "looking": looking,
+    }
 
 
 # How it would come back
 
 
-class RestorePage(msgspec.Struct, frozen=True, kw_only=True):
-    """The effects that opening a session would have, and those of reading it just now."""
-
-    head: SessionFacts
-    plan: RestorePlan
-    report: RestoreReport
-    lines: Sequence[str]
-    """The plan in words."""
-
-
-async def restore_page(reads: LongReads, query: Query) -> RestorePage:
+async def restore_page(reads: LongReads, query: Query) -> Page:
     """Return a session's restore plan, and the report of the restore that this page is.
 
     Raises:
@@ -603,99 +527,66 @@ async def restore_page(reads: LongReads, query: Query) -> RestorePage:
         tenant=key.tenant,
         target=cast("Format | None", target or None),
     )
-    return RestorePage(
-        head=await facts_of(sessions, view),
-        plan=msgspec.structs.replace(plan, messages=()),  # the page of the context has them
-        report=view.restore_report,
-        lines=plan.lines(),
-    )
+    return {
+        "head": await facts_of(sessions, view),
+        "plan": msgspec.structs.replace(plan, messages=()),  # the page of the context has them
+        "report": view.restore_report,
+        # the plan in words
+        "lines": plan.lines(),
+    }
 
 
 # Who holds it, and what waits for it
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A posted item that waits for a session."""
-
-    post: str
-    kind: str
-    size: int
-    text: str
-    posted_at: float
-    damage: str = ""
-    reason: str = ""
-    """Of a dead letter: why it was not delivered."""
-    tries: int = 0
-    at: float | None = None
-    """Of a dead letter: when it became one."""
-
-
-class DeliveryPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's lease, its inbox and its dead letters."""
-
-    head: SessionFacts
-    waiting: Sequence[Waiting]
-    dead: Sequence[Waiting]
-
-
-async def delivery_page(reads: LongReads, query: Query) -> DeliveryPage:
+async def delivery_page(reads: LongReads, query: Query) -> Page:
     """Return who holds a session, and what waits for it."""
     key, store = query.key(), store_below(reads.sessions)
     view = await load(reads.sessions, key)
     head = await facts_of(reads.sessions, view)
-    epoch = 0 if head.holder is None else head.holder.epoch
-    return DeliveryPage(
-        head=head,
-        waiting=[_waiting(item) for item in await store.receive(key, epoch, limit=MOST)],
-        dead=[_dead(letter) for letter in await store.dead_letters(key)],
-    )
+    epoch = 0 if head["holder"] is None else head["holder"].epoch
+    return {
+        "head": head,
+        "waiting": [_waiting(item) for item in await store.receive(key, epoch, limit=MOST)],
+        "dead": [_waiting(letter.item, letter) for letter in await store.dead_letters(key)],
+    }
 
 
-def _waiting(item: PendingItem) -> Waiting:
-    return Waiting(
-        post=item.key,
-        kind=item.kind,
-        size=len(item.payload),
-        text=item.payload[: conversation.LONGEST].decode(errors="backslashreplace"),
-        posted_at=item.posted_at,
-        damage=item.damage,
-    )
+def _waiting(item: PendingItem, letter: DeadLetter | None = None) -> Page:
+    """Return a posted item that waits for a session, or is set aside as a dead letter."""
+    return {
+        "post": item.key,
+        "kind": item.kind,
+        "size": len(item.payload),
+        "text": item.payload[: conversation.LONGEST].decode(errors="backslashreplace"),
+        "posted_at": item.posted_at,
+        "damage": item.damage,
+        # of a dead letter: why, after how many tries, and when it became one
+        "reason": "" if letter is None else letter.reason,
+        "tries": 0 if letter is None else letter.tries,
+        "at": None if letter is None else letter.at,
+    }
 
 
-def _dead(letter: DeadLetter) -> Waiting:
-    shown = _waiting(letter.item)
-    return msgspec.structs.replace(shown, reason=letter.reason, tries=letter.tries, at=letter.at)
-
-
-class InboxPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The sessions of a store for which something waits."""
-
-    location: str
-    waiting: Sequence[SessionKey] = ()
-    dead: Sequence[SessionKey] = ()
-    at: float | None = None
-    """The time at which the store was read; None: not yet."""
-    looking: bool = False
-    """True while a newer read is running."""
-
-
-async def inbox_page(reads: LongReads, _: Query) -> InboxPage:
+async def inbox_page(reads: LongReads, _: Query) -> Page:
     """Return the sessions for which a post waits, or that have dead letters, of all tenants.
 
     It looks at all sessions; while that takes long, the page has what was seen before.
     """
     store = store_below(reads.sessions)
 
-    async def look() -> InboxPage:
-        return InboxPage(
-            location=store.location,
-            waiting=await store.sessions_with_pending_items(),
-            dead=await store.sessions_with_pending_items(dead_letters=True),
-            at=time.time(),
-        )
+    async def look() -> Page:
+        return {
+            "location": store.location,
+            "waiting": await store.sessions_with_pending_items(),
+            "dead": await store.sessions_with_pending_items(dead_letters=True),
+            "at": time.time(),
+        }
 
     seen, looking = await reads.result("inbox", look)
-    return msgspec.structs.replace(seen or InboxPage(location=store.location), looking=looking)
+    # None: the store was not read yet
+    nothing = {"location": store.location, "waiting": (), "dead": (), "at": None}
+    return {**(seen or nothing), "looking": looking}
 
 
 async def position(reads: LongReads, query: Query) -> int:

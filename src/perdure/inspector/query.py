@@ -1,12 +1,15 @@
-"""The parameters of a page's address."""
+"""The parameters of a page's address, and its content."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import final
+from typing import Any, final
 
 from perdure.errors import InvalidArgumentError
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
+
+Page = dict[str, Any]
+"""The content of a page, which its template shows, and which is its JSON."""
 
 
 @final
