@@ -9,7 +9,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, Final, TypeVar, final
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 
 from perdure._connect import connect
@@ -179,7 +178,8 @@ class AppSessions:
                 problem = responses.problem_of(error)
                 if started or (problem.status == 500 and not responses.is_logged(error)):
                     raise  # the server logs it
-                await responses.send_problem(send, responses.answered(error))
+                answer = responses.problem_response(responses.answered(error))
+                await answer(scope, receive, send)
             finally:
                 del self._requests[request]
 
@@ -377,15 +377,17 @@ class AppSessions:
             return
         path = scope["path"].rstrip("/")
         if scope["method"] not in {"GET", "HEAD"}:
-            problem = responses.Problem(405, "Method Not Allowed", headers={"allow": "GET, HEAD"})
-            await responses.send_problem(send, problem)
+            allowed = {"allow": "GET, HEAD"}
+            problem = responses.Problem(405, "Method Not Allowed", headers=allowed)
+            answer = responses.problem_response(problem)
         elif path.endswith("/healthz"):
-            await _send_json(send, 200, {"status": "ok"})
+            answer = responses.json_response({"status": "ok"})
         elif path.endswith("/readyz"):
             ready, facts = self.readiness()
-            await _send_json(send, 200 if ready else 503, facts)
+            answer = responses.json_response(facts, 200 if ready else 503)
         else:
-            await responses.send_problem(send, responses.Problem(404, "Not found"))
+            answer = responses.problem_response(responses.Problem(404, "Not found"))
+        await answer(scope, receive, send)
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether requests are taken, and how saving goes."""
@@ -395,13 +397,6 @@ class AppSessions:
         ready = health.status != "failing"
         age = round(health.oldest_unsaved_age, 3)
         return ready, {"ready": ready, "status": health.status, "oldest_unsaved_age": age}
-
-
-async def _send_json(send: responses.Send, status: int, value: Any) -> None:
-    body = msgspec.json.encode(value)
-    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
 
 
 def _started(value: S | None) -> S:

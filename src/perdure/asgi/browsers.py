@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from typing import Final, final
 
-from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, send_problem
+from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, problem_response
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 ANY: Final = "*"
@@ -95,7 +95,7 @@ class BrowserGuard:
                 if scope["type"] == "websocket":
                     await send({"type": "websocket.close", "code": 1008})
                 else:
-                    await send_problem(send, problem)
+                    await problem_response(problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

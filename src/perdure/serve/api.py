@@ -32,7 +32,16 @@ from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import AgentStopped, Segment, TurnEnded, TurnFailed, TurnStarted
 from perdure.asgi.app import AppSessions
 from perdure.asgi.feed import Channel, message_fields
-from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, answered, send_problem
+from perdure.asgi.responses import (
+    ASGIApp,
+    Problem,
+    Receive,
+    Scope,
+    Send,
+    answered,
+    json_response,
+    problem_response,
+)
 from perdure.asgi.runs import Run, RunOutcome
 from perdure.errors import (
     LeaseLostError,
@@ -351,11 +360,11 @@ class AgentServer:
                     await self.sessions.probes(scope, receive, send)
                     return
             except Problem as problem:
-                await send_problem(send, problem)
+                await problem_response(problem)(scope, receive, send)
                 return
             if self._requests == self._max_requests:
                 busy = Problem(503, "Busy", "too many requests are open here", retry_after=1)
-                await send_problem(send, busy)
+                await problem_response(busy)(scope, receive, send)
                 return
             self._requests += 1
             try:
@@ -370,12 +379,12 @@ class AgentServer:
 
         async def opened(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
-                headers = Headers(scope=scope)  # type: ignore[arg-type]  # a scope is a mapping
+                headers = Headers(scope=scope)
                 try:
                     is_metrics = _path(scope) == "/metrics"
                     token = self._access.token_of(headers, for_metrics=is_metrics)
                 except Problem as problem:
-                    await send_problem(send, problem)
+                    await problem_response(problem)(scope, receive, send)
                     return
                 scope = {**scope, "perdure.token": token}
             await app(scope, receive, send)
@@ -405,7 +414,7 @@ class AgentServer:
             outcome = await run.wait()
         except Exception as error:
             raise answered(error) from error
-        return _json({"agent": agent, **msgspec.structs.asdict(outcome)})
+        return json_response({"agent": agent, **msgspec.structs.asdict(outcome)})
 
     async def _history(self, request: Request) -> Response:
         view = await self._view(request)
@@ -419,12 +428,12 @@ class AgentServer:
             if isinstance(item.value, Message)
         ]
         older = page.items[-1].seq if page.is_full else None
-        return _json({"messages": shown, "before": older})
+        return json_response({"messages": shown, "before": older})
 
     async def _get(self, request: Request) -> Response:
         view = await self._view(request)
         info = view.info
-        return _json(
+        return json_response(
             {
                 "agent": request.path_params["id"],
                 "title": info.metadata.title,
@@ -468,7 +477,7 @@ class AgentServer:
             more = key.agent
             if is_newest:
                 more = msgspec.json.encode((at, key.agent, key.session)).decode()
-        return _json({"agents": [_listed(info) for info in shown], "after": more})
+        return json_response({"agents": [_listed(info) for info in shown], "after": more})
 
     async def _delete(self, request: Request) -> Response:
         key = (await self._view(request)).key
@@ -561,25 +570,15 @@ def _listed(info: SessionInfo) -> dict[str, Any]:
     }
 
 
-def _json(value: Any) -> Response:
-    headers = {"cache-control": "no-store"}
-    body = msgspec.json.encode(value, enc_hook=str)
-    return Response(body, media_type="application/json", headers=headers)
-
-
-def _problem(problem: Problem) -> Response:
-    return Response(problem.body, status_code=problem.status, headers=problem.headers)
-
-
 async def _answer_problem(_: Request, error: Exception) -> Response:
-    return _problem(answered(error))
+    return problem_response(answered(error))
 
 
 async def _answer_nobody(_: Request, _error: Exception) -> Response:
-    return _problem(Problem(408, "Not received"))  # it went away before its body had come
+    return problem_response(Problem(408, "Not received"))  # it went away before its body had come
 
 
 async def _answer_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
-    return _problem(Problem(error.status_code, str(error.detail), headers=headers))
+    return problem_response(Problem(error.status_code, str(error.detail), headers=headers))
