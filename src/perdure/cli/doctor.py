@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
@@ -35,7 +35,7 @@ from perdure.cli.access import opened
 from perdure.cli.output import StoreOption, print_json, print_table, say, size, stderr
 from perdure.errors import ConfigError, LeaseError, PerdureError, SessionError
 from perdure.session.manager import SessionManager
-from perdure.store import Store
+from perdure.store import Store, all_records
 from perdure.stores.file import FileStore
 from perdure.tuning.measure import made_up, observed
 
@@ -379,8 +379,7 @@ async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
     token = secrets.token_hex(16)
     seq = session.append(Message.user(token))
     await session.save()
-    async with aclosing(store.read_log(session.key, after=seq - 1)) as log:
-        records = [record async for chunk in log for record in chunk.records]
+    records = await all_records(store.read_log(session.key, after=seq - 1))
     took = (time.perf_counter() - start) * 1000
     await sessions.delete(PROBE)
     if [record.seq for record in records if token.encode() in record.payload] == [seq]:

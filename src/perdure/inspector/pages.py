@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Awaitable, Callable, Hashable
@@ -36,7 +35,7 @@ from perdure.session.internals import (
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
-from perdure.store import DeadLetter, PendingItem, SessionInfo, first_record
+from perdure.store import DeadLetter, PendingItem, SessionInfo, all_records, record_at
 
 T = TypeVar("T")
 
@@ -300,7 +299,8 @@ async def conversation_page(reads: LongReads, query: Query) -> Page:
         first = items[0].seq if len(items) == limit else 1
         last = items[-1].seq
     else:
-        records = await _records(loaded, before, limit)
+        log = store_of(loaded).read_log(loaded.key, before=before, limit=limit, reverse=True)
+        records = (await all_records(log))[:limit][::-1]
         if view == "compact":  # a graph's thread has steps, and no messages of its own
             steps = (conversation.shown_step(record, only_messages=True) for record in records)
             items = [step for step in steps if step is not None]
@@ -324,18 +324,8 @@ async def conversation_page(reads: LongReads, query: Query) -> Page:
     }
 
 
-async def _records(view: SessionView, before: int, limit: int) -> list[Record]:
-    records: list[Record] = []
-    log = store_of(view).read_log(view.key, before=before, limit=limit, reverse=True)
-    async with contextlib.aclosing(log):
-        async for chunk in log:
-            records += chunk.records
-    return records[:limit][::-1]
-
-
 async def _record(view: SessionView, seq: int) -> Record:
-    log = store_of(view).read_log(view.key, after=seq - 1, before=seq + 1)
-    record = await first_record(log)
+    record = await record_at(store_of(view), view.key, seq)
     if record is None:
         raise InvalidArgumentError(f"session {view.key} has no record {seq}", seq=seq)
     return record
