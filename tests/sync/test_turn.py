@@ -164,7 +164,7 @@ def test_ctrl_c_just_behind_the_beginning_interrupts_the_turn(
 ) -> None:
     with again() as sessions, sessions.open("mia") as session:
         turn = session.turn()
-        turn._loop = Interrupted(sessions._loop, done=True)  # type: ignore[assignment]
+        turn._life._loop = Interrupted(sessions._loop, done=True)  # type: ignore[assignment]
         with pytest.raises(KeyboardInterrupt):
             turn.__enter__()
         with session.turn():
@@ -178,7 +178,7 @@ def test_ctrl_c_just_before_the_end_ends_the_turn_all_the_same(
     with again() as sessions, sessions.open("mia") as session:
         turn = session.turn()
         turn.__enter__()
-        turn._loop = Interrupted(sessions._loop, done=False)  # type: ignore[assignment]
+        turn._life._loop = Interrupted(sessions._loop, done=False)  # type: ignore[assignment]
         with pytest.raises(KeyboardInterrupt):
             turn.__exit__(None, None, None)
         with session.turn():

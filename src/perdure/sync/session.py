@@ -97,7 +97,7 @@ class Turn(Mirror[base.Turn]):
         super().__init__(loop, inner)
         self._session = session
         self._in_turn = in_turn
-        self._life = _BlockTask(inner)
+        self._life = _BlockTask(loop, inner)
 
     @property
     @attribute
@@ -127,12 +127,7 @@ class Turn(Mirror[base.Turn]):
     def __enter__(self) -> Self:
         self._inner._entered = True  # even if it is refused before it begins
         self._in_turn.refuse(self._session.key, "beginning another")
-        try:
-            self._loop.call(lambda: self._loop.tasks.start(self._life.live))
-        except BaseException:
-            # Ctrl-C may come when the turn has just begun.
-            self._loop.post(self._life.give_up)
-            raise
+        self._life.begin()
         self._in_turn.thread = threading.get_ident()
         self._scope = enter(self._inner, turns)
         return self
@@ -145,14 +140,8 @@ class Turn(Mirror[base.Turn]):
     ) -> None:
         self._in_turn.thread = 0
         self._scope.leave()
-        if self._loop.forked:  # the parent's turn
-            return
-        try:
-            self._loop.call(lambda: self._life.leave((exc_type, exc, traceback)))
-        except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C, perhaps before the exit was sent
-                self._loop.post(lambda: self._life.request_exit((exc_type, exc, traceback)))
-            raise
+        if not self._loop.forked:  # else it is the parent's turn
+            self._life.end((exc_type, exc, traceback))
 
     @done
     def append(self, *items: Message | EncodedRecord | Any) -> int:
@@ -197,7 +186,8 @@ class TurnThread:
 class _BlockTask:
     """A block's task: it enters what the block is of, waits for the block's end, and leaves it."""
 
-    def __init__(self, inner: AbstractAsyncContextManager[Any]) -> None:
+    def __init__(self, loop: LoopThread, inner: AbstractAsyncContextManager[Any]) -> None:
+        self._loop = loop
         self._inner = inner
         self.entered: Any = None
         """The result of entering it."""
@@ -206,8 +196,30 @@ class _BlockTask:
         self._given_up = False
         self._told: _Error = (None, None, None)
 
-    async def live(self, *, task_status: TaskStatus[None]) -> None:
-        self._leave = anyio.Event()
+    # in the block's thread
+
+    def begin(self) -> None:
+        """Enter it."""
+        try:
+            self._loop.call(lambda: self._loop.tasks.start(self._live))
+        except BaseException:
+            # Ctrl-C may come when it has just begun.
+            self._loop.post(self.give_up)
+            raise
+
+    def end(self, error: _Error) -> None:
+        """Leave it."""
+        try:
+            self._loop.call(lambda: self._leave(error))
+        except BaseException as raised:
+            if not isinstance(raised, Exception):  # Ctrl-C, perhaps before the exit was sent
+                self._loop.post(lambda: self._request_exit(error))
+            raise
+
+    # in the loop's thread
+
+    async def _live(self, *, task_status: TaskStatus[None]) -> None:
+        self._over = anyio.Event()
         self._left = anyio.Event()
         with anyio.CancelScope() as self._scope:
             if self._given_up:
@@ -215,7 +227,7 @@ class _BlockTask:
             self.entered = await self._inner.__aenter__()
             try:
                 task_status.started()
-                await self._leave.wait()
+                await self._over.wait()
             except anyio.get_cancelled_exc_class() as error:  # given up, or the loop ends
                 await self._exit((type(error), error, None))
                 raise
@@ -229,18 +241,18 @@ class _BlockTask:
         finally:
             self._left.set()
 
-    async def leave(self, error: _Error) -> None:
+    async def _leave(self, error: _Error) -> None:
         """Leave it; cancelling this ends the wait only."""
-        self.request_exit(error)
+        self._request_exit(error)
         await self._left.wait()
         if self._error is not None:
             raise self._error
 
-    def request_exit(self, error: _Error) -> None:
+    def _request_exit(self, error: _Error) -> None:
         """Make the task leave it, unless it already does."""
-        if not self._leave.is_set():
+        if not self._over.is_set():
             self._told = error
-            self._leave.set()
+            self._over.set()
 
     def give_up(self) -> None:
         """Interrupt it: its caller has not received it."""
@@ -373,18 +385,17 @@ class Scope(Mirror[scope.Scope]):
     @contextmanager
     def edit(self, prefix: str = "") -> Iterator[dict[str, Any]]:
         """Read, change and store values with nobody in between. As `perdure.types.Scope.edit`."""
-        life = _BlockTask(self._inner.edit(prefix))
+        life = _BlockTask(self._loop, self._inner.edit(prefix))
+        life.begin()
         try:
-            self._loop.call(lambda: self._loop.tasks.start(life.live))
             yield life.entered
         except BaseException as error:
-            if life.entered is None or not isinstance(error, Exception):
+            if isinstance(error, Exception):
+                life.end((type(error), error, error.__traceback__))
+            else:  # Ctrl-C
                 self._loop.post(life.give_up)
-                raise
-            told: _Error = (type(error), error, error.__traceback__)
-            self._loop.call(lambda: life.leave(told))
             raise
-        self._loop.call(lambda: life.leave((None, None, None)))
+        life.end((None, None, None))
 
     @awaited
     def history(self, *, before: int | None = None, limit: int = 50) -> list[ScopeChange]:
