@@ -466,12 +466,12 @@ MAX_SHOWN = 5
 """Problems of the file that are printed one by one."""
 
 
-class Integrity(msgspec.Struct, kw_only=True):
+class Integrity(msgspec.Struct):
     """The integrity of a store's database file."""
 
     problems: list[str]
     """The findings of SQLite's integrity_check."""
-    reindexed: bool = False
+    reindexed: bool
     """True if its indexes were rebuilt."""
     left: list[str]
     """The problems that remain."""

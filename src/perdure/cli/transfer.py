@@ -519,8 +519,10 @@ async def _import_bundle(path: Path, *, id: str | None, where: SessionOption) ->
 async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
     """Read a state, and from a folder its traces and memories."""
     place = anyio.Path(path)
+    if not await place.exists():
+        return MigratedState(None), None
     if not await place.is_dir():
-        return await _read_file(place) if await place.exists() else MigratedState(None), None
+        return await anyio.to_thread.run_sync(_read_file, path), None
     read = await read_folder(path)
     memories = await memories_in(path, read.state)
     if read.state is None and memories is not None:
@@ -528,18 +530,7 @@ async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
     return read, memories
 
 
-async def _read_file(path: anyio.Path) -> MigratedState:
-    data = await anyio.to_thread.run_sync(_bytes_of, path)
-    try:
-        return read_state(data, where=str(path))
-    except CorruptRecordError as error:
-        raise CorruptRecordError(
-            f"{path} is no export that can be read: {error}; name what `perdure export` wrote",
-            path=str(path),
-        ) from error
-
-
-def _bytes_of(path: anyio.Path) -> bytes:
+def _read_file(path: Path) -> MigratedState:
     with open_regular(path) as file:
         found = os.fstat(file.fileno()).st_size
         if found > MAX_BYTES or len(data := file.read(MAX_BYTES + 1)) > MAX_BYTES:
@@ -548,7 +539,13 @@ def _bytes_of(path: anyio.Path) -> bytes:
                 f"{MAX_BYTES}; export the session with --layout bundle",
                 path=str(path),
             )
-        return data
+    try:
+        return read_state(data, where=str(path))
+    except CorruptRecordError as error:
+        raise CorruptRecordError(
+            f"{path} is no export that can be read: {error}; name what `perdure export` wrote",
+            path=str(path),
+        ) from error
 
 
 # ``perdure import SDK URL``: all sessions of another SDK's own database

@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -474,21 +475,25 @@ class DemoRun:
         self.report.ok = is_clean and is_restored and not self.report.lost
         return self.report
 
-    async def _killed(self) -> None:
-        self._tell("a server starts, the agents talk")
-        server = await ServerProcess.start(self.plan, 1)
+    @asynccontextmanager
+    async def _server(self, number: int) -> AsyncGenerator[tuple[ServerProcess, ServerReady], None]:
+        """Start a server, and see to its end and to its clients'."""
+        server = await ServerProcess.start(self.plan, number)
         try:
-            ready = await server.says(ServerReady)
-            self.crowd.connect_to(ready.port)
-            await self.crowd.acknowledged(self.plan.agents * self.plan.before)
-            server.process.kill()
-            status = await server.process.wait()
+            yield server, await server.says(ServerReady)
         finally:
             await server.aclose()
         self.crowd.connect_to(None)
         await self.crowd.parted()
+
+    async def _killed(self) -> None:
+        self._tell("a server starts, the agents talk")
+        async with self._server(1) as (server, ready):
+            self.crowd.connect_to(ready.port)
+            await self.crowd.acknowledged(self.plan.agents * self.plan.before)
+            server.process.kill()
+            self.report.kill_status = await server.process.wait()
         self._tell("killed with SIGKILL; every acknowledged turn is looked up in the logs")
-        self.report.kill_status = status
         self.report.cut_off_by_kill = len(self.crowd.talking)
         self.report.acknowledged_before_kill = len(self.crowd.acks)
         self._written = max((ack.written for ack in self.crowd.acks), key=lambda agent: agent.log)
@@ -496,9 +501,7 @@ class DemoRun:
 
     async def _restored_and_stopped(self) -> None:
         self._tell("a second server restores every session")
-        server = await ServerProcess.start(self.plan, 2)
-        try:
-            ready = await server.says(ServerReady)
+        async with self._server(2) as (server, ready):
             times = sorted(ready.restore_ms)
             self.report.restored = len(times)
             if times:
@@ -511,10 +514,6 @@ class DemoRun:
             server.process.send_signal(signal.SIGTERM)
             stopped = await server.says(ServerStopped)
             self.report.term_status = await server.process.wait()
-        finally:
-            await server.aclose()
-        self.crowd.connect_to(None)
-        await self.crowd.parted()
         self.report.shutdown = stopped.report
         self._written = self._written + stopped.written
         self._tell("stopped; every acknowledged turn is looked up again")
