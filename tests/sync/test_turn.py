@@ -137,7 +137,7 @@ def test_a_turn_that_was_given_up_is_interrupted(again: Connect, backing: Memory
         turn = session.turn()
         turn.__enter__()
         sessions._loop.post(turn._life.give_up)  # as when Ctrl-C comes just behind its beginning
-        turn._in_turn.thread = 0
+        session._turn_thread = 0
         with session.turn():
             pass
         assert phases(backing, session) == ["begin", "interrupted", "begin", "end"]

@@ -91,12 +91,9 @@ _Error = tuple[type[BaseException] | None, BaseException | None, TracebackType |
 class Turn(Mirror[base.Turn]):
     """One turn of a session: ``with session.turn() as turn``. As `perdure.Turn`, blocking."""
 
-    def __init__(
-        self, loop: LoopThread, session: Session, inner: base.Turn, in_turn: TurnThread
-    ) -> None:
+    def __init__(self, loop: LoopThread, session: Session, inner: base.Turn) -> None:
         super().__init__(loop, inner)
         self._session = session
-        self._in_turn = in_turn
         self._life = _BlockTask(loop, inner)
 
     @property
@@ -126,9 +123,9 @@ class Turn(Mirror[base.Turn]):
 
     def __enter__(self) -> Self:
         self._inner._entered = True  # even if it is refused before it begins
-        self._in_turn.refuse(self._session.key, "beginning another")
+        self._session._refuse_in_turn("beginning another")
         self._life.begin()
-        self._in_turn.thread = threading.get_ident()
+        self._session._turn_thread = threading.get_ident()
         self._scope = enter(self._inner, turns)
         return self
 
@@ -138,7 +135,7 @@ class Turn(Mirror[base.Turn]):
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._in_turn.thread = 0
+        self._session._turn_thread = 0
         self._scope.leave()
         if not self._loop.forked:  # else it is the parent's turn
             self._life.end((exc_type, exc, traceback))
@@ -167,20 +164,6 @@ class Turn(Mirror[base.Turn]):
         """
         self._session.save()
         send(item)
-
-
-class TurnThread:
-    """The thread that has the session's turn: shared by the session's turns."""
-
-    thread = 0
-
-    def refuse(self, key: SessionKey, what: str) -> None:
-        """Raise if it is this thread: what it wants waits for the turn's end."""
-        if self.thread == threading.get_ident():
-            raise SessionError(
-                f"session {key}: this thread already is in a turn; end it before {what}",
-                key=str(key),
-            )
 
 
 class _BlockTask:
@@ -722,7 +705,7 @@ class Session(Rendered[session.Session]):
 
     def __init__(self, loop: LoopThread, inner: session.Session) -> None:
         super().__init__(loop, inner)
-        self._in_turn = TurnThread()
+        self._turn_thread = 0  # which has a turn: one at a time
 
     @read
     def _repr_html_(self) -> str:
@@ -845,7 +828,15 @@ class Session(Rendered[session.Session]):
     ) -> Turn:
         """Return a turn to enter: ``with session.turn() as turn``."""
         inner = self._inner.turn(id, resume=resume, request=request, timeout=timeout)
-        return Turn(self._loop, self, inner, self._in_turn)
+        return Turn(self._loop, self, inner)
+
+    def _refuse_in_turn(self, what: str) -> None:
+        """Raise if this thread has a turn: it would wait for its own turn's end."""
+        if self._turn_thread == threading.get_ident():
+            raise SessionError(
+                f"session {self.key}: this thread already is in a turn; end it before {what}",
+                key=str(self.key),
+            )
 
     @awaited
     def save(self) -> Receipt:
@@ -891,7 +882,7 @@ class Session(Rendered[session.Session]):
             UnsavedChangesError: Not everything could be made durable in time; it stays open.
 
         """
-        self._in_turn.refuse(self.key, "closing the session")
+        self._refuse_in_turn("closing the session")
         self._loop.call(self._inner.aclose)
 
     @awaited
