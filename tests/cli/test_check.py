@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 
@@ -146,7 +145,6 @@ def test_damage_in_the_log_is_a_problem_that_nothing_mends(command: Command, sto
         assert ran.status == 1
         assert "ada: PROBLEM: log: " in ran.out
         assert "is damaged at byte" in ran.out
-        assert re.search(r"up to record [23] it is sound", ran.out)
         assert "--repair` would repair" not in ran.out
     assert {name: data for name, data in tree(store).items() if "/log/" in name} == {
         name: data for name, data in before.items() if "/log/" in name

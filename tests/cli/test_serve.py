@@ -96,9 +96,9 @@ def test_tokens_that_others_may_read_are_told_of_unless_they_are_digests(
         (("--allow-origin", "*"), "give tokens"),
         (("--allow-host", "*"), "give tokens"),
         (("--host", "0.0.0.0"), "give --tokens FILE"),
-        (("--max-connections", "0"), "--max-connections 0"),
+        (("--max-connections", "0"), "for --max-connections. Must be > 0"),
         (("--max-connections", "99999999"), "ulimit -n"),
-        (("--request-timeout", "0"), "--request-timeout 0"),
+        (("--request-timeout", "0"), "for --request-timeout. Must be > 0"),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused(

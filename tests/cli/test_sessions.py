@@ -78,17 +78,10 @@ def several(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         (("--limit", "0"), []),
     ],
 )
-@pytest.mark.parametrize("page", [1, 500])
 def test_ls_chooses_and_pages(
-    command: Command,
-    several: str,
-    tokens: tuple[str, ...],
-    expected: list[str],
-    page: int,
-    monkeypatch: pytest.MonkeyPatch,
+    command: Command, several: str, tokens: tuple[str, ...], expected: list[str]
 ) -> None:
     """S2-3: by owner, tag and prefix, a page at a time."""
-    monkeypatch.setattr("perdure.cli.sessions.PAGE", page)
     found = command("ls", "--by-id", *tokens, "--store", several, "--json").json["sessions"]
     names = [
         one["agent"] + ("" if one["session"] == "default" else f"/{one['session']}")
@@ -161,8 +154,7 @@ def test_ls_of_an_empty_store_says_so(command: Command, tmp_path: Path) -> None:
     assert command("ls", "--store", str(tmp_path), "--json").json["sessions"] == []
 
 
-def test_ls_reads_all_pages(command: Command, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.cli.sessions.PAGE", 1)
+def test_ls_lists_all(command: Command, store: Path) -> None:
     assert len(command("ls", "--store", str(store), "--json").json["sessions"]) == 3
 
 

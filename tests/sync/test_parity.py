@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 
 import pytest
 
@@ -13,6 +14,7 @@ from perdure.archive import archives
 from perdure.checkpoints import engine, engine as reader, events
 from perdure.memory import state, working_memory
 from perdure.session import contributors
+from perdure.sync import mirror
 
 INTERNAL = {
     working_memory.WorkingMemory: {"folded", "item", "load", "note", "put"},
@@ -67,6 +69,26 @@ def test_methods_take_the_same_arguments(theirs: type, ours: type) -> None:
             assert shape(here) == shape(there), name
         else:
             assert isinstance(here, property), name
+
+
+def types(function: object) -> dict[str, str]:
+    """Return a function's annotations as they are written, without the modules of the names."""
+    written = inspect.get_annotations(function)  # type: ignore[arg-type]
+    return {
+        name: re.sub(r"\b[a-z_]+\.", "", text) for name, text in written.items() if name != "self"
+    }
+
+
+@pairs
+def test_what_is_passed_on_has_the_same_types(theirs: type, ours: type) -> None:
+    for name in public(ours):
+        here = inspect.getattr_static(ours, name)
+        there = inspect.getattr_static(theirs, name, None)
+        if isinstance(here, property):
+            here, there = here.fget, getattr(there, "fget", None)
+        is_passed_on = here.__code__.co_filename == mirror.__file__
+        if is_passed_on and inspect.isfunction(there):  # else an attribute without a getter
+            assert types(here) == types(there), name
 
 
 @pairs

@@ -137,7 +137,7 @@ def test_a_turn_that_was_given_up_is_interrupted(again: Connect, backing: Memory
         turn = session.turn()
         turn.__enter__()
         sessions._loop.post(turn._life.give_up)  # as when Ctrl-C comes just behind its beginning
-        turn._in_turn.thread = 0
+        session._turn_thread = 0
         with session.turn():
             pass
         assert phases(backing, session) == ["begin", "interrupted", "begin", "end"]
@@ -164,7 +164,7 @@ def test_ctrl_c_just_behind_the_beginning_interrupts_the_turn(
 ) -> None:
     with again() as sessions, sessions.open("mia") as session:
         turn = session.turn()
-        turn._loop = Interrupted(sessions._loop, done=True)  # type: ignore[assignment]
+        turn._life._loop = Interrupted(sessions._loop, done=True)  # type: ignore[assignment]
         with pytest.raises(KeyboardInterrupt):
             turn.__enter__()
         with session.turn():
@@ -178,7 +178,7 @@ def test_ctrl_c_just_before_the_end_ends_the_turn_all_the_same(
     with again() as sessions, sessions.open("mia") as session:
         turn = session.turn()
         turn.__enter__()
-        turn._loop = Interrupted(sessions._loop, done=False)  # type: ignore[assignment]
+        turn._life._loop = Interrupted(sessions._loop, done=False)  # type: ignore[assignment]
         with pytest.raises(KeyboardInterrupt):
             turn.__exit__(None, None, None)
         with session.turn():

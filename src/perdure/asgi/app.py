@@ -6,26 +6,26 @@ import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any, Final, final
+from typing import Any, Final, TypeVar, final
 
 import anyio
-import msgspec
 from anyio.abc import TaskGroup
 
 from perdure._connect import connect
 from perdure.asgi import responses
 from perdure.asgi.feed import Channel, Cursor, Feed
-from perdure.asgi.runs import Answer, Run, Runs, answer_in, require_started
+from perdure.asgi.runs import Answer, Run, answer_in
 from perdure.autosave.options import Autosave
-from perdure.errors import OwnerMismatchError
+from perdure.errors import OwnerMismatchError, SessionError
 from perdure.formats.state import StateStorage
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
-from perdure.session.base import Turn
+from perdure.session.base import Turn, turn_reused
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
 from perdure.store import Store
 
 log: logging.Logger = logging.getLogger("perdure.asgi")
+S = TypeVar("S")
 
 NOTICE: Final = 1.0
 """Seconds after the last turn was cut in which the requests that are open should end."""
@@ -67,7 +67,7 @@ class AppSessions:
         self._poll = poll
         self._manager: SessionManager | None = None
         self._feed: Feed | None = None
-        self._runs: Runs | None = None
+        self._running: set[Run] = set()
         self._group: TaskGroup | None = None
         self._drained: anyio.Event | None = None
         self._requests: dict[object, str] = {}
@@ -82,7 +82,7 @@ class AppSessions:
             SessionError: The lifespan has not begun.
 
         """
-        return require_started(self._manager)
+        return _started(self._manager)
 
     @property
     def feed(self) -> Feed:
@@ -92,11 +92,11 @@ class AppSessions:
             SessionError: The lifespan has not begun.
 
         """
-        return require_started(self._feed)
+        return _started(self._feed)
 
     @property
     def draining(self) -> bool:
-        """Whether the process stops: new sessions are refused."""
+        """True while the process stops: new sessions are refused."""
         return self._feed is not None and self._feed.draining
 
     @contextlib.asynccontextmanager
@@ -106,7 +106,6 @@ class AppSessions:
         async with connect(url, **options) as manager, anyio.create_task_group() as group:
             self._manager, self._group = manager, group
             self._feed = Feed(manager, poll=self._poll)
-            self._runs = Runs(self._feed, group)
             self._drained = anyio.Event()
             forget = manager.on("drain", self._begin_drain)
             try:
@@ -122,17 +121,22 @@ class AppSessions:
     async def _begin_drain(self, _: object = None) -> None:
         if not self.feed.draining:
             self.feed.drain()
-            require_started(self._group).start_soon(self._drain)
+            _started(self._group).start_soon(self._drain)
 
     async def _drain(self) -> None:
-        drained = require_started(self._drained)
+        drained = _started(self._drained)
         try:
             with anyio.CancelScope(shield=True):
-                runs = require_started(self._runs)
-                await runs.idle(self._grace)
+                with anyio.move_on_after(self._grace):
+                    for run in tuple(self._running):
+                        await run.done.wait()
                 for end in self.at_drain:
                     await end()
-                await runs.cut()
+                running = tuple(self._running)
+                for run in running:
+                    run.scope.cancel()
+                for run in running:  # what it has left is kept
+                    await run.done.wait()
         finally:
             drained.set()
         await anyio.sleep(NOTICE)
@@ -174,7 +178,8 @@ class AppSessions:
                 problem = responses.problem_of(error)
                 if started or (problem.status == 500 and not responses.is_logged(error)):
                     raise  # the server logs it
-                await responses.send_problem(send, responses.answered(error))
+                answer = responses.problem_response(responses.answered(error))
+                await answer(scope, receive, send)
             finally:
                 del self._requests[request]
 
@@ -278,11 +283,54 @@ class AppSessions:
             TurnReusedError: The one that runs has been asked something else.
 
         """
-        return require_started(self._runs).start(key, turn, work, request=request)
+        group = _started(self._group)
+        for run in self._running:
+            if turn is not None and (run.key, run.turn) == (key, turn):
+                if None not in (request, run.request) and run.request != request:
+                    raise turn_reused(key, turn)
+                return run
+        run = Run(self.feed, key, turn, request)
+        self._running.add(run)
+        group.start_soon(self._run, run, work)
+        return run
+
+    async def _run(self, run: Run, work: Callable[[Run, Channel], Awaitable[None]]) -> None:
+        with self.feed.channel(run.key) as channel:
+            try:
+                with run.scope:
+                    await work(run, channel)
+            except Exception as error:  # noqa: BLE001  # raised to whoever waits
+                responses.answered(error)  # perhaps nobody does
+                run.error = error
+            finally:
+                self._running.discard(run)
+                run.begun.set()
+                run.done.set()
+                channel.clear()
 
     def respond(self, run: Run, *, linger: float | None = None) -> responses.FeedResponse:
-        """Return a response that streams a turn which `start` has begun."""
-        return require_started(self._runs).respond(run, linger=linger)
+        """Return a response that streams a turn which `start` has begun.
+
+        Args:
+            run: The turn.
+            linger: Seconds for which it continues when nobody reads it any more; None: to its end.
+
+        """
+        group = _started(self._group)
+        run.readers += 1
+
+        def leave() -> None:
+            run.readers -= 1
+            if linger is not None and not run.readers and not run.done.is_set():
+                group.start_soon(self._cut_unread, run, linger)
+
+        return responses.FeedResponse(run.events, leave)
+
+    async def _cut_unread(self, run: Run, linger: float) -> None:
+        with anyio.move_on_after(linger):
+            await run.done.wait()
+        if not run.readers:
+            run.scope.cancel()
 
     def events(
         self,
@@ -331,14 +379,15 @@ class AppSessions:
         if scope["method"] not in {"GET", "HEAD"}:
             allowed = {"allow": "GET, HEAD"}
             problem = responses.Problem(405, "Method Not Allowed", headers=allowed)
-            await responses.send_problem(send, problem)
+            answer = responses.problem_response(problem)
         elif path.endswith("/healthz"):
-            await _send_json(send, 200, {"status": "ok"})
+            answer = responses.json_response({"status": "ok"})
         elif path.endswith("/readyz"):
             ready, facts = self.readiness()
-            await _send_json(send, 200 if ready else 503, facts)
+            answer = responses.json_response(facts, 200 if ready else 503)
         else:
-            await responses.send_problem(send, responses.Problem(404, "Not found"))
+            answer = responses.problem_response(responses.Problem(404, "Not found"))
+        await answer(scope, receive, send)
 
     def readiness(self) -> tuple[bool, dict[str, Any]]:
         """Return whether requests are taken, and how saving goes."""
@@ -350,8 +399,16 @@ class AppSessions:
         return ready, {"ready": ready, "status": health.status, "oldest_unsaved_age": age}
 
 
-async def _send_json(send: responses.Send, status: int, value: Any) -> None:
-    body = msgspec.json.encode(value)
-    headers = [(b"content-type", b"application/json"), (b"cache-control", b"no-store")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+def _started(value: S | None) -> S:
+    """Return what the lifespan has made.
+
+    Raises:
+        SessionError: The lifespan has not begun.
+
+    """
+    if value is None:
+        raise SessionError(
+            "the application's lifespan has not begun: pass `lifespan=sessions.lifespan` to the "
+            "framework, and let the server run it"
+        )
+    return value

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from typing import Final, final
 
-from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, send_problem
+from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, problem_response
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 ANY: Final = "*"
@@ -21,7 +21,7 @@ _HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\[\]:/?#@\\\s]+))(?::[0-9]{1
 
 @final
 class BrowserRules:
-    """Which requests of browsers are answered.
+    """Rules for the requests of browsers.
 
     Args:
         hosts: Names, without a port, that the server is reached by; "*" for any.
@@ -95,7 +95,7 @@ class BrowserGuard:
                 if scope["type"] == "websocket":
                     await send({"type": "websocket.close", "code": 1008})
                 else:
-                    await send_problem(send, problem)
+                    await problem_response(problem)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

@@ -25,6 +25,7 @@ from perdure.records.records import MESSAGE_KINDS, META, RETRACT, TURN, Record
 from perdure.session.internals import durable_head, log_of, session_open_here
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
+from perdure.store import first_record
 
 KEEP_ALIVE: Final = 15.0
 """Seconds of silence after which a stream says that it is there."""
@@ -131,7 +132,7 @@ class Feed:
         self._poll = poll
         self._channels: dict[SessionKey, Channel] = {}
         self.draining: bool = False
-        """Whether streams that wait for nothing in particular end."""
+        """True once streams end that wait for nothing in particular."""
         sessions.on("saved", self._saved)
         sessions.on("closed", self._closed)
         sessions.on("lost", lambda _: self.wake_all())
@@ -174,26 +175,26 @@ class Feed:
 
     async def begin_of(self, key: SessionKey, turn: str) -> int | None:
         """Return the seq of the record that began a turn, the newest of its id; None for none."""
+
+        def began(record: Record) -> bool:
+            event = event_of(record)
+            return event is not None and event.name == "turn" and event.data["turn"] == turn
+
         before = await self.head(key) + 1
         log = log_of(self._sessions, key, after=0, before=before, reverse=True)
-        async with contextlib.aclosing(log):
-            async for chunk in log:
-                for record in chunk.records:
-                    event = event_of(record)
-                    if event is not None and event.name == "turn" and event.data["turn"] == turn:
-                        return record.seq
-        return None
+        record = await first_record(log, began)
+        return None if record is None else record.seq
 
     async def place(self, key: SessionKey, cursor: Cursor | None = None) -> FeedPlace:
         """Return where a client is in the session that is there now; None for a cursor: its end."""
         head = await self.head(key)
         if cursor is None or cursor.seq > head:  # a log that is not as long as it was
             cursor = Cursor(head)
-        records = self._records(key, None, max(cursor.seq - 1, 0), head)
-        async with contextlib.aclosing(records):
-            async for record in records:
-                return FeedPlace(cursor, record, head)
-        return FeedPlace(cursor, head=head)
+        if not head:
+            return FeedPlace(cursor)
+        begin = max(cursor.seq - 1, 0)
+        log = log_of(self._sessions, key, after=begin, before=head + 1)
+        return FeedPlace(cursor, await first_record(log), head)
 
     async def events(
         self,
@@ -274,24 +275,21 @@ class Feed:
             async for chunk in log:
                 # The record is still there: so what was read up to now is of the same log.
                 if last is not None:
-                    first = chunk.records if is_first else await self._record(key, last.seq)
-                    if first[:1] != (last,):
+                    there = next(iter(chunk.records), None)
+                    if not is_first:
+                        there = await first_record(
+                            log_of(self._sessions, key, after=last.seq - 1, before=last.seq + 1)
+                        )
+                    if there != last:
                         raise _AnotherLogError
                 is_first = False
                 for record in chunk.records:
                     if record.seq > after:
                         yield record
 
-    async def _record(self, key: SessionKey, seq: int) -> tuple[Record, ...]:
-        log = log_of(self._sessions, key, after=seq - 1, before=seq + 1)
-        async with contextlib.aclosing(log):
-            async for chunk in log:
-                return chunk.records
-        return ()
-
 
 class _AnotherLogError(Exception):
-    """What is read is not the session that was listened to."""
+    """Another session has the id of the one that was listened to."""
 
 
 def _sets_owner(record: Record) -> bool:

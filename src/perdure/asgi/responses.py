@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Final, final
 from urllib.parse import unquote_to_bytes
@@ -146,13 +146,13 @@ def answered(error: BaseException) -> Problem:
 
 
 def is_logged(error: BaseException) -> bool:
-    """Whether `answered` has logged an error."""
+    """Return whether `answered` has logged an error."""
     return hasattr(error, _LOGGED)
 
 
 _LOGGED: Final = "_perdure_logged"
 
-Scope = Mapping[str, Any]
+Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 ASGIApp = Callable[[Any, Receive, Send], Awaitable[None]]
@@ -202,7 +202,7 @@ class FeedResponse(Response):
             except Exception as error:
                 if not (isinstance(error, errors.PerdureError | Problem) or is_logged(error)):
                     raise
-                await send_problem(send, answered(error))
+                await problem_response(answered(error))(scope, receive, send)
                 return
             await send(start)
             async with aclosing(events):
@@ -289,10 +289,13 @@ def check_url(scope: Scope) -> None:
         raise Problem(400, "Invalid", "the URL is not UTF-8") from None
 
 
-async def send_problem(send: Send, problem: Problem) -> None:
-    """Answer with a problem."""
-    body = problem.body
-    headers = {**problem.headers, "content-length": str(len(body))}
-    raw = [(name.encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": problem.status, "headers": raw})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
+def json_response(value: Any, status: int = 200) -> Response:
+    """Return a response with a value as JSON, which nobody keeps."""
+    body = msgspec.json.encode(value, enc_hook=str)
+    headers = {"cache-control": "no-store"}
+    return Response(body, status, headers=headers, media_type="application/json")
+
+
+def problem_response(problem: Problem) -> Response:
+    """Return the response that tells a client of a problem."""
+    return Response(problem.body, problem.status, headers=problem.headers)

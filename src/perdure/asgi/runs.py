@@ -7,34 +7,31 @@ retry joins it instead of running it twice.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeVar, final
+from collections.abc import AsyncGenerator, Callable
+from typing import final
 
 import anyio
 import msgspec
-from anyio.abc import TaskGroup
 
 from perdure.asgi.feed import Channel, Cursor, Feed, FeedEvent
-from perdure.asgi.responses import Events, FeedResponse, answered, failure
-from perdure.errors import HistoryPrunedError, SessionClosedError, SessionError
+from perdure.asgi.responses import Events, failure
+from perdure.errors import HistoryPrunedError, SessionClosedError
 from perdure.records.keys import SessionKey
 from perdure.records.messages import CUT_OFF, Message
-from perdure.session.base import Turn, turn_reused
+from perdure.session.base import Turn
 from perdure.session.internals import time_to_leave
 from perdure.session.session import Session
 
-S = TypeVar("S")
-
 
 class RunOutcome(msgspec.Struct, frozen=True):
-    """How a turn came to its end; everything of it is durable."""
+    """The end of a turn; everything of it is durable."""
 
     turn: str
     text: str
     """The answer."""
     version: int
     replayed: bool = False
-    """Whether the turn had ended before: this is what was answered then."""
+    """True if the turn had ended before: this is the answer of then."""
 
 
 @final
@@ -127,103 +124,6 @@ class Run:
             yield failure(self.error)
 
 
-@final
-class Runs:
-    """The turns that run for the requests of one application.
-
-    Args:
-        feed: Where their events are read.
-        group: Where they run.
-
-    """
-
-    def __init__(self, feed: Feed, group: TaskGroup) -> None:
-        self._feed = feed
-        self._group = group
-        self._running: set[Run] = set()
-
-    def start(
-        self,
-        key: SessionKey,
-        turn: str | None,
-        work: Callable[[Run, Channel], Awaitable[None]],
-        *,
-        request: str | bytes | None = None,
-    ) -> Run:
-        """Run a turn, or return the one of this id that runs already.
-
-        Args:
-            key: The session.
-            turn: The turn's id, the request's own; None: it is never the same as another.
-            work: Does it: calls ``run.begin``, and sets ``run.outcome``.
-            request: What is asked.
-
-        Raises:
-            TurnReusedError: The one that runs has been asked something else.
-
-        """
-        for run in self._running:
-            if turn is not None and (run.key, run.turn) == (key, turn):
-                if None not in (request, run.request) and run.request != request:
-                    raise turn_reused(key, turn)
-                return run
-        run = Run(self._feed, key, turn, request)
-        self._running.add(run)
-        self._group.start_soon(self._run, run, work)
-        return run
-
-    async def _run(self, run: Run, work: Callable[[Run, Channel], Awaitable[None]]) -> None:
-        with self._feed.channel(run.key) as channel:
-            try:
-                with run.scope:
-                    await work(run, channel)
-            except Exception as error:  # noqa: BLE001  # raised to whoever waits
-                answered(error)  # perhaps nobody does
-                run.error = error
-            finally:
-                self._running.discard(run)
-                run.begun.set()
-                run.done.set()
-                channel.clear()
-
-    def respond(self, run: Run, *, linger: float | None) -> FeedResponse:
-        """Return the response that streams a turn.
-
-        Args:
-            run: The turn.
-            linger: Seconds for which it continues when nobody reads it any more; None: to its end.
-
-        """
-        run.readers += 1
-
-        def leave() -> None:
-            run.readers -= 1
-            if linger is not None and not run.readers and not run.done.is_set():
-                self._group.start_soon(self._cut_unread, run, linger)
-
-        return FeedResponse(run.events, leave)
-
-    async def _cut_unread(self, run: Run, linger: float) -> None:
-        with anyio.move_on_after(linger):
-            await run.done.wait()
-        if not run.readers:
-            run.scope.cancel()
-
-    async def idle(self, within: float) -> None:
-        """Wait for the turns that run now, for so many seconds at most."""
-        with anyio.move_on_after(within):
-            for run in tuple(self._running):
-                await run.done.wait()
-
-    async def cut(self) -> None:
-        """Cut the turns that still run, and wait until what they have left is kept."""
-        running = tuple(self._running)
-        for run in running:
-            run.scope.cancel()
-        for run in running:
-            await run.done.wait()
-
-
 Answer = Callable[[Session, Turn], AsyncGenerator[str, None]]
 """Answers in a turn: appends the question, and yields the answer in pieces."""
 
@@ -277,18 +177,3 @@ async def _answer_of(run: Run) -> str:
         messages = [event.data async for event in events if event and event.name == "message"]
     texts = [message["content"] for message in messages if message["role"] == "assistant"]
     return texts[-1] or "" if texts else ""
-
-
-def require_started(value: S | None) -> S:
-    """Return what the lifespan has made.
-
-    Raises:
-        SessionError: The lifespan has not begun.
-
-    """
-    if value is None:
-        raise SessionError(
-            "the application's lifespan has not begun: pass `lifespan=sessions.lifespan` to the "
-            "framework, and let the server run it"
-        )
-    return value

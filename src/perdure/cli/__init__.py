@@ -13,7 +13,6 @@ from collections.abc import Sequence
 __all__ = ["main"]
 
 NEEDED = frozenset({"cyclopts", "rich"})
-USAGE = 2
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
@@ -25,5 +24,5 @@ def main(tokens: Sequence[str] | None = None) -> int:
         if name not in NEEDED:
             raise
         print(f"perdure: {name} is not installed: pip install 'perdure[cli]'", file=sys.stderr)
-        return USAGE
+        return 2  # as for invalid arguments
     return run(sys.argv[1:] if tokens is None else list(tokens))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import perdure
 from perdure.autosave.options import Shutdown
@@ -30,6 +31,8 @@ from perdure.store import (
 )
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.wrapped.encrypted import EncryptedStore
+
+C = TypeVar("C")
 
 
 def existing(url: str | None) -> Store:
@@ -124,13 +127,16 @@ def layers(store: Store) -> Iterator[Store]:
         )
 
 
+def below(store: Store, protocol: type[C]) -> C | None:
+    """Return the outermost store of the wrapped ones that has a protocol; None if none has it."""
+    found = (capability(layer, protocol) for layer in layers(store))
+    return next((layer for layer in found if layer is not None), None)
+
+
 async def found_keys(store: Store) -> list[SessionKey] | None:
     """List the sessions that are readable although the listing is damaged; None if unsupported."""
-    for layer in layers(store):
-        database = capability(layer, SupportsIntegrityCheck)
-        if database is not None:
-            return await database.readable_keys()
-    return None
+    database = below(store, SupportsIntegrityCheck)
+    return None if database is None else await database.readable_keys()
 
 
 async def is_there(store: Store, key: SessionKey) -> bool:

@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
 
 import perdure
-from perdure.cli import USAGE
 from perdure.cli.chat import chat
 from perdure.cli.check import check, rebuild
 from perdure.cli.checkpoints import checkpoints, diff, replay, rollback
@@ -31,6 +30,7 @@ from perdure.errors import (
 )
 
 FAILED = 1
+USAGE = 2
 INTERRUPTED = 130
 """The exit status that shells report for a command ended by Ctrl-C."""
 
@@ -64,12 +64,7 @@ def run(tokens: Sequence[str]) -> int:
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        return _report_error(
-            error,
-            f"{_usage_problem(error, tokens)}; see perdure {_command(tokens)}--help",
-            USAGE,
-            tokens,
-        )
+        return _report_error(error, _usage_problem(error, tokens), USAGE, tokens)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of stdout has closed it, as `| head` does
@@ -91,31 +86,27 @@ def _prepare_streams() -> None:
 
 
 def _usage_problem(error: CycloptsError, tokens: Sequence[str]) -> str:
-    """Return why the arguments are invalid, without a full stop."""
+    """Return why the arguments are invalid, and whose help says more."""
     if isinstance(error, UnusedCliTokensError):
-        return f"{' '.join(error.unused_tokens or ())!r} is more than the command takes"
-    if isinstance(error, UnknownCommandError) and tokens[0].startswith("-"):
-        return f"options come after the command: perdure COMMAND {tokens[0]}"
-    return str(error).partition(" Available commands")[0].rstrip(".")
-
-
-def _command(tokens: Sequence[str]) -> str:
-    names = {command.__name__ for command in COMMANDS}
-    return f"{tokens[0]} " if tokens and tokens[0] in names else ""
+        why = f"{' '.join(error.unused_tokens or ())!r} is more than the command takes"
+    elif isinstance(error, UnknownCommandError) and tokens[0].startswith("-"):
+        why = f"options come after the command: perdure COMMAND {tokens[0]}"
+    else:
+        why = str(error).partition(" Available commands")[0].rstrip(".")
+    is_named = bool(tokens) and tokens[0] in {command.__name__ for command in COMMANDS}
+    return f"{why}; see perdure {f'{tokens[0]} ' if is_named else ''}--help"
 
 
 def _failed(error: Exception, tokens: Sequence[str]) -> int:
     while isinstance(error, ExceptionGroup) and len(error.exceptions) == 1:
         error = error.exceptions[0]
-    if isinstance(error, PerdureError):
-        usage = type(error) in {ConfigError, InvalidArgumentError, MissingExtraError}
-        status = USAGE if usage else FAILED
-        return _report_error(error, str(error), status, tokens)
-    if isinstance(error, OSError) and error.filename is not None:
-        message = f"{os.fsdecode(error.filename)}: {error.strerror}"
-        return _report_error(error, message, FAILED, tokens)
     message = f"{type(error).__name__}: {error}; run it again with --debug to see where"
-    return _report_error(error, message, FAILED, tokens)
+    if isinstance(error, PerdureError):
+        message = str(error)
+    elif isinstance(error, OSError) and error.filename is not None:
+        message = f"{os.fsdecode(error.filename)}: {error.strerror}"
+    is_usage = type(error) in {ConfigError, InvalidArgumentError, MissingExtraError}
+    return _report_error(error, message, USAGE if is_usage else FAILED, tokens)
 
 
 def _report_error(error: Exception, message: str, status: int, tokens: Sequence[str]) -> int:

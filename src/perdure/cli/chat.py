@@ -90,7 +90,7 @@ class InputLines:
 # Open work of an agent: unanswered messages, calls with an unknown effect, pending approvals
 
 
-LINE_WIDTH: Final = 100
+WIDTH: Final = 100
 LEAVE: Final = frozenset({"/quit", "/exit", "/q"})
 HINT: Final = "/resume continues, /dismiss gives up on it; or say something else"
 
@@ -100,7 +100,7 @@ def as_text(agent: Agent) -> Iterator[str]:
     for unfinished in agent.unfinished:
         begun = f", begun in {unfinished.turn_id}" if unfinished.attempts else ""
         reason = f", failed with {unfinished.error}" if unfinished.error else ""
-        yield f"not answered{begun}{reason}: {clip(unfinished.message.text, LINE_WIDTH)}"
+        yield f"not answered{begun}{reason}: {clip(unfinished.message.text, WIDTH)}"
     for effect in agent.unknown_effects:
         yield f"unknown whether it has done its work: {_call_of(agent, effect)}"
     for approval in agent.pending_approvals:
@@ -118,8 +118,13 @@ def as_json(agent: Agent) -> Iterator[dict[str, Any]]:
             "message": unfinished.message.text,
         }
     for effect in agent.unknown_effects:
-        fields = {"turn": effect.turn, "call": effect.call, "tool": effect.tool}
-        yield {"unknown_effect": effect.id, "policy": effect.policy, **fields}
+        yield {
+            "unknown_effect": effect.id,
+            "policy": effect.policy,
+            "turn": effect.turn,
+            "call": effect.call,
+            "tool": effect.tool,
+        }
     for approval in agent.pending_approvals:
         yield {"waits_for_approval": approval.call, "turn": approval.turn, "tool": approval.tool}
 
@@ -127,10 +132,8 @@ def as_json(agent: Agent) -> Iterator[dict[str, Any]]:
 def shown_arguments(call: ToolCall) -> str:
     """Return a call's arguments as text, clipped."""
     given = call.arguments
-    return clip(
-        given if isinstance(given, str) else msgspec.json.encode(given, enc_hook=str).decode(),
-        LINE_WIDTH,
-    )
+    text = given if isinstance(given, str) else msgspec.json.encode(given, enc_hook=str).decode()
+    return clip(text, WIDTH)
 
 
 def _call_of(agent: Agent, effect: Effect | Approval) -> str:
@@ -139,73 +142,6 @@ def _call_of(agent: Agent, effect: Effect | Approval) -> str:
             if requested.id == effect.call:
                 return f"{effect.tool} {shown_arguments(requested)}"
     return effect.tool
-
-
-@final
-class Questions:
-    """Asks the user about calls, and passes the answers to the agent.
-
-    Args:
-        agent: A running agent.
-        lines: Where answers come from.
-        json: Whether a question is a line of JSON.
-
-    """
-
-    def __init__(self, agent: Agent, lines: InputLines, *, json: bool) -> None:
-        self._agent = agent
-        self._lines = lines
-        self._json = json
-        self._scope: anyio.CancelScope | None = None
-        self.is_over: bool = False
-        """Whether the input has ended instead of an answer: what was asked stays open."""
-
-    def withdraw(self) -> None:
-        """Stop waiting for an answer: the turn was interrupted."""
-        if self._scope is not None:
-            self._scope.cancel()
-
-    async def approval(self, call: ToolCall) -> None:
-        """Ask whether a tool may run."""
-        answer = await self._asked(
-            f"[{call.name}] {shown_arguments(call)}: may it run? [y]es, [n]o, [a]lways: ",
-            {"approve": call.id, "tool": call.name, "arguments": call.arguments},
-            ("y", "n", "a"),
-        )
-        if answer == "n":
-            await self._agent.deny(call.id)
-        elif answer is not None:
-            await self._agent.approve(call.id, always=answer == "a")
-
-    async def effect(self, effect: Effect) -> None:
-        """Ask whether a call with an unknown effect was done."""
-        is_current = effect.turn == self._agent.context.turn_id and not effect.told
-        again = ", call it [a]gain" if is_current else ""
-        answer = await self._asked(
-            f"[{effect.tool}] may have done its work, or not: it [d]id, [s]kip it{again}: ",
-            {"resolve": effect.id, "tool": effect.tool, "call": effect.call},
-            ("d", "s", "a") if is_current else ("d", "s"),
-        )
-        if answer is not None:
-            await self._agent.resolve_effect(effect.id, _DECISIONS[answer], result=_DONE)
-
-    async def _asked(self, text: str, value: dict[str, Any], choices: Sequence[str]) -> str | None:
-        """Return the letter of a choice; None if no answer comes."""
-        with anyio.CancelScope() as self._scope:
-            while not self.is_over:
-                if self._json:
-                    print_line({**value, "choices": list(choices)})
-                else:
-                    write(f"\n{visible(text)}")
-                line = await self._lines.next()
-                answer = None if line is None else line.strip().lower()
-                if answer is None or answer in LEAVE:
-                    self.is_over = True
-                elif answer[:1] in choices and answer in {answer[:1], *_WORDS}:
-                    return answer[:1]
-                elif not self._json:  # it may be a message that was typed ahead
-                    say(f"(answer {', '.join(choices)}; /quit leaves it open)")
-        return None
 
 
 _DECISIONS: Final[dict[str, Literal["done", "skip", "replay"]]] = {
@@ -217,10 +153,8 @@ _WORDS: Final = frozenset({"yes", "no", "always", "again", "did", "done", "skip"
 _DONE: Final = "checked by the user: it was done"
 
 
-RESUME, DISMISS = "/resume", "/dismiss"
 HELP = "/resume continues what is open, /dismiss gives up on it, /quit leaves"
 COMMAND = re.compile(r"/\w+")
-WIDTH = 100
 SILENCE = 3.0
 """Seconds without any event from the model before a note is printed."""
 
@@ -240,90 +174,84 @@ class Conversation:
         self._json = json
         self._heard = False
         self._pressed = False
-        self._questions: Questions | None = None
+        self._question: anyio.CancelScope | None = None
+        """The scope of waiting for an answer to a question about a call."""
+        self._is_over = False
+        """True if the input has ended instead of an answer: the question stays open."""
         self.was_ended: bool = False
-        """Whether Ctrl-C has ended it."""
+        """True if Ctrl-C has ended it."""
         self.answered: int = 0
         self.failed: int = 0
 
     async def run(self, lines: InputLines) -> None:
         """Answer lines until their end, ``/quit``, or Ctrl-C outside of a turn."""
-        questions = self._questions = Questions(self._agent, lines, json=self._json)
+        self._lines = lines
         async with anyio.create_task_group() as group:
             group.start_soon(self._watch, group.cancel_scope)
-            self._print_open_items()
-            while not questions.is_over and (text := await self._next(lines)) is not None:
+            if self._json:
+                for value in as_json(self._agent):
+                    print_line(value)
+            elif lines_of_open := list(as_text(self._agent)):
+                for line in (*lines_of_open, f"({HINT})"):
+                    say(line)
+            while not self._is_over and (text := await self._next()) is not None:
                 self._pressed = False
-                await self._handle_line(text, questions)
+                await self._handle_line(text)
             group.cancel_scope.cancel()
-        if questions.is_over:  # the turn waits for an answer that does not come now
+        if self._is_over:  # the turn waits for an answer that does not come now
             await self._agent.stop(finish=False)
 
-    def _print_open_items(self) -> None:
-        if self._json:
-            for value in as_json(self._agent):
-                print_line(value)
-            return
-        lines = list(as_text(self._agent))
-        for line in lines:
-            say(line)
-        if lines:
-            say(f"({HINT})")
-
-    async def _handle_line(self, text: str, questions: Questions) -> None:
+    async def _handle_line(self, text: str) -> None:
         """Act on a line: a command, or else a message."""
         agent = self._agent
-        if text == DISMISS:
-            self._note(f"given up: {await agent.dismiss()}")
-        elif text == RESUME:
-            if not (agent.unfinished or agent.unknown_effects):
-                self._note("nothing is open")
+        if text == "/dismiss":
+            count = await agent.dismiss()
+            if not self._json:
+                say(f"(given up: {count})")
+        elif text == "/resume":
+            if not (agent.unfinished or agent.unknown_effects or self._json):
+                say("(nothing is open)")
             for stream in await agent.runtime.resume(agent.unfinished):
-                await self._turn(stream, questions)
+                await self._turn(stream)
             for effect in agent.unknown_effects:
-                await questions.effect(effect)
+                await self._ask_effect(effect)
         elif COMMAND.fullmatch(text) and not self._json:
             say(f"(there is no {text}: {HELP})")
         else:
-            await self._turn(self._agent.stream(text), questions)
-
-    def _note(self, text: str) -> None:
-        if not self._json:
-            say(f"({text})")
+            await self._turn(agent.stream(text))
 
     async def _watch(self, scope: anyio.CancelScope) -> None:
         """Interrupt the turn on the first Ctrl-C, and end the conversation on the next."""
         try:
-            receiver = anyio.open_signal_receiver(signal.SIGINT)
-            with receiver as pressed:
+            with anyio.open_signal_receiver(signal.SIGINT) as pressed:
                 async for _ in pressed:
                     if self._pressed or not self._agent.interrupt():
                         self.was_ended = True
                         scope.cancel()
                         return
                     self._pressed = True
-                    if self._questions is not None:
-                        self._questions.withdraw()
+                    if self._question is not None:
+                        self._question.cancel()
         except NotImplementedError:  # Windows' loop: Ctrl-C ends at once, and the turn is kept
             return
 
-    async def _next(self, lines: InputLines) -> str | None:
+    async def _next(self) -> str | None:
         """Return the next line that is not empty; None at the end."""
         while True:
             if not self._json and sys.stdin.isatty():
                 write("> ")
-            line = await lines.next()
+            line = await self._lines.next()
             if line is None or line.strip() in LEAVE:
                 return None
             if line.strip():
                 return line.strip()
 
-    async def _turn(self, events: AsyncIterable[AgentEvent], questions: Questions) -> None:
+    async def _turn(self, events: AsyncIterable[AgentEvent]) -> None:
         async with anyio.create_task_group() as group:
             self._heard = False
             group.start_soon(self._note_silence)
             try:
-                await self._follow(events, questions)
+                await self._follow(events)
             finally:
                 group.cancel_scope.cancel()
 
@@ -333,31 +261,76 @@ class Conversation:
         if not self._heard:
             note(f"no answer for {SILENCE:.0f} s: waiting for the model; Ctrl-C gives up")
 
-    async def _follow(self, events: AsyncIterable[AgentEvent], questions: Questions) -> None:
-        show = self._as_line if self._json else self._as_text
+    async def _follow(self, events: AsyncIterable[AgentEvent]) -> None:
         async for event in events:
             self._heard = self._heard or not isinstance(event, TurnStarted)
             self.answered += isinstance(event, TurnEnded)
             self.failed += isinstance(event, TurnFailed)
-            show(event)
+            if self._json:
+                self._print_json(event)
+            else:
+                self._print_text(event)
             if self._pressed:  # the turn is being interrupted: ask nothing about it any more
                 continue
             if isinstance(event, ApprovalRequested):
-                await questions.approval(event.call)
+                await self._ask_approval(event.call)
             elif isinstance(event, EffectUnknown):
-                await questions.effect(event.effect)
-            if questions.is_over:
+                await self._ask_effect(event.effect)
+            if self._is_over:
                 return
 
-    def _as_line(self, event: AgentEvent) -> None:
-        if isinstance(event, TurnEnded):
-            print_line({"turn": event.turn_id, "version": event.version, "answer": event.text})
-        elif isinstance(event, TurnInterrupted):
-            print_line({"turn": event.turn_id, "interrupted": True, "answer": event.text})
-        elif isinstance(event, TurnFailed):
-            print_line({"turn": event.turn_id, "error": str(event.error)})
+    async def _ask_approval(self, call: ToolCall) -> None:
+        """Ask whether a tool may run."""
+        answer = await self._asked(
+            f"[{call.name}] {shown_arguments(call)}: may it run? [y]es, [n]o, [a]lways: ",
+            {"approve": call.id, "tool": call.name, "arguments": call.arguments},
+            ("y", "n", "a"),
+        )
+        if answer == "n":
+            await self._agent.deny(call.id)
+        elif answer is not None:
+            await self._agent.approve(call.id, always=answer == "a")
 
-    def _as_text(self, event: AgentEvent) -> None:
+    async def _ask_effect(self, effect: Effect) -> None:
+        """Ask whether a call with an unknown effect was done."""
+        is_current = effect.turn == self._agent.context.turn_id and not effect.told
+        again = ", call it [a]gain" if is_current else ""
+        answer = await self._asked(
+            f"[{effect.tool}] may have done its work, or not: it [d]id, [s]kip it{again}: ",
+            {"resolve": effect.id, "tool": effect.tool, "call": effect.call},
+            ("d", "s", "a") if is_current else ("d", "s"),
+        )
+        if answer is not None:
+            await self._agent.resolve_effect(effect.id, _DECISIONS[answer], result=_DONE)
+
+    async def _asked(self, text: str, value: dict[str, Any], choices: Sequence[str]) -> str | None:
+        """Return the letter of a choice; None if no answer comes."""
+        with anyio.CancelScope() as self._question:
+            while not self._is_over:
+                if self._json:
+                    print_line({**value, "choices": list(choices)})
+                else:
+                    write(f"\n{visible(text)}")
+                line = await self._lines.next()
+                answer = None if line is None else line.strip().lower()
+                if answer is None or answer in LEAVE:
+                    self._is_over = True
+                elif answer[:1] in choices and answer in {answer[:1], *_WORDS}:
+                    return answer[:1]
+                elif not self._json:  # it may be a message that was typed ahead
+                    say(f"(answer {', '.join(choices)}; /quit leaves it open)")
+        return None
+
+    def _print_json(self, event: AgentEvent) -> None:
+        match event:
+            case TurnEnded():
+                print_line({"turn": event.turn_id, "version": event.version, "answer": event.text})
+            case TurnInterrupted():
+                print_line({"turn": event.turn_id, "interrupted": True, "answer": event.text})
+            case TurnFailed():
+                print_line({"turn": event.turn_id, "error": str(event.error)})
+
+    def _print_text(self, event: AgentEvent) -> None:
         match event:
             case Segment(text=text):
                 write(visible(text))
@@ -371,8 +344,6 @@ class Conversation:
                 say("\n(interrupted; what came is kept. Ctrl-C again leaves)")
             case TurnFailed(error=error):
                 say(f"\n(no answer: {error})")
-            case _:
-                pass
 
 
 async def chat(
@@ -405,27 +376,23 @@ async def chat(
         ask: Ask before each tool runs: y, n, or a for always.
 
     """
-    chosen = config(model, base_url, mcp, instructions)
-    chosen = msgspec.structs.replace(chosen, approve="ask" if ask else None)
+    chosen = msgspec.structs.replace(
+        config(model, base_url, mcp, instructions), approve="ask" if ask else None
+    )
     async with perdure.connect(where.store) as sessions:
         agent = await AgentFactory(sessions).create_agent(chosen, agent_id=id)
         turns, report = agent.session.info.turns, str(agent.session.restore_report)
         async with agent:
-            if not where.json:
-                _greet(id, turns, report)
+            if turns and not where.json:
+                say(f"{id} continues after turn {turns} ({report})")
+            elif not where.json:
+                say(f"{id} is new; say something, /quit leaves. Run it again to continue")
             talk = Conversation(agent, json=where.json)
             with contextlib.closing(InputLines()) as lines:
                 await talk.run(lines)
             if talk.was_ended:
                 raise KeyboardInterrupt
     return 1 if talk.failed and not talk.answered else 0
-
-
-def _greet(id: str, turns: int, report: str) -> None:
-    if turns:
-        say(f"{id} continues after turn {turns} ({report})")
-    else:
-        say(f"{id} is new; say something, /quit leaves. Run it again to continue")
 
 
 def config(

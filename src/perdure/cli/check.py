@@ -12,7 +12,7 @@ import contextlib
 import os
 from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import anyio
 import anyio.to_thread
@@ -20,7 +20,16 @@ import msgspec
 from cyclopts import Parameter, validators
 from rich.progress import MofNCompleteColumn
 
-from perdure.cli.access import existing, found_keys, is_there, layers, managed, no_session, opened
+from perdure.cli.access import (
+    below,
+    existing,
+    found_keys,
+    is_there,
+    layers,
+    managed,
+    no_session,
+    opened,
+)
 from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
 from perdure.errors import (
     ConfigError,
@@ -31,7 +40,7 @@ from perdure.errors import (
 )
 from perdure.lease import LeaseOptions, OwnerWatch, while_beating
 from perdure.records.chunks import is_hash
-from perdure.records.keys import KEYRING, SessionKey, keyring_of, require_filters
+from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import Origin
 from perdure.records.messages import decode_message
 from perdure.records.records import EPOCH, HOLDER_KINDS, MESSAGE_KINDS, MISSING, Record
@@ -40,21 +49,18 @@ from perdure.restore.ladder import validated
 from perdure.session.copier import remove_drafts
 from perdure.session.internals import rebuild_stored
 from perdure.session.point_in_time import base_documents
-from perdure.session.reach import RESTORE, Reach, ReachedBlob
+from perdure.session.reach import RESTORE, Reach
 from perdure.session.rebuild import WholeLog, differences
-from perdure.session.stored import SessionStore, followed
+from perdure.session.stored import followed
 from perdure.store import (
     BlobSweep,
     Documents,
     DraftInfo,
     LeaseState,
-    SessionInfo,
-    SessionQuery,
     Store,
     SupportsIntegrityCheck,
     SupportsRebuild,
     blobs_are_apart,
-    capability,
     first_record,
     is_begun,
     listed_blobs,
@@ -71,7 +77,7 @@ from perdure.transfer.migration import keys_of
 from perdure.transfer.second_look import look_again
 
 
-class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
+class CheckFinding(msgspec.Struct, frozen=True):
     """A problem of a session, or a note about it."""
 
     what: str
@@ -81,24 +87,7 @@ class CheckFinding(msgspec.Struct, frozen=True, kw_only=True):
     problem: bool = True
     """False for a note: worth knowing, and in order."""
     repairable: bool = False
-    """Whether rebuilding the documents repairs it."""
-
-
-def readable_to(error: CorruptRecordError) -> int:
-    """Return the last record before the damage that a file store reports, 0 if it is unknown."""
-    path, offset = error.facts.get("path"), error.facts.get("offset")
-    if not isinstance(path, str) or not isinstance(offset, int) or not Path(path).is_file():
-        return 0
-    with Path(path).open("rb") as file:
-        lines = file.read(offset).splitlines()
-    try:
-        return msgspec.json.decode(lines[-1], type=_Numbered).n if lines else 0
-    except msgspec.MsgspecError:
-        return 0
-
-
-class _Numbered(msgspec.Struct):
-    n: int
+    """True if rebuilding the documents repairs it."""
 
 
 def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
@@ -107,54 +96,41 @@ def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
     if files is None:
         return []
     folder = Path(files.location).joinpath(*session_path(key))
-    return [*_interrupted(folder), *_quarantined(folder / QUARANTINE)]
-
-
-def _file_store(store: Store) -> FileStore | None:
-    return next((layer for layer in layers(store) if isinstance(layer, FileStore)), None)
-
-
-async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
-    """Return problems with the end of a log in files: bytes that do not count."""
-    files = _file_store(store)
-    return [
-        CheckFinding(what="log", detail=f"{tail}: {_TAIL}", cure=ACCEPT, repairable=True)
-        for tail in (() if files is None else await files.log_tails(key))
-    ]
-
-
-_TAIL = "a write that a crash cut, which nobody was told of as durable, or damage"
-
-
-def _interrupted(folder: Path) -> Iterator[CheckFinding]:
     names = _names(folder)
+    notes: list[CheckFinding] = []
     coming = list(filter(NEXT_MANIFEST.epoch, names))
-    leases = sorted(filter(None, map(LEASE.epoch, names)))
     if coming:
-        cure = "nothing to do: the next fold replaces it"
-        yield CheckFinding(
-            what="leftover",
-            detail=f"a fold that did not end left {', '.join(coming)}",
-            cure=cure,
-            problem=False,
+        notes.append(
+            CheckFinding(
+                "leftover",
+                f"a fold that did not end left {', '.join(coming)}",
+                "nothing to do: the next fold replaces it",
+                problem=False,
+            )
         )
+    leases = sorted(filter(None, map(LEASE.epoch, names)))
     if len(leases) > 1:
-        older = ", ".join(f"lease-{epoch}.json" for epoch in leases[:-1])
-        cure = "nothing to do: the next holder removes it"
-        yield CheckFinding(what="leftover", detail=f"older {older}", cure=cure, problem=False)
-
-
-def _quarantined(folder: Path) -> Iterator[CheckFinding]:
-    names = [name for name in _names(folder) if not is_tail(name)]
-    if not names:
-        return
-    total = sum((folder / name).lstat().st_size for name in names)
-    yield CheckFinding(
-        what="leftover",
-        detail=f"{len(names)} files ({size(total)}) in {folder}, kept as evidence of damage",
-        cure="inspect them, and remove the folder when you no longer need it",
-        problem=False,
-    )
+        notes.append(
+            CheckFinding(
+                "leftover",
+                "older " + ", ".join(f"lease-{epoch}.json" for epoch in leases[:-1]),
+                "nothing to do: the next holder removes it",
+                problem=False,
+            )
+        )
+    quarantine = folder / QUARANTINE
+    kept = [name for name in _names(quarantine) if not is_tail(name)]
+    if kept:
+        total = sum((quarantine / name).lstat().st_size for name in kept)
+        notes.append(
+            CheckFinding(
+                "leftover",
+                f"{len(kept)} files ({size(total)}) in {quarantine}, kept as evidence of damage",
+                "inspect them, and remove the folder when you no longer need it",
+                problem=False,
+            )
+        )
+    return notes
 
 
 def _names(folder: Path) -> list[str]:
@@ -164,7 +140,20 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
-REBUILD = "a rebuild from the log replaces it"
+def _file_store(store: Store) -> FileStore | None:
+    return next((layer for layer in layers(store) if isinstance(layer, FileStore)), None)
+
+
+async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
+    """Return problems with the end of a log in files: bytes that do not count."""
+    files = _file_store(store)
+    why = "a write that a crash cut, which nobody was told of as durable, or damage"
+    return [
+        CheckFinding("log", f"{tail}: {why}", ACCEPT, repairable=True)
+        for tail in (() if files is None else await files.log_tails(key))
+    ]
+
+
 ACCEPT = "compare it with a copy; `perdure check --repair` accepts the log as it is"
 
 
@@ -180,7 +169,15 @@ class Audit(msgspec.Struct, kw_only=True):
     sound: set[str] = set()
     """Those of them that are sound; nothing is lost of what they name."""
     is_reach_known: bool = False
-    """Whether those are all."""
+    """True if those are all."""
+    left: list[CheckFinding] | None = None
+    """The problems that a repair has left; None where none was made."""
+    repair_error: str | None = None
+    """The reason why it was not repaired."""
+
+    def add(self, what: str, detail: str, cure: str = "", *, repairable: bool = False) -> None:
+        """Add a problem."""
+        self.findings.append(CheckFinding(what, detail, cure, repairable=repairable))
 
     @property
     def problems(self) -> list[CheckFinding]:
@@ -189,7 +186,7 @@ class Audit(msgspec.Struct, kw_only=True):
 
     @property
     def repairable(self) -> bool:
-        """Whether there are problems, and a rebuild repairs all of them."""
+        """True if there are problems, and a rebuild repairs all of them."""
         return bool(self.problems) and all(problem.repairable for problem in self.problems)
 
 
@@ -215,22 +212,29 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     documents = await _documents(store, done)
     tail = "" if documents is None else documents.unproven_tail
     records = await _records(store, done)
-    base, began = await _beginning(lineage, done)
+    base, began = Origin(), Documents()
+    try:
+        base = await lineage.beginning_of(key)
+        base = msgspec.structs.replace(base, at=(await lineage.base_of(key) or Origin()).at)
+        began = await base_documents(lineage, key)
+    except (CorruptRecordError, UnsupportedVersionError) as error:
+        done.add("log", str(error))
     if not records and not done.problems and await lineage.inner.head(key):
         detail = f"none of its records can be read: its history up to {base.cut} was removed"
-        done.findings.append(CheckFinding(what="log", detail=detail, cure=RESTORE))
+        done.add("log", detail, RESTORE)
     done.findings += log_problems(records, base)
     lost = [record for record in records if record.kind == MISSING]
-    done.findings += _missing_notes(lost)
+    done.findings += map(_missing_note, lost)
     await _blobs_of(store, done, documents or Documents(), records, sound)
     if lost:
         documents = None  # they may contain what the log has lost
     if documents is not None and not any(problem.what == "log" for problem in done.problems):
         log = WholeLog(key, records, began)
-        problems = await anyio.to_thread.run_sync(lambda: list(_document_problems(log, documents)))
-        done.findings += problems
+        done.findings += await anyio.to_thread.run_sync(
+            lambda: list(_document_problems(log, documents))
+        )
     if tail:
-        done.findings.append(CheckFinding(what="log", detail=tail, cure=ACCEPT, repairable=True))
+        done.add("log", tail, ACCEPT, repairable=True)
     done.findings += _lease_notes(await store.holder(key))
     return done
 
@@ -250,21 +254,18 @@ async def _blobs_of(
                 if blob.is_whole and not blob.why:
                     seen.sound.add(blob.name)
                 if blob.why:
-                    seen.findings.append(_blob_problem(blob))
+                    seen.add(
+                        "blob",
+                        f"{blob.name} {blob.why}, which {blob.by} needs",
+                        RESTORE if blob.is_lost else "the log has it, and a rebuild puts it back",
+                        repairable=not blob.is_lost,
+                    )
                     is_known = is_known and blob.is_leaf  # else it may have named others
     except FormatError as error:
         if not seen.problems:  # else that is why
-            seen.findings.append(CheckFinding(what="blob", detail=str(error)))
+            seen.add("blob", str(error))
     else:
         seen.is_reach_known = is_known
-
-
-def _blob_problem(blob: ReachedBlob) -> CheckFinding:
-    detail = f"{blob.name} {blob.why}, which {blob.by} needs"
-    if blob.is_lost:
-        return CheckFinding(what="blob", detail=detail, cure=RESTORE)
-    cure = "the log has it, and a rebuild puts it back"
-    return CheckFinding(what="blob", detail=detail, cure=cure, repairable=True)
 
 
 async def incomplete(store: Store, key: SessionKey) -> str:
@@ -274,15 +275,15 @@ async def incomplete(store: Store, key: SessionKey) -> str:
     return "; ".join(f"{detail}: {ACCEPT}" for detail in details)
 
 
-def _missing_notes(records: list[Record]) -> list[CheckFinding]:
-    """Return notes on the records that a salvaged session lacks."""
-    notes: list[CheckFinding] = []
-    for record in records:
-        lost = msgspec.json.decode(record.payload, type=_MissingRange)
-        detail = f"records {lost.first} to {lost.last} were lost to damage before it was salvaged"
-        cure = "the documents stay as they are: a rebuild from the log would lose what they know"
-        notes.append(CheckFinding(what="log", detail=detail, cure=cure, problem=False))
-    return notes
+def _missing_note(record: Record) -> CheckFinding:
+    """Return the note on a range of records that a salvaged session lacks."""
+    lost = msgspec.json.decode(record.payload, type=_MissingRange)
+    return CheckFinding(
+        "log",
+        f"records {lost.first} to {lost.last} were lost to damage before it was salvaged",
+        "the documents stay as they are: a rebuild from the log would lose what they know",
+        problem=False,
+    )
 
 
 class _MissingRange(msgspec.Struct):
@@ -290,25 +291,11 @@ class _MissingRange(msgspec.Struct):
     last: int
 
 
-async def _beginning(store: SessionStore, seen: Audit) -> tuple[Origin, Documents]:
-    """Return the origin of a session's own log, and the documents that it began with."""
-    try:
-        base = await store.beginning_of(seen.key)
-        at = (await store.base_of(seen.key) or Origin()).at
-        return msgspec.structs.replace(base, at=at), await base_documents(store, seen.key)
-    except (CorruptRecordError, UnsupportedVersionError) as error:
-        seen.findings.append(CheckFinding(what="log", detail=str(error)))
-        return Origin(), Documents()
-
-
 async def _documents(store: Store, seen: Audit) -> Documents | None:
     try:
         documents = validated(await store.read_documents(seen.key, None), seen.key)
-    except UnsupportedVersionError as error:
-        seen.findings.append(CheckFinding(what="document", detail=str(error)))
-        return None
-    except CorruptRecordError as error:
-        seen.findings.append(CheckFinding(what="document", detail=str(error)))
+    except (CorruptRecordError, UnsupportedVersionError) as error:
+        seen.add("document", str(error))
         return None
     seen.documents = len(documents.found) + len(documents.damaged)
     return documents
@@ -323,14 +310,16 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
                 records += chunk.records
                 settled = settled and chunk.settled
     except (CorruptRecordError, UnsupportedVersionError) as error:
-        upto = readable_to(error) if isinstance(error, CorruptRecordError) else 0
-        readable = f"; up to record {upto} it is sound" if upto else ""
-        seen.findings.append(CheckFinding(what="log", detail=f"{error}{readable}"))
+        seen.add("log", str(error))
     if not settled:
-        detail = (
-            "another process is taking the session over: the newest records may be missing here"
+        seen.findings.append(
+            CheckFinding(
+                "lease",
+                "another process is taking the session over: the newest records may be missing "
+                "here",
+                problem=False,
+            )
         )
-        seen.findings.append(CheckFinding(what="lease", detail=detail, problem=False))
     seen.records = len(records)
     return records
 
@@ -338,7 +327,7 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
 def log_problems(records: list[Record], base: Origin | None = None) -> list[CheckFinding]:
     """Return what is wrong with the records as a log: their numbers, epochs and payloads."""
     return [
-        CheckFinding(what="log", detail=detail, cure="restore the log's files from a copy")
+        CheckFinding("log", detail, "restore the log's files from a copy")
         for detail in (*_order_problems(records, base or Origin()), *_payload_problems(records))
     ]
 
@@ -378,31 +367,32 @@ def _document_problems(log: WholeLog, documents: Documents) -> Iterator[CheckFin
     """Compare what is stored with a fresh fold of the log."""
     manifest = documents.manifest
     if manifest is not None and manifest.as_of_seq > log.head:
-        detail = f"the documents are as of record {manifest.as_of_seq}, the log ends at "
         yield CheckFinding(
-            what="log",
-            detail=f"{detail}{log.head}: records are missing",
-            cure="restore the log's files from a copy",
+            "log",
+            f"the documents are as of record {manifest.as_of_seq}, the log ends at {log.head}: "
+            "records are missing",
+            "restore the log's files from a copy",
         )
         return
     for difference in differences(log, documents):
-        yield CheckFinding(what="document", detail=difference.detail, cure=REBUILD, repairable=True)
+        yield CheckFinding(
+            "document", difference.detail, "a rebuild from the log replaces it", repairable=True
+        )
 
 
 def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
     if holder is None or holder.released or holder.deleted:
         return
+    process = f"process {holder.pid} on {holder.host}"
     if holder.alive is False:
-        detail = f"process {holder.pid} on {holder.host} ended without releasing epoch"
         yield CheckFinding(
-            what="lease",
-            detail=f"{detail} {holder.epoch}",
-            cure="nothing to do: the next open takes it over",
+            "lease",
+            f"{process} ended without releasing epoch {holder.epoch}",
+            "nothing to do: the next open takes it over",
             problem=False,
         )
     else:
-        detail = f"process {holder.pid} on {holder.host} holds it, epoch {holder.epoch}"
-        yield CheckFinding(what="lease", detail=detail, problem=False)
+        yield CheckFinding("lease", f"{process} holds it, epoch {holder.epoch}", problem=False)
 
 
 # Garbage blobs. A newly put blob may not be named by a record yet, so only blobs older than a grace
@@ -419,7 +409,7 @@ class Garbage(msgspec.Struct, kw_only=True):
     """Receipts, by which a migration sees what an earlier run did: they are kept."""
     unreachable: int = 0
     unknown: str | None = None
-    """Why nothing was counted: a session cannot be read, and may need any of the blobs."""
+    """The reason why nothing was counted: a session that cannot be read may need any blob."""
     swept: BlobSweep | None = None
     """The result of the sweep."""
 
@@ -450,10 +440,9 @@ async def garbage(
         reached |= (await listed_blobs(store, audit.key, audit.reached)).keys()
     if not blobs_are_apart(store):  # nobody here can tell whose those are
         reached |= {name for name in names_there if not is_hash(name)}
-    unreached = filter(is_hash, names_there - reached)
-    reachable = await receipts.current(store, tenant, set(unreached))
-    counted.receipts = len(reachable)
-    reached |= reachable
+    kept = await receipts.current(store, tenant, set(filter(is_hash, names_there - reached)))
+    counted.receipts = len(kept)
+    reached |= kept
     counted.unreachable = len(names_there - reached)
     return counted, reached
 
@@ -471,13 +460,13 @@ MAX_SHOWN = 5
 """Problems of the file that are printed one by one."""
 
 
-class Integrity(msgspec.Struct, kw_only=True):
+class Integrity(msgspec.Struct):
     """The integrity of a store's database file."""
 
     problems: list[str]
-    """What SQLite's integrity_check reports."""
-    reindexed: bool = False
-    """Whether its indexes were rebuilt."""
+    """The findings of SQLite's integrity_check."""
+    reindexed: bool
+    """True if its indexes were rebuilt."""
     left: list[str]
     """The problems that remain."""
 
@@ -487,65 +476,56 @@ async def reindexed(store: Store) -> list[str] | None:
 
     Returns the problems found before; None for a store without such a file.
     """
-    for layer in layers(store):
-        database = capability(layer, SupportsIntegrityCheck)
-        if database is not None:
-            await open_read_only(layer)
-            try:
-                findings = await database.integrity_problems()
-            finally:
-                await layer.aclose()
-            if findings:
-                await database.reindex()
-            return findings
-    return None
+    database = below(store, SupportsIntegrityCheck)
+    if database is None:
+        return None
+    await open_read_only(cast("Store", database))
+    try:
+        problems = await database.integrity_problems()
+    finally:
+        await cast("Store", database).aclose()
+    if problems:
+        await database.reindex()
+    return problems
 
 
 async def integrity_of(store: Store, before: list[str] | None = None) -> Integrity | None:
     """Check a store's database file; *before* are the problems that a repair has found."""
-    for layer in layers(store):
-        database = capability(layer, SupportsIntegrityCheck)
-        if database is not None:
-            remaining = await database.integrity_problems()
-            findings = remaining if before is None else before
-            return Integrity(
-                problems=findings, reindexed=len(remaining) < len(findings), left=remaining
-            )
-    return None
+    database = below(store, SupportsIntegrityCheck)
+    if database is None:
+        return None
+    left = await database.integrity_problems()
+    problems = left if before is None else before
+    return Integrity(problems=problems, reindexed=len(left) < len(problems), left=left)
 
 
-def print_integrity(
-    integrity: Integrity, location: str, audits: Sequence[Audit], *, repair: bool
+def _print_integrity(
+    file: Integrity, location: str, audits: Sequence[Audit], *, repair: bool
 ) -> None:
     """Print the problems of the file, what was repaired, and how to recover."""
-    for line in (integrity.left or integrity.problems)[:MAX_SHOWN]:
-        say(f"{location}: {'PROBLEM' if integrity.left else 'repaired'}: file: {line}")
-    if len(integrity.left) > MAX_SHOWN:
-        say(f"{location}: and {len(integrity.left) - MAX_SHOWN} more problems of the file")
-    if integrity.reindexed:
+    for line in (file.left or file.problems)[:MAX_SHOWN]:
+        say(f"{location}: {'PROBLEM' if file.left else 'repaired'}: file: {line}")
+    if len(file.left) > MAX_SHOWN:
+        say(f"{location}: and {len(file.left) - MAX_SHOWN} more problems of the file")
+    if file.reindexed:
         say(f"{location}: the indexes were rebuilt from their tables (REINDEX)")
-    if not integrity.left:
-        return
-    if not repair:
+    if file.left and not repair:
         say(
             f"{location}: `perdure check --repair` rebuilds the indexes; damage elsewhere in the "
             "file stays"
         )
-        return
-    damaged = [str(audit.key) for audit in audits if audit.problems]
-    count = f"{len(audits) - len(damaged)} of {len(audits)} sessions can be read in whole"
-    lost = f"; not so: {', '.join(damaged)}" if damaged else ""
-    say(
-        f"{location}: REINDEX does not repair this. {count}{lost}. Restore the file from a copy; "
-        "or copy the sound ones into a new store, with `perdure export ID --layout bundle --out "
-        "FILE` and `perdure import FILE`"
-    )
+    elif file.left:
+        damaged = [str(audit.key) for audit in audits if audit.problems]
+        count = f"{len(audits) - len(damaged)} of {len(audits)} sessions can be read in whole"
+        lost = f"; not so: {', '.join(damaged)}" if damaged else ""
+        say(
+            f"{location}: REINDEX does not repair this. {count}{lost}. Restore the file from a "
+            "copy; or copy the sound ones into a new store, with `perdure export ID --layout "
+            "bundle --out FILE` and `perdure import FILE`"
+        )
 
 
-PAGE = 500
-
-
-async def unlocked(store: Store) -> list[SessionKey]:
+async def _unlocked(store: Store) -> list[SessionKey]:
     """Remove what makes a store look encrypted, or like a backup, that is neither; not open yet.
 
     What its sessions hold says what a store is. An encrypted one has none in plain text, and a
@@ -611,35 +591,76 @@ async def check(
     """
     if gc and id is not None:
         raise ConfigError("--gc looks at every session of a tenant: leave the id out")
-    index = RebuiltIndex()
     before = await reindexed(existing(where.store)) if repair else None
-    removed = await unlocked(existing(where.store)) if repair else []
+    unlocked = await _unlocked(existing(where.store)) if repair else []
     async with opened(where.store, write=repair or gc) as store:
-        if repair and id is None:
-            index.entries = await rebuilt_directory(store)
+        entries = await rebuilt_directory(store) if repair and id is None else None
         file = await integrity_of(store, before)
         audits, blobs = await _seen(store, id, grace if gc else None, where)
         location = store.location
-    repaired: list[RepairAction] = []
-    if repair:
-        repaired = [await _repair(where, audit) for audit in audits if audit.repairable]
-        folded = [await _repair(where, audit) for audit in audits if _is_unlisted(audit)]
-        index.folded = sum(blob.error is None for blob in folded)
-    report = {**_report(location, audits, repaired, blobs), "index": index, "file": file}
-    report["unlocked"] = [key.agent for key in removed]
-    report["problems"] += len(file.left) if file is not None else 0
+    folded = await _repair_all(where, audits) if repair else 0
+    problems = sum(
+        len(audited.problems if audited.left is None else audited.left) for audited in audits
+    ) + (0 if file is None else len(file.left))
+    report = {
+        "location": location,
+        "checked": len(audits),
+        "records": sum(audited.records for audited in audits),
+        "problems": problems,
+        "repairable": sum(audited.repairable and audited.left is None for audited in audits),
+        "repaired": sum(audited.left == [] for audited in audits),
+        "sessions": [
+            {
+                "agent": audited.key.agent,
+                "session": audited.key.session,
+                "tenant": audited.key.tenant,
+                "records": audited.records,
+                "documents": audited.documents,
+                "findings": audited.findings,
+                "repaired": audited.left == [],
+                "repair_error": audited.repair_error,
+            }
+            for audited in audits
+        ],
+        "blobs": blobs,
+        "index": {"folded": folded, "entries": entries},
+        "file": file,
+        "unlocked": [key.agent for key in unlocked],
+    }
     if where.json:
         print_json(report)
-        return 1 if report["problems"] else 0
-    for key in removed:
+        return 1 if problems else 0
+    for key in unlocked:
         say(f"{key}: removed: this store is neither encrypted nor a backup")
     if file is not None:
-        print_integrity(file, location, audits, repair=repair)
-    _print(report, audits, repaired, repair=repair)
-    _print_index(index)
+        _print_integrity(file, location, audits, repair=repair)
+    _print_audits(audits)
+    say(
+        f"{report['checked']} sessions with {report['records']} records in {location}: "
+        f"{problems or 'no'} problem{'s' if problems != 1 else ''}"
+    )
+    if report["repairable"] and not repair:
+        say(f"`perdure check --repair` would repair {report['repairable']} sessions")
+    if entries is not None:
+        say(f"index: the directory was rebuilt: {entries} sessions")
+    if folded:
+        say(f"index: {folded} sessions folded, of which a listing had only the ids")
     for blob in blobs:
         _print_blobs(blob)
-    return 1 if report["problems"] else 0
+    return 1 if problems else 0
+
+
+def _print_audits(audits: Sequence[Audit]) -> None:
+    for audited in audits:
+        for finding in audited.findings:
+            level = "PROBLEM" if finding.problem else "note"
+            cure = f": {finding.cure}" if finding.cure else ""
+            say(f"{audited.key}: {level}: {finding.what}: {finding.detail}{cure}")
+        if audited.repair_error is not None:
+            say(f"{audited.key}: not repaired: {audited.repair_error}")
+        elif audited.left is not None:
+            left = f", {len(audited.left)} problems left" if audited.left else ""
+            say(f"{audited.key}: repaired{left}")
 
 
 async def _seen(
@@ -655,7 +676,12 @@ async def _seen(
     for found in await _without_drafts(store, tenants) if grace is not None else ():
         if not where.json:
             say(f"{found.key}: an unfinished copy of {found.draft.source} was removed")
-    there = {tenant: await _blob_names(store, tenant) for tenant in tenants}
+    there: dict[str, set[str] | str] = {}
+    for tenant in tenants:
+        try:
+            there[tenant] = set(await store.blob_names(tenant))
+        except CorruptRecordError as error:
+            there[tenant] = str(error)
     audits = await _audit_all(store, keys)
     blobs: list[Garbage] = []
     for tenant in tenants:
@@ -687,13 +713,6 @@ async def _without_drafts(store: Store, tenants: Sequence[str]) -> list[DraftInf
     return await while_beating(store, watch, act)
 
 
-async def _blob_names(store: Store, tenant: str) -> set[str] | str:
-    try:
-        return set(await store.blob_names(tenant))
-    except CorruptRecordError as error:
-        return str(error)
-
-
 def _print_blobs(garbage: Garbage) -> None:
     whose = f" of tenant {garbage.tenant}" if garbage.tenant else ""
     if garbage.receipts:
@@ -721,26 +740,13 @@ async def listed_sessions(store: Store, tenant: str) -> tuple[list[str], list[Se
     """Return the tenants and their sessions; if the listing is damaged, those that are readable."""
     try:
         tenants = [tenant] if tenant else await store.tenants()
-        return tenants, [key for listed in tenants for key in await _keys(store, listed)]
+        return tenants, [key for listed in tenants for key in await keys_of(store, listed)]
     except CorruptRecordError:
         known = await found_keys(store)
         if known is None:
             raise
     keys = [key for key in known if not tenant or key.tenant == tenant]
     return sorted({key.tenant for key in keys}), keys
-
-
-async def _keys(store: Store, tenant: str) -> list[SessionKey]:
-    keys: list[SessionKey] = []
-    last: SessionInfo | None = None
-    require_filters(tenant=tenant)
-    while True:
-        after = None if last is None else last.key
-        page = await store.sessions(SessionQuery(tenant=tenant, after=after, limit=PAGE))
-        keys += [info.key for info in page]
-        if len(page) < PAGE:
-            return keys
-        last = page[-1]
 
 
 async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
@@ -750,28 +756,23 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     is_apart = blobs_are_apart(store)
     with progress_bar("checking", MofNCompleteColumn(), total=len(keys)) as update:
         for done, key in enumerate(keys, 1):
+            known = sound.setdefault(key if is_apart else key.tenant, set())
             try:
-                whose = key if is_apart else key.tenant
-                audit = await _audit(store, key, sound.setdefault(whose, set()))
-                sound[whose] |= audit.sound
+                audited = await audit(store, key, known)
+                known |= audited.sound
             except ConfigError as error:  # its key is missing, or differs from the others'
                 refused.append(error)
-                audit = Audit(key=key, findings=[CheckFinding(what="key", detail=str(error))])
-            audit.findings += await tails(store, key)
-            audit.findings += leftovers(store, key)
-            audit.findings += await _dead_letters(store, key)
-            audits.append(audit)
+                audited = Audit(key=key, findings=[CheckFinding("key", str(error))])
+            except CorruptRecordError as error:  # damaged before anything of it is read
+                audited = Audit(key=key, findings=[CheckFinding("log", str(error))])
+            audited.findings += await tails(store, key)
+            audited.findings += leftovers(store, key)
+            audited.findings += await _dead_letters(store, key)
+            audits.append(audited)
             update(done, len(keys))
     if refused and len(refused) == len(keys):
         raise refused[0]  # the key that was given is wrong
     return audits
-
-
-async def _audit(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
-    try:
-        return await audit(store, key, sound)
-    except CorruptRecordError as error:  # it, or the file, is damaged before anything of it is read
-        return Audit(key=key, findings=[CheckFinding(what="log", detail=str(error))])
 
 
 async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
@@ -783,128 +784,44 @@ async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
     detail += f" and {len(posts) - 5} more posts)" if len(posts) > 5 else ")"
     detail += f": {letters[0].reason}"
     cure = f"`perdure inbox {key.agent}` shows them; --retry posts them again, --drop removes them"
-    return [CheckFinding(what="dead letters", detail=detail, cure=cure, problem=False)]
-
-
-class RepairAction(msgspec.Struct, frozen=True):
-    """The result of repairing one session."""
-
-    key: SessionKey
-    left: tuple[CheckFinding, ...] = ()
-    """The problems that remain."""
-    error: str | None = None
-    """Why it was not repaired."""
-
-
-class RebuiltIndex(msgspec.Struct):
-    """What a repair rebuilt of the index that a listing reads."""
-
-    folded: int = 0
-    """Sessions that had no documents, so that a listing had only their ids."""
-    entries: int | None = None
-    """Sessions in the store's rebuilt directory; None for a store that keeps none."""
+    return [CheckFinding("dead letters", detail, cure, problem=False)]
 
 
 async def rebuilt_directory(store: Store) -> int | None:
     """Rebuild a store's directory, if it or a store that it wraps keeps one; return its size."""
-    for layer in layers(store):
-        directory = capability(layer, SupportsRebuild)
-        if directory is not None:
-            return await directory.rebuild_directory()
-    return None
+    directory = below(store, SupportsRebuild)
+    return None if directory is None else await directory.rebuild_directory()
 
 
-def _is_unlisted(seen: Audit) -> bool:
-    return not seen.problems and not seen.documents and seen.records > 1
+async def _repair_all(where: SessionOption, audits: Sequence[Audit]) -> int:
+    """Repair what can be; return how many sessions were folded of which a listing had only ids."""
+    folded = 0
+    for audited in audits:
+        if audited.repairable:
+            audited.left, audited.repair_error = await _repair(where, audited)
+        elif not audited.problems and not audited.documents and audited.records > 1:
+            _, error = await _repair(where, audited)
+            folded += error is None
+    return folded
 
 
-def _print_index(index: RebuiltIndex) -> None:
-    if index.entries is not None:
-        say(f"index: the directory was rebuilt: {index.entries} sessions")
-    if index.folded:
-        say(f"index: {index.folded} sessions folded, of which a listing had only the ids")
+async def _repair(where: SessionOption, audited: Audit) -> tuple[list[CheckFinding], str | None]:
+    """Rebuild one session's documents, accept its log, and audit it again.
 
-
-async def _repair(where: SessionOption, audited: Audit) -> RepairAction:
-    """Rebuild one session's documents, and audit it again."""
+    Returns the problems that remain, and why it was not repaired.
+    """
     try:
         async with managed(existing(where.store), write=True) as sessions:
             await rebuild_stored(sessions, audited.key)
         async with opened(where.store, write=True) as store:
-            await _accept_log(store, audited.key)
+            for layer in layers(store):
+                if isinstance(layer, EncryptedStore | FileStore):
+                    await layer.accept_log(audited.key)
             again = await audit(store, audited.key)
             again.findings += await tails(store, audited.key)
     except PerdureError as error:
-        return RepairAction(audited.key, tuple(audited.problems), str(error))
-    return RepairAction(audited.key, tuple(again.problems))
-
-
-async def _accept_log(store: Store, key: SessionKey) -> None:
-    """Take a log that may be incomplete as it is."""
-    for layer in layers(store):
-        if isinstance(layer, EncryptedStore | FileStore):
-            await layer.accept_log(key)
-
-
-def _report(
-    location: str, audits: list[Audit], repaired: list[RepairAction], blobs: list[Garbage]
-) -> dict[str, Any]:
-    after = {finding.key: finding for finding in repaired}
-    remaining = sum(
-        len(after[audit.key].left if audit.key in after else audit.problems) for audit in audits
-    )
-    sessions = [
-        {
-            "agent": audit.key.agent,
-            "session": audit.key.session,
-            "tenant": audit.key.tenant,
-            "records": audit.records,
-            "documents": audit.documents,
-            "findings": audit.findings,
-            "repaired": audit.key in after and not after[audit.key].left,
-            "repair_error": after[audit.key].error if audit.key in after else None,
-        }
-        for audit in audits
-    ]
-    return {
-        "location": location,
-        "checked": len(audits),
-        "records": sum(audit.records for audit in audits),
-        "problems": remaining,
-        "repairable": sum(audit.repairable and audit.key not in after for audit in audits),
-        "repaired": sum(not finding.left for finding in repaired),
-        "sessions": sessions,
-        "blobs": blobs,
-    }
-
-
-def _print(
-    report: dict[str, Any], audits: list[Audit], repaired: list[RepairAction], *, repair: bool
-) -> None:
-    after = {problem.key: problem for problem in repaired}
-    for audited in audits:
-        for finding in audited.findings:
-            say(_line(audited.key, finding))
-        if audited.key in after:
-            say(f"{audited.key}: {_became_of(after[audited.key])}")
-    say(
-        f"{report['checked']} sessions with {report['records']} records in {report['location']}: "
-        f"{report['problems'] or 'no'} problem{'s' if report['problems'] != 1 else ''}"
-    )
-    if report["repairable"] and not repair:
-        say(f"`perdure check --repair` would repair {report['repairable']} sessions")
-
-
-def _line(key: SessionKey, finding: CheckFinding) -> str:
-    level = "PROBLEM" if finding.problem else "note"
-    cure = f": {finding.cure}" if finding.cure else ""
-    return f"{key}: {level}: {finding.what}: {finding.detail}{cure}"
-
-
-def _became_of(repair: RepairAction) -> str:
-    if repair.error is not None:
-        return f"not repaired: {repair.error}"
-    return f"repaired, {len(repair.left)} problems left" if repair.left else "repaired"
+        return audited.problems, str(error)
+    return again.problems, None
 
 
 async def rebuild(
@@ -941,19 +858,14 @@ async def rebuild(
         "rebuilt": [],
     }
     if not dry_run:
-        store = existing(where.store)
-        async with managed(store, write=True) as sessions:
-            report = await rebuild_stored(sessions, key)
-        answer["rebuilt"] = list(report.rebuilt)
-    where.show(answer, lambda: _print_rebuilt(key, answer, dry_run=dry_run))
-    return 0
-
-
-def _print_rebuilt(key: SessionKey, answer: dict[str, Any], *, dry_run: bool) -> None:
-    for detail in answer["wrong"]:
-        say(f"{key}: {detail}")
+        async with managed(existing(where.store), write=True) as sessions:
+            answer["rebuilt"] = list((await rebuild_stored(sessions, key)).rebuilt)
+    lines = [f"{key}: {detail}" for detail in answer["wrong"]]
     if dry_run:
-        say(f"{key}: {len(answer['wrong'])} of its documents would be rebuilt; nothing was changed")
+        count = len(answer["wrong"])
+        lines.append(f"{key}: {count} of its documents would be rebuilt; nothing was changed")
     else:
         names = ", ".join(answer["rebuilt"])
-        say(f"{key}: rebuilt {names} from {answer['records']} records")
+        lines.append(f"{key}: rebuilt {names} from {answer['records']} records")
+    where.show(answer, "\n".join(lines))
+    return 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Final, Protocol
+from typing import Annotated, Any, Final
 
 import msgspec
 from cyclopts import Parameter
@@ -14,7 +14,7 @@ from perdure.checkpoints.events import replay_files
 from perdure.checkpoints.replay import ReplayReport, TimelineRow, page, shown
 from perdure.checkpoints.verify import Verification
 from perdure.cli.access import existing, load_view, managed
-from perdure.cli.output import SessionOption, clip, print_json, print_table, require_free, say
+from perdure.cli.output import SessionOption, clip, print_table, require_free, say
 from perdure.errors import CheckpointNotFoundError, ConfigError
 from perdure.records.checkpoints import CapturedState, Checkpoint
 from perdure.session.manager import SessionManager
@@ -45,9 +45,15 @@ async def checkpoints(
 
     """
     store = existing(where.store)
-    async with managed(store, write=create is not None or keep is not None) as sessions:
-        if create is not None or keep is not None:
-            await _change(sessions, id, create, keep, where)
+    is_changed = create is not None or keep is not None
+    async with managed(store, write=is_changed) as sessions:
+        if is_changed:
+            opened = sessions.open(id, session=where.session, tenant=where.tenant, create=False)
+            async with opened as session:
+                if create is not None:
+                    await session.checkpoints.create(create)
+                if keep is not None:
+                    await session.checkpoints.prune(keep=keep)
 
         async def look() -> tuple[list[Checkpoint], Verification | None]:
             view = await load_view(sessions, id, where)
@@ -60,27 +66,11 @@ async def checkpoints(
             look,
             is_wrong=lambda seen: seen[1] is not None and not seen[1].ok,
         )
-    if where.json:
-        print_json(
-            {
-                "checkpoints": [_fields(checkpoint) for checkpoint in states],
-                "verified": verified,
-            }
-        )
-    else:
-        _print_checkpoints(states, verified)
+    fields = [_fields(checkpoint) for checkpoint in states]
+    where.show(
+        {"checkpoints": fields, "verified": verified}, lambda: _print_checkpoints(states, verified)
+    )
     return 0 if verified is None or verified.ok else 1
-
-
-async def _change(
-    sessions: SessionManager, id: str, create: str | None, keep: int | None, where: SessionOption
-) -> None:
-    opened = sessions.open(id, session=where.session, tenant=where.tenant, create=False)
-    async with opened as session:
-        if create is not None:
-            await session.checkpoints.create(create)
-        if keep is not None:
-            await session.checkpoints.prune(keep=keep)
 
 
 async def checkpoint_of(
@@ -110,16 +100,19 @@ def _fields(checkpoint: Checkpoint) -> dict[str, Any]:
 
 def _print_checkpoints(checkpoints: list[Checkpoint], verified: Verification | None) -> None:
     if checkpoints:
-        rows = (
-            (
-                str(checkpoint.id),
-                str(checkpoint.timestamp),
-                str(checkpoint.event_seq),
-                _of(checkpoint),
-                clip(checkpoint.label, PREVIEW),
+        rows = []
+        for checkpoint in checkpoints:
+            state = checkpoint.state
+            of = "the session" if isinstance(state, CapturedState) else f"{state.size} bytes"
+            rows.append(
+                (
+                    str(checkpoint.id),
+                    str(checkpoint.timestamp),
+                    str(checkpoint.event_seq),
+                    of,
+                    clip(checkpoint.label, PREVIEW),
+                )
             )
-            for checkpoint in checkpoints
-        )
         print_table(("id", "time", "record", "of", "label"), rows, right="id time record")
     else:
         say("no checkpoints")
@@ -133,11 +126,6 @@ def _print_checkpoints(checkpoints: list[Checkpoint], verified: Verification | N
         f"{verified.checkpoints} checkpoints and {verified.pruned} pruned ones"
         f"{unchecked if verified.unchecked else ''}: {len(verified.problems)} problems"
     )
-
-
-def _of(checkpoint: Checkpoint) -> str:
-    state = checkpoint.state
-    return "the session" if isinstance(state, CapturedState) else f"{state.size} bytes"
 
 
 async def diff(
@@ -161,17 +149,13 @@ async def diff(
     async with managed(existing(where.store)) as sessions:
         view = await load_view(sessions, id, where)
         differences: Difference = await view.checkpoints.diff(a, b)
-    if where.json:
-        print_json(differences)
-        return 0
-    for path, value in differences.removed.items():
-        say(f"- {path}  {_shown(value)}")
-    for path, change in differences.changed.items():
-        say(f"~ {path}  {_shown(change.before)} → {_shown(change.after)}")
-    for path, value in differences.added.items():
-        say(f"+ {path}  {_shown(value)}")
-    if not differences:
-        say("no difference")
+    lines = [f"- {path}  {_shown(value)}" for path, value in differences.removed.items()]
+    lines += [
+        f"~ {path}  {_shown(change.before)} → {_shown(change.after)}"
+        for path, change in differences.changed.items()
+    ]
+    lines += [f"+ {path}  {_shown(value)}" for path, value in differences.added.items()]
+    where.show(differences, "\n".join(lines) or "no difference")
     return 0
 
 
@@ -200,15 +184,20 @@ async def rollback(
         opened = sessions.open(id, session=where.session, tenant=where.tenant, create=False)
         async with opened as session:
             done = await session.checkpoints.rollback(checkpoint)
-    if where.json:
-        print_json(
-            {"checkpoint": _fields(done.checkpoint), "to": _fields(done.to), "state": done.state}
-        )
-        return 0
-    say(f"{id} is what it was at checkpoint {checkpoint} ({done.to.label})")
-    say(f"that is checkpoint {done.checkpoint.id} now; roll back to an earlier one to undo it")
+    lines = [
+        f"{id} is what it was at checkpoint {checkpoint} ({done.to.label})",
+        f"that is checkpoint {done.checkpoint.id} now; roll back to an earlier one to undo it",
+    ]
     if done.state is not None:
-        say("the checkpoint's explicit state is for your program to apply: --json shows it")
+        lines.append(
+            "the checkpoint's explicit state is for your program to apply: --json shows it"
+        )
+    facts = {
+        "checkpoint": _fields(done.checkpoint),
+        "to": _fields(done.to),
+        "state": done.state,
+    }
+    where.show(facts, "\n".join(lines))
     return 0
 
 
@@ -243,20 +232,22 @@ async def replay(
         raise ConfigError("name a session, or a folder with --files: one of the two")
     if files is not None and since is not None:
         raise ConfigError("--since counts checkpoints of a session: it does not go with --files")
-    sink = _sink_for(report)
+    file = None if report is None else _ReportFile(report)
+    on_row = None if file is None else file.row
     try:
         if files is not None:
-            replay_report = await replay_files(files, on_row=sink.row)
+            done = await replay_files(files, on_row=on_row)
         else:
-            replay_report = await _of_session(id or "", since, sink, where)
-        sink.publish(replay_report)
+            async with managed(existing(where.store)) as sessions:
+                view = await load_view(sessions, id or "", where)
+                done = await view.events.replay(since=since, on_row=on_row)
+        if file is not None:
+            file.publish(done)
     finally:
-        sink.close()
-    if where.json:
-        print_json(_facts(replay_report))
-    else:
-        _print_replay(replay_report, report)
-    return _STATUS[replay_report.verdict]
+        if file is not None:
+            file.close()
+    where.show(_facts(done), lambda: _print_replay(done, report))
+    return _STATUS[done.verdict]
 
 
 _STATUS: Final = {"compared": 0, "wrong": 1, "not compared": 3}
@@ -264,14 +255,6 @@ _STATUS: Final = {"compared": 0, "wrong": 1, "not compared": 3}
 
 def _facts(report: ReplayReport) -> dict[str, Any]:
     return {**msgspec.to_builtins(report), "verdict": report.verdict, "ok": report.ok}
-
-
-async def _of_session(
-    id: str, since: int | None, sink: _Sink, where: SessionOption
-) -> ReplayReport:
-    async with managed(existing(where.store)) as sessions:
-        view = await load_view(sessions, id, where)
-        return await view.events.replay(since=since, on_row=sink.row)
 
 
 def _print_replay(report: ReplayReport, written: Path | None) -> None:
@@ -304,75 +287,46 @@ def _print_replay(report: ReplayReport, written: Path | None) -> None:
         say(f"report written to {written}")
 
 
-class _Sink(Protocol):
-    """A writer of a report."""
+class _ReportFile:
+    """A new file with a report, as its name ends.
 
-    def row(self, row: TimelineRow) -> None: ...
-
-    def publish(self, report: ReplayReport) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def _sink_for(report: Path | None) -> _Sink:
-    if report is None:
-        return _Nowhere()
-    if report.suffix not in {".json", ".html", ".htm"}:
-        raise ConfigError(f"--report {report}: the name ends in .html or .json", report=str(report))
-    require_free(report)
-    return _Json(report) if report.suffix == ".json" else _Page(report)
-
-
-class _Nowhere:
-    def row(self, row: TimelineRow) -> None:
-        """Only the counts are asked for."""
-
-    def publish(self, report: ReplayReport) -> None:
-        """There is no report."""
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
-class _Json:
-    """A JSON report, written row by row: it may be larger than memory."""
+    ``.json``: every row, written one by one, since there may be more than memory holds.
+    ``.html``: the first rows, and the number of the others.
+    """
 
     def __init__(self, path: Path) -> None:
+        if path.suffix not in {".json", ".html", ".htm"}:
+            raise ConfigError(f"--report {path}: the name ends in .html or .json", report=str(path))
+        require_free(path)
+        self._is_json = path.suffix == ".json"
         self._file = NewFile(path)
-        self._before = b'{"rows":[\n'
+        self._count = 0
+        self._shown: list[TimelineRow] = []
 
     def row(self, row: TimelineRow) -> None:
-        if self._file.add(self._before + msgspec.json.encode(row)) >= PART:
-            self._file.write()
-        self._before = b",\n"
+        """Take in the next row."""
+        self._count += 1
+        if self._is_json:
+            before = b",\n" if self._count > 1 else _JSON_BEGIN
+            if self._file.add(before + msgspec.json.encode(row)) >= PART:
+                self._file.write()
+        elif self._count <= SHOWN:
+            self._shown.append(shown(row))
 
     def publish(self, report: ReplayReport) -> None:
-        begun = self._before if self._before != b",\n" else b""
-        end = b'\n],"summary":' + msgspec.json.encode(_facts(report)) + b"}\n"
-        self._file.add(begun + end)
-        self._file.publish()
-
-    def close(self) -> None:
-        self._file.close()
-
-
-class _Page:
-    """An HTML report: the first rows, and the number of the others."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = NewFile(path)
-        self._rows: list[TimelineRow] = []
-        self._more = 0
-
-    def row(self, row: TimelineRow) -> None:
-        if len(self._rows) < SHOWN:
-            self._rows.append(shown(row))
+        """Make it complete."""
+        if self._is_json:
+            begun = b"" if self._count else _JSON_BEGIN
+            end = b'\n],"summary":' + msgspec.json.encode(_facts(report)) + b"}\n"
+            self._file.add(begun + end)
         else:
-            self._more += 1
-
-    def publish(self, report: ReplayReport) -> None:
-        self._file.add(page(report, self._rows, self._more).encode())
+            left_out = self._count - len(self._shown)
+            self._file.add(page(report, self._shown, left_out).encode())
         self._file.publish()
 
     def close(self) -> None:
+        """Remove what was not published."""
         self._file.close()
+
+
+_JSON_BEGIN: Final = b'{"rows":[\n'

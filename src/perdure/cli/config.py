@@ -18,7 +18,7 @@ from rich.progress import DownloadColumn, TimeRemainingColumn
 import perdure
 from perdure.archive import ArchiveProgress, ArchiveRestored, Archives, ArchiveSaved
 from perdure.autosave.options import Shutdown
-from perdure.cli.access import existing, load_view, managed, no_session
+from perdure.cli.access import existing, load_view, managed
 from perdure.cli.output import (
     SessionOption,
     StoreOption,
@@ -37,10 +37,10 @@ from perdure.config.locations import (
     apply_to_store,
     state_folder,
 )
-from perdure.config.persistent_config import FILE, Declared, declared_at, initial_values, url_of
+from perdure.config.persistent_config import FILE, declared_at, initial_values, url_of
 from perdure.config.schema import Declaration
 from perdure.errors import ConfigError
-from perdure.session.manager import SessionManager
+from perdure.records.archives import Archive
 
 SCHEMA = Path(__file__).parents[1] / "config" / "persistence.schema.json"
 
@@ -71,11 +71,11 @@ async def config(
         print_json(msgspec.json.decode(SCHEMA.read_bytes()))
         return 0
     if action == "check":
-        return _check(file, as_json=where.json)
+        return _check(file, where)
     return await _apply(file, id, tenant, folder, where, dry_run=action == "plan")
 
 
-def _check(file: Path, *, as_json: bool) -> int:
+def _check(file: Path, where: StoreOption) -> int:
     problems: Any = ()
     declaration = Declaration()
     try:
@@ -84,7 +84,7 @@ def _check(file: Path, *, as_json: bool) -> int:
         problems = error.facts.get("problems")
         if problems is None:
             raise
-    if as_json:
+    if where.json:
         print_json(
             {
                 "file": str(file),
@@ -95,9 +95,9 @@ def _check(file: Path, *, as_json: bool) -> int:
             }
         )
         return 1 if problems else 0
-    for level, found_problems in (("problem", problems), ("warning", declaration.warnings)):
-        for problem in found_problems:
-            say(f"{file}:{problem.line}:{problem.column}: {level}: {problem.message}")
+    for level, found in (("problem", problems), ("warning", declaration.warnings)):
+        for each in found:
+            say(f"{file}:{each.line}:{each.column}: {level}: {each.message}")
     if not problems:
         say(f"{file}: {len(declaration.config)} keys, {len(declaration.persist_paths)} paths: fits")
     return 1 if problems else 0
@@ -118,19 +118,15 @@ async def _apply(
         place = FolderPlace(state_folder(folder))
         report = await apply_to_folder(place, declaration, make, dry_run=dry_run)
     else:
-        async with _manager(where.store, file, declared) as sessions:
+        url = where.store or os.environ.get("PERDURE_URL") or url_of(declared, os.environ)
+        existing(None if url is None else url.removeprefix("encrypted+"))  # refused if it is not
+        manager = perdure.connect(url, config=file, autosave=None, shutdown=Shutdown(signals=False))
+        async with manager as sessions:
             report = await apply_to_store(
                 sessions, declaration, make, id=id, tenant=tenant, dry_run=dry_run
             )
     where.show(report, lambda: _print(report))
     return 1 if report.held or report.damaged else 0
-
-
-def _manager(store: str | None, file: Path, declared: Declared) -> SessionManager:
-    """Return a manager of the store that the file configures; refuse one that does not exist."""
-    url = store or os.environ.get("PERDURE_URL") or url_of(declared, os.environ)
-    existing(None if url is None else url.removeprefix("encrypted+"))
-    return perdure.connect(url, config=file, autosave=None, shutdown=Shutdown(signals=False))
 
 
 def _print(report: ConfigReport) -> None:
@@ -197,23 +193,38 @@ async def archive(
         force: Restore over files that were never saved.
 
     """
-    _check_action(action, {"--to": to}, "save")
-    _check_action(action, {"--from": from_, "--archive": archive}, "restore")
-    paths = (*path, *(() if config is None else declared_at(config).declaration.persist_paths))
-    opened_archives = partial(_archives, id, home, paths, whole_folders=not only, where=where)
-    if action == "list":
-        return await _list(opened_archives, where)
-    if action == "save":
-        if home is not None and not await anyio.Path(home).is_dir():  # misspelled, and not empty
-            raise ConfigError(f"--home {home}: there is no such folder", home=str(home))
-        return await _save(opened_archives, label, to, where)
-    return await _restore(opened_archives, archive, from_, where, force=force)
-
-
-def _check_action(action: Action, given: dict[str, object], wanted: Action) -> None:
-    for name, value in given.items():
+    for name, value, wanted in (
+        ("--to", to, "save"),
+        ("--from", from_, "restore"),
+        ("--archive", archive, "restore"),
+    ):
         if value is not None and action != wanted:
             raise ConfigError(f"{name} goes with archive {wanted}, not with archive {action}")
+    paths = (*path, *(() if config is None else declared_at(config).declaration.persist_paths))
+    opened_archives = partial(_archives, id, home, paths, where, whole=not only)
+    if action == "list":
+        async with opened_archives(write=False) as archives:
+            _show_archives(archives.home, await archives.all(), where)
+    elif action == "save":
+        if home is not None and not await anyio.Path(home).is_dir():  # misspelled, and not empty
+            raise ConfigError(f"--home {home}: there is no such folder", home=str(home))
+        async with opened_archives(write=True) as archives:
+            with _bar("saving") as progress:
+                saved = await archives.save(label=label, progress=progress)
+            written = None if to is None else await archives.write(to, saved.archive.id)
+        facts = {**msgspec.to_builtins(saved), "file_bytes": written}
+        where.show(facts, lambda: _say_saved(saved, to, written))
+    else:
+        if archive is not None and from_ is not None:
+            raise ConfigError("give --archive or --from, not both")
+        async with opened_archives(write=True) as archives:
+            with _bar("restoring") as progress:
+                if from_ is not None:
+                    done = await archives.read(from_, force=force, progress=progress)
+                else:
+                    done = await archives.restore(archive, force=force, progress=progress)
+        where.show(done, lambda: _say_restored(done, archives.home, from_))
+    return 0
 
 
 @asynccontextmanager
@@ -221,32 +232,27 @@ async def _archives(
     id: str,
     home: Path | None,
     paths: tuple[str, ...],
-    *,
-    whole_folders: bool,
     where: SessionOption,
+    *,
+    whole: bool,
     write: bool,
 ) -> AsyncGenerator[Archives, None]:
-    store, key = existing(where.store), where.key(id)
-    async with managed(store, write=write) as sessions:
-        session, tenant = key.session, key.tenant
+    key = where.key(id)
+    async with managed(existing(where.store), write=write) as sessions:
         if not write:
             view = await load_view(sessions, id, where)
-            yield Archives(view, home, paths=paths, whole=whole_folders)
+            yield Archives(view, home, paths=paths, whole=whole)
             return
-        if not await sessions.exists(id, session=session, tenant=tenant):
-            raise no_session(key, store)
-        async with sessions.open(id, session=session, tenant=tenant, on_held="raise") as opened:
-            yield Archives(opened, home, paths=paths, whole=whole_folders)
+        opening = sessions.open(
+            id, session=key.session, tenant=key.tenant, create=False, on_held="raise"
+        )
+        async with opening as session:
+            yield Archives(session, home, paths=paths, whole=whole)
 
 
-async def _list(opened_archives: Any, where: SessionOption) -> int:
-    async with opened_archives(write=False) as archives:
-        stored = await archives.all()
-    if where.json:
-        print_json({"home": archives.home, "archives": stored})
-        return 0
+def _show_archives(home: str | None, stored: list[Archive], where: SessionOption) -> None:
     now = time.time()
-    rows = [
+    rows = (
         (
             archive.id,
             archive.label,
@@ -256,20 +262,15 @@ async def _list(opened_archives: Any, where: SessionOption) -> int:
             " ".join(archive.paths),
         )
         for archive in stored
-    ]
+    )
     columns = ("archive", "label", "saved", "files", "bytes", "paths")
-    print_table(columns, rows, right="files bytes")
-    return 0
+    where.show(
+        {"home": home, "archives": stored},
+        lambda: print_table(columns, rows, right="files bytes"),
+    )
 
 
-async def _save(opened_archives: Any, label: str, to: Path | None, where: SessionOption) -> int:
-    async with opened_archives(write=True) as archives:
-        with _bar("saving") as progress:
-            saved: ArchiveSaved = await archives.save(label=label, progress=progress)
-        written = None if to is None else await archives.write(to, saved.archive.id)
-    if where.json:
-        print_json({**msgspec.to_builtins(saved), "file_bytes": written})
-        return 0
+def _say_saved(saved: ArchiveSaved, to: Path | None, written: int | None) -> None:
     for path in saved.skipped:
         say(f"skipped: {path.path}: {path.why}")
     for name in saved.changing:
@@ -277,29 +278,8 @@ async def _save(opened_archives: Any, label: str, to: Path | None, where: Sessio
     content = f"{saved.archive.files} files, {size(saved.archive.bytes)}"
     new = "saved" if saved.new else "is the newest, and nothing has changed"
     say(f"{saved.archive.id} {new}: {content}, {size(saved.stored_bytes)} of them stored now")
-    if to is not None and written is not None:
+    if written is not None:
         say(f"{to}: {size(written)}")
-    return 0
-
-
-async def _restore(
-    opened_archives: Any,
-    name: str | None,
-    source: Path | None,
-    where: SessionOption,
-    *,
-    force: bool,
-) -> int:
-    if name is not None and source is not None:
-        raise ConfigError("give --archive or --from, not both")
-    async with opened_archives(write=True) as archives:
-        with _bar("restoring") as progress:
-            if source is not None:
-                done = await archives.read(source, force=force, progress=progress)
-            else:
-                done = await archives.restore(name, force=force, progress=progress)
-    where.show(done, lambda: _say_restored(done, archives.home, source))
-    return 0
 
 
 def _say_restored(done: ArchiveRestored, home: str | None, source: Path | None) -> None:

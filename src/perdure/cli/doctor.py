@@ -16,10 +16,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
+from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import anyio
 import msgspec
@@ -34,8 +35,7 @@ from perdure.cli.access import opened
 from perdure.cli.output import StoreOption, print_json, print_table, say, size, stderr
 from perdure.errors import ConfigError, LeaseError, PerdureError, SessionError
 from perdure.session.manager import SessionManager
-from perdure.session.session import Session
-from perdure.store import Store
+from perdure.store import Store, all_records
 from perdure.stores.file import FileStore
 from perdure.tuning.measure import made_up, observed
 
@@ -89,15 +89,22 @@ _WEAKER = {
 def of_durability(durability: str) -> Diagnosis:
     """Judge what a store means by durable."""
     if durability == "memory":
-        cure = "use a file store where anything must outlive the process"
-        return Diagnosis("durability", "warning", "kept in memory only", cure)
+        return Diagnosis(
+            "durability",
+            "warning",
+            "kept in memory only",
+            "use a file store where anything must outlive the process",
+        )
     weakness = _WEAKER.get(durability)
     if durability.startswith("unsafe: "):
         weakness = "a crash of the server may cost what it had acknowledged"
     if weakness is not None:
-        cure = "see docs/stores.md for how to set up a server to sync each save"
-        verdict = f"{durability}: {weakness}"
-        return Diagnosis("durability", "warning", verdict, cure)
+        return Diagnosis(
+            "durability",
+            "warning",
+            f"{durability}: {weakness}",
+            "see docs/stores.md for how to set up a server to sync each save",
+        )
     verdict = "each save is synced to the disk" if durability == "fsync" else durability
     return Diagnosis("durability", "ok", verdict)
 
@@ -119,14 +126,20 @@ def of_mode(path: str, mode: int, *, mine: bool) -> Diagnosis:
     bits = stat.S_IMODE(mode)
     verdict = f"{path} has mode {bits:04o}"
     if bits & (stat.S_IWGRP | stat.S_IWOTH):
-        cure = f"chmod go-w {path}"
-        return Diagnosis("permissions", "problem", f"{verdict}: others can change it", cure)
+        return Diagnosis(
+            "permissions", "problem", f"{verdict}: others can change it", f"chmod go-w {path}"
+        )
     if not mine:
-        cure = "run perdure as its owner, or chown it"
-        return Diagnosis("permissions", "warning", f"{path} belongs to another user", cure)
+        return Diagnosis(
+            "permissions",
+            "warning",
+            f"{path} belongs to another user",
+            "run perdure as its owner, or chown it",
+        )
     if bits & (stat.S_IRWXG | stat.S_IRWXO):
-        cure = f"chmod go-rwx {path}"
-        return Diagnosis("permissions", "warning", f"{verdict}: others can look into it", cure)
+        return Diagnosis(
+            "permissions", "warning", f"{verdict}: others can look into it", f"chmod go-rwx {path}"
+        )
     return Diagnosis("permissions", "ok", verdict)
 
 
@@ -175,14 +188,26 @@ def of_space(free: int, total: int, files: int | None) -> Diagnosis:
 def of_clock(now: float, stamped: float, newest: float) -> Diagnosis:
     """Judge the wall clock by the time of a file written now, and of the newest one there."""
     if now < RELEASED:
-        verdict = f"the clock says {_date(now)}"
-        return Diagnosis("clock", "problem", verdict, "set it: times of records would be wrong")
+        return Diagnosis(
+            "clock",
+            "problem",
+            f"the clock says {_date(now)}",
+            "set it: times of records would be wrong",
+        )
     if abs(stamped - now) > SKEW:
-        verdict = f"files get a time {stamped - now:+.0f} s off this machine's clock"
-        return Diagnosis("clock", "warning", verdict, "synchronize the clocks (NTP)")
+        return Diagnosis(
+            "clock",
+            "warning",
+            f"files get a time {stamped - now:+.0f} s off this machine's clock",
+            "synchronize the clocks (NTP)",
+        )
     if newest - now > BACK:
-        verdict = f"the store has a file from {_date(newest)}, in the future"
-        return Diagnosis("clock", "warning", verdict, "see whether the clock was set back")
+        return Diagnosis(
+            "clock",
+            "warning",
+            f"the store has a file from {_date(newest)}, in the future",
+            "see whether the clock was set back",
+        )
     return Diagnosis("clock", "ok", "agrees with the file system's")
 
 
@@ -190,17 +215,21 @@ def of_grace(grace: float | None, shutdown: Shutdown) -> Diagnosis:
     """Judge the time between SIGTERM and SIGKILL by what stopping may take."""
     needed = shutdown.deadline + shutdown.hard_grace
     if grace is None:
-        cure = "give it with --grace (Docker's default is 10 s, Kubernetes' 30 s)"
-        verdict = f"stopping may take {needed:g} s; the time until SIGKILL is not known"
-        return Diagnosis("grace", "ok", verdict, cure)
+        return Diagnosis(
+            "grace",
+            "ok",
+            f"stopping may take {needed:g} s; the time until SIGKILL is not known",
+            "give it with --grace (Docker's default is 10 s, Kubernetes' 30 s)",
+        )
     if grace <= needed:
-        cure = (
+        return Diagnosis(
+            "grace",
+            "problem",
+            f"SIGKILL comes {grace:g} s after SIGTERM, and stopping may take {needed:g} s",
             f"allow more than {needed:g} s (terminationGracePeriodSeconds, TimeoutStopSec, "
             f"docker stop -t), or connect with Shutdown(deadline=…) below "
-            f"{max(grace - shutdown.hard_grace, 0):g}"
+            f"{max(grace - shutdown.hard_grace, 0):g}",
         )
-        verdict = f"SIGKILL comes {grace:g} s after SIGTERM, and stopping may take {needed:g} s"
-        return Diagnosis("grace", "problem", verdict, cure)
     return Diagnosis("grace", "ok", f"{grace:g} s, and stopping takes at most {needed:g} s")
 
 
@@ -232,7 +261,10 @@ async def doctor(
         deadline: The application's Shutdown(deadline=…), to compare with. Default: 20.
 
     """
-    shutdown = Shutdown() if deadline is None else _shutdown(deadline)
+    shutdown = Shutdown()
+    if deadline is not None:
+        turn_grace = min(shutdown.turn_grace, deadline)
+        shutdown = Shutdown(deadline=deadline, turn_grace=turn_grace)
     diagnoses = [_versions(), of_settings(os.environ)]
     diagnoses += await _examine(where.store)
     diagnoses.append(of_grace(_grace() if grace is None else grace, shutdown))
@@ -245,10 +277,6 @@ async def doctor(
             cure = f": {diagnosis.cure}" if diagnosis.cure else ""
             say(f"{diagnosis.level:8} {diagnosis.what:12} {diagnosis.detail}{cure}")
     return 1 if problems else 0
-
-
-def _shutdown(deadline: float) -> Shutdown:
-    return Shutdown(deadline=deadline, turn_grace=min(Shutdown().turn_grace, deadline))
 
 
 def _grace() -> float | None:
@@ -280,20 +308,11 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-class _Place(NamedTuple):
-    """The store that the checks run on."""
-
-    store: Store
-    folder: Path | None
-    """The folder of a file store."""
-    diagnosis: Diagnosis
-
-
 async def _examine(url: str | None) -> list[Diagnosis]:
     try:
-        with _place(url) as place:
-            diagnoses = [place.diagnosis, *await _probe(place.store)]
-            return diagnoses if place.folder is None else [*diagnoses, *_check_folder(place.folder)]
+        with _place(url) as (store, folder, found):
+            diagnoses = [found, *await _probe(store)]
+            return diagnoses if folder is None else [*diagnoses, *_check_folder(folder)]
     except PerdureError as error:
         return [Diagnosis("store", "problem", str(error))]
     except OSError as error:
@@ -303,23 +322,26 @@ async def _examine(url: str | None) -> list[Diagnosis]:
 
 
 @contextmanager
-def _place(url: str | None) -> Iterator[_Place]:
-    """Yield the store; if it does not exist yet, a temporary one next to where it would be."""
+def _place(url: str | None) -> Iterator[tuple[Store, Path | None, Diagnosis]]:
+    """Yield the store, and the folder of a file store.
+
+    If it does not exist yet, that is a temporary one next to where it would be.
+    """
     store = perdure.store_for(url)
     if not isinstance(store, FileStore):
-        yield _Place(store, None, Diagnosis("store", "ok", store.location))
+        yield store, None, Diagnosis("store", "ok", store.location)
         return
     folder = Path(store.location)
-    parent = next(diagnosis for diagnosis in folder.parents if diagnosis.is_dir())
+    parent = next(above for above in folder.parents if above.is_dir())
     named = url is not None or any(map(os.environ.get, NAMED_BY))
     if folder.exists() or (named and parent != folder.parent):  # opening it says what is wrong
-        yield _Place(store, folder, Diagnosis("store", "ok", str(folder)))
+        yield store, folder, Diagnosis("store", "ok", str(folder))
         return
     verdict = f"there is no store at {folder} yet: the first connect makes it"
     cure = f"if that surprises you, look at --store, {' and '.join(NAMED_BY)}"
     with tempfile.TemporaryDirectory(prefix=".perdure-doctor-", dir=parent) as temporary:
         trial = Path(temporary) / "store"
-        yield _Place(FileStore(trial), trial, Diagnosis("store", "warning", verdict, cure))
+        yield FileStore(trial), trial, Diagnosis("store", "warning", verdict, cure)
 
 
 async def _probe(store: Store) -> list[Diagnosis]:
@@ -351,12 +373,16 @@ async def _probe(store: Store) -> list[Diagnosis]:
 
 
 async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
+    """Save a random token, and see whether the log has it."""
     session = await sessions.open(PROBE, wait=PATIENCE / 2)
     start = time.perf_counter()
-    is_whole = await _write_and_read(store, session)
+    token = secrets.token_hex(16)
+    seq = session.append(Message.user(token))
+    await session.save()
+    records = await all_records(store.read_log(session.key, after=seq - 1))
     took = (time.perf_counter() - start) * 1000
     await sessions.delete(PROBE)
-    if is_whole:
+    if [record.seq for record in records if token.encode() in record.payload] == [seq]:
         return Diagnosis("probe", "ok", f"saved, read back and removed, in {took:.1f} ms")
     return Diagnosis(
         "probe",
@@ -364,16 +390,6 @@ async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
         "what was saved was not what could be read",
         "do not trust this disk or mount",
     )
-
-
-async def _write_and_read(store: Store, session: Session) -> bool:
-    """Save a random token, and return whether it is read back from the log."""
-    token = secrets.token_hex(16)
-    seq = session.append(Message.user(token))
-    await session.save()
-    async with aclosing(store.read_log(session.key, after=seq - 1)) as log:
-        records = [record async for chunk in log for record in chunk.records]
-    return [record.seq for record in records if token.encode() in record.payload] == [seq]
 
 
 def _check_folder(folder: Path) -> Iterator[Diagnosis]:
@@ -409,37 +425,20 @@ def _modes(folder: Path) -> Iterator[Diagnosis]:
 # ``perdure tune``: which autosave setting fits this store and these sessions
 
 
+FROM_0 = Parameter(validator=validators.Number(gte=0, lt=inf))
 FEW = 20
 """The minimum number of changes in a store to choose a setting by."""
 
 
-async def _observed(store: Store) -> tuning.Workload:
-    """Return when the store's sessions have changed.
-
-    Raises:
-        SessionError: Too seldom to tell.
-
-    """
-    workload = await observed(store)
-    if workload.changes < FEW:
-        raise SessionError(
-            f"there is nothing to measure in {store.location}: its sessions have changed "
-            f"{workload.changes} times, and it takes {FEW} to tell how they do: let agents "
-            "work in it, or add --imagine for made-up ones",
-            path=store.location,
-        )
-    return workload
-
-
 async def tune(
     *,
-    sessions: int = 100,
-    max_loss: float | None = None,
-    shutdown: float = 20.0,
-    price: float = 0.0,
-    budget: float | None = None,
+    sessions: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 100,
+    max_loss: Annotated[float | None, FROM_0] = None,
+    shutdown: Annotated[float, FROM_0] = 20.0,
+    price: Annotated[float, FROM_0] = 0.0,
+    budget: Annotated[float | None, FROM_0] = None,
     imagine: bool = False,
-    seconds: float = 4.0,
+    seconds: Annotated[float, FROM_0] = 4.0,
     plot: Annotated[Path | None, Parameter(name="--plot")] = None,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
@@ -463,21 +462,18 @@ async def tune(
         plot: Write a chart of the settings to this file, as SVG.
 
     """
-    for name, value, least in (
-        ("--sessions", sessions, 1),
-        ("--max-loss", max_loss, 0),
-        ("--shutdown", shutdown, 0),
-        ("--price", price, 0),
-        ("--budget", budget, 0),
-        ("--seconds", seconds, 0),
-    ):
-        if value is not None and not least <= value < float("inf"):
-            raise ConfigError(f"invalid {name} {value:g}: give a number from {least:g} on")
     needs = tuning.Requirements(
         sessions=sessions, max_loss=max_loss, shutdown=shutdown, price=price, budget=budget
     )
     async with opened(where.store, write=True) as store:
-        workload = made_up() if imagine else await _observed(store)
+        workload = made_up() if imagine else await observed(store)
+        if workload.changes < FEW and not imagine:
+            raise SessionError(
+                f"there is nothing to measure in {store.location}: its sessions have changed "
+                f"{workload.changes} times, and it takes {FEW} to tell how they do: let agents "
+                "work in it, or add --imagine for made-up ones",
+                path=store.location,
+            )
         with stderr().status("measuring the store"):
             measured = await tuning.measure(store, size=workload.size, seconds=seconds)
         location = store.location
@@ -548,9 +544,11 @@ def _print(
     rows = [_row(option, advice, needs) for option in advice.options]
     print_table([*columns, ""], rows, right=" ".join(columns))
     say("")
-    say("busy: how much of what the store can take; unsaved: the share of sessions that have")
-    say("something unsaved at a moment; lost: the records of a session that a crash costs on")
-    say("average; worst: for how many seconds a record was unsaved.")
+    say(
+        "busy: how much of what the store can take; unsaved: the share of sessions that have\n"
+        "something unsaved at a moment; lost: the records of a session that a crash costs on\n"
+        "average; worst: for how many seconds a record was unsaved."
+    )
     for warning in advice.warnings:
         say(f"note: {warning}")
     if advice.best is None:

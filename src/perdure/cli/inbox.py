@@ -71,14 +71,14 @@ async def _show(id: str | None, keys: tuple[str, ...], where: SessionOption) -> 
             raise ConfigError(f"session {key} has no dead letter {min(unknown)!r}")
         letters[key] = [item for item in all_ if not keys or item.item.key in keys]
     if where.json:
-        items = bool(keys)
-        shown = [_listed(key, item, whole=items) for key, all_ in letters.items() for item in all_]
+        shown = [
+            _listed(key, item, whole=bool(keys)) for key, all_ in letters.items() for item in all_
+        ]
         print_json({"location": location, "dead_letters": shown})
     elif not any(letters.values()):
         say(f"no dead letters in {location}")
     elif keys:
-        for key, dead in letters.items():
-            _print_whole(key, dead)
+        _print_whole(letters)
     else:
         _print_table(letters)
 
@@ -89,9 +89,11 @@ async def _letters(
     if id is not None:
         key = where.key(id)
         return {key: await store.dead_letters(key)}
-    keys = await store.sessions_with_pending_items(dead_letters=True)
-    wanted = [key for key in keys if where.tenant in {"", key.tenant}]
-    return {key: await store.dead_letters(key) for key in wanted}
+    return {
+        key: await store.dead_letters(key)
+        for key in await store.sessions_with_pending_items(dead_letters=True)
+        if where.tenant in {"", key.tenant}
+    }
 
 
 def _listed(key: SessionKey, letter: DeadLetter, *, whole: bool) -> dict[str, Any]:
@@ -120,18 +122,25 @@ def _print_table(letters: dict[SessionKey, list[DeadLetter]]) -> None:
     rows = []
     for key, all_ in letters.items():
         for post, items in groupby(all_, lambda row: row.item.key):
-            first, *remaining = items
-            tried = str(first.tries)
-            reason = clip(first.reason, PREVIEW)
-            count = str(1 + len(remaining))
-            rows.append((key.agent, key.session, post, count, tried, ago(first.at, now), reason))
+            first, *others = items
+            rows.append(
+                (
+                    key.agent,
+                    key.session,
+                    post,
+                    str(1 + len(others)),
+                    str(first.tries),
+                    ago(first.at, now),
+                    clip(first.reason, PREVIEW),
+                )
+            )
     columns = ("agent", "session", "post", "items", "tries", "set aside", "why")
     print_table(columns, rows, right="items tries")
 
 
-def _print_whole(key: SessionKey, letters: list[DeadLetter]) -> None:
+def _print_whole(letters: dict[SessionKey, list[DeadLetter]]) -> None:
     now = time.time()
-    for letter in letters:
+    for key, letter in [(key, letter) for key, all_ in letters.items() for letter in all_]:
         item = letter.item
         say(f"{key}: {item.op_id}, a {item.kind or 'damaged item'} of {len(item.payload)} bytes")
         say(f"  posted    {ago(item.posted_at, now)}")

@@ -34,22 +34,13 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def progress_console() -> Console:
-    """Return the console for a progress bar; it prints nothing if stderr is no terminal.
-
-    Before rich 14.3 a disabled bar still ends with an empty line.
-    """
-    console = stderr()
-    console.quiet = not console.is_terminal
-    return console
-
-
 @contextmanager
 def progress_bar(
     what: str, *columns: ProgressColumn, total: int | None = None
 ) -> Iterator[Callable[[int, int | None], None]]:
     """Show a progress bar on a terminal; yield what updates it: done, and the total."""
-    console = progress_console()
+    console = stderr()
+    console.quiet = not console.is_terminal  # before rich 14.3 a disabled bar leaves an empty line
     shown = (TextColumn(what), BarColumn(), *columns)
     with Progress(*shown, console=console, transient=True, disable=console.quiet) as bar:
         task = bar.add_task(what, total=total)
@@ -129,7 +120,7 @@ def _as_text(value: Any) -> Any:
     return [_as_text(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Iterable[str]], *, right: str = "") -> None:
     """Print rows under their columns; the columns named in *right* hold numbers."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     numbers = right.split()

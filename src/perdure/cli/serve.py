@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 
 VARIABLE = "PERDURE_TOKENS"
+ABOVE_0 = Parameter(validator=validators.Number(gt=0))
 
 
 def serve(
@@ -33,14 +34,14 @@ def serve(
     /,
     *,
     host: str = "127.0.0.1",
-    port: int = 8000,
+    port: Annotated[int, ABOVE_0] = 8000,
     tokens: Path | None = None,
     allow_host: tuple[str, ...] = (),
     allow_origin: tuple[str, ...] = (),
-    max_body: int = 1024 * 1024,
-    max_connections: int | None = None,
-    request_timeout: float = 15.0,
-    keep: float = 30.0,
+    max_body: Annotated[int, ABOVE_0] = 1024 * 1024,
+    max_connections: Annotated[int | None, ABOVE_0] = None,
+    request_timeout: Annotated[float, ABOVE_0] = 15.0,
+    keep: Annotated[float, ABOVE_0] = 30.0,
     grace: float = 5.0,
     deadline: float = 20.0,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
@@ -67,16 +68,6 @@ def serve(
         deadline: Seconds that saving may take after that.
 
     """
-    numbers = {
-        "--port": port,
-        "--max-body": max_body,
-        "--max-connections": max_connections,
-        "--request-timeout": request_timeout,
-        "--keep": keep,
-    }
-    for name, value in numbers.items():
-        if value is not None and value <= 0:
-            raise ConfigError(f"invalid {name} {value:g}: give a number above 0")
     for package in ("starlette", "uvicorn"):
         import_extra(package, used_by="perdure serve", name=package, extra="serve")
     from perdure.asgi.browsers import LOOPBACK

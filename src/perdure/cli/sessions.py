@@ -45,7 +45,6 @@ from perdure.records.checkpoints import Checkpoint
 from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters, stored_key
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.messages import Message
-from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.fork import Fork
@@ -64,7 +63,6 @@ _PLANNED = (
 )
 """The fields of a plan that are shown as JSON: all but the messages."""
 
-PAGE = 500
 PREVIEW = 96
 MESSAGES = 20
 
@@ -102,18 +100,16 @@ async def ls(
             agent and session as they are listed.
 
     """
-    by_id = by_id or waiting or scopes
-    if after is not None and not by_id:
+    if after is not None and not (by_id or waiting or scopes):
         raise ConfigError("--after continues a list by id: give --by-id", option="after")
-    filters = {"tenant": tenant, "owner": owner, "tag": tag, "prefix": prefix}
-    last = None if after is None else SessionKey(after, after_session, tenant)
-    if scopes:
-        filters["prefix"] = SCOPES
-        last = SessionKey(SCOPES, after, tenant) if after is not None else None
+    filters = {"tenant": tenant, "owner": owner, "tag": tag, "prefix": SCOPES if scopes else prefix}
+    last = None
+    if after is not None:
+        last = SessionKey(*((SCOPES, after) if scopes else (after, after_session)), tenant)
     if waiting:
         await _ls_waiting(filters, last, limit, where)
     else:
-        await _ls(filters, last, limit, where, by_id=by_id)
+        await _ls(filters, last, limit, where, by_id=by_id or scopes)
     return 0
 
 
@@ -171,24 +167,28 @@ async def _ls_waiting(
         )
     async with opened(where.store) as store:
         keys = [
-            key for key in await store.sessions_with_pending_items() if _fits(key, filters, after)
+            key
+            for key in await store.sessions_with_pending_items()
+            if (after is None or key > after)
+            and key.tenant == filters["tenant"]
+            and key.agent.startswith(filters["prefix"])
         ]
-        known = [await store.head(key) > 0 for key in keys[:limit]]
+        pairs = [(key, await store.head(key) > 0) for key in keys[:limit]]
         location = store.location
-    pairs = list(zip(keys, known, strict=False))
     if where.json:
-        waiting = [{**msgspec.structs.asdict(key), "exists": exists} for key, exists in pairs]
-        print_json({"location": location, "waiting": waiting})
+        print_json(
+            {
+                "location": location,
+                "waiting": [
+                    {**msgspec.structs.asdict(key), "exists": exists} for key, exists in pairs
+                ],
+            }
+        )
     elif not pairs:
         say(f"nothing waits for any session in {location}")
     else:
         rows = ((key.agent, key.session, "yes" if exists else "no") for key, exists in pairs)
         print_table(("agent", "session", "opened before"), rows)
-
-
-def _fits(key: SessionKey, filters: dict[str, Any], after: SessionKey | None) -> bool:
-    is_after = after is None or key > after
-    return is_after and key.tenant == filters["tenant"] and key.agent.startswith(filters["prefix"])
 
 
 def _row(info: SessionInfo, now: float) -> tuple[str, ...]:
@@ -262,113 +262,73 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
     store = followed(existing(where.store))
     async with managed(store) as sessions:
         view = await load_view(sessions, id, where)
-        described = await _describe(store, view)
+        facts = await _facts(store, view)
         if log:
-            await _show_log(store, view, described, limit, json=where.json)
+            await _show_log(store, view, facts, limit, where)
+        elif where.json:
+            print_json({**facts, "context": view.context("openai")})
         else:
             newest = MESSAGES if limit is None else limit
-            said: list[list[str]] = []
-            if not where.json:
-                history = contents_of(view).history
-                said = await history(before=view.seq + 1, limit=newest, shown=_said)
-            _show_messages(view, described, said, json=where.json)
+            history = contents_of(view).history
+            said = await history(before=view.seq + 1, limit=newest, shown=_said)
+            _print_facts(facts)
+            for line in chain(*said):
+                say(line)
 
 
-class SessionDescription(msgspec.Struct, kw_only=True):
-    """The facts that `show` prints about a session first."""
-
-    location: str
-    agent: str
-    session: str
-    tenant: str
-    title: str | None
-    owner: str | None
-    tags: list[str]
-    created_at: str
-    last_active_at: str
-    turns: int
-    messages: int
-    records: int
-    settled: bool
-    held_by: str
-    epoch: int
-    copied_from: str | None
-    """The session that it was copied from; that may be gone."""
-    restored: str
-    incomplete: str
-    """Why records may be missing at its end; empty if none are."""
-    documents: dict[str, int]
-    """Sizes by name."""
-    memory: list[str]
-    """Its keys."""
-    state: list[str]
-    """Its keys."""
-
-
-async def _describe(store: Store, view: SessionView) -> SessionDescription:
+async def _facts(store: Store, view: SessionView) -> dict[str, Any]:
+    """Return what `show` says of a session first."""
     key, info = view.key, view.info
     holder: LeaseState | None = await store.holder(key)
     manifest: Manifest | None = (await store.read_documents(key, ())).manifest
     folded = {} if manifest is None else manifest.documents
-    return SessionDescription(
-        location=store.location,
-        agent=key.agent,
-        session=key.session,
-        tenant=key.tenant,
-        title=info.metadata.title,
-        owner=info.metadata.owner,
-        tags=info.metadata.tags,
-        created_at=info.created_at,
-        last_active_at=info.last_active_at,
-        turns=info.turns,
-        messages=info.messages,
-        records=view.seq,
-        settled=view.settled,
-        held_by=holder_of(holder),
-        epoch=0 if holder is None else holder.epoch,
-        copied_from=_copied_from(holder),
-        restored=str(view.restore_report),
-        incomplete=await incomplete(store, key),
-        documents={name: record.size for name, record in sorted(folded.items())},
-        memory=await view.memory.keys(),
-        state=await view.state.keys(),
-    )
+    return {
+        "location": store.location,
+        "agent": key.agent,
+        "session": key.session,
+        "tenant": key.tenant,
+        "title": info.metadata.title,
+        "owner": info.metadata.owner,
+        "tags": info.metadata.tags,
+        "created_at": info.created_at,
+        "last_active_at": info.last_active_at,
+        "turns": info.turns,
+        "messages": info.messages,
+        "records": view.seq,
+        "settled": view.settled,
+        "held_by": holder_of(holder),
+        "epoch": 0 if holder is None else holder.epoch,
+        "copied_from": _copied_from(holder),  # it may be gone
+        "restored": str(view.restore_report),
+        "incomplete": await incomplete(store, key),
+        "documents": {name: record.size for name, record in sorted(folded.items())},
+        "memory": await view.memory.keys(),
+        "state": await view.state.keys(),
+    }
 
 
-def _print_described(shown: SessionDescription) -> None:
-    tenant = f"{shown.tenant}: " if shown.tenant else ""
-    title = f"  {shown.title}" if shown.title else ""
-    say(f"{tenant}{shown.agent}, session {shown.session}{title}")
-    say(f"  in        {shown.location}")
-    say(f"  active    {shown.last_active_at} (since {shown.created_at})")
-    say(f"  holds     {shown.turns} turns, {shown.messages} messages, {shown.records} records")
-    say(f"  held by   {shown.held_by}, epoch {shown.epoch}")
-    say(f"  reading   {shown.restored}")
-    if shown.incomplete:
-        say(f"  warning   {shown.incomplete}")
-    documents = (f"{name} ({size(count)})" for name, count in shown.documents.items())
-    say(f"  documents {', '.join(documents) or 'none folded yet'}")
-    copied_from = [shown.copied_from] if shown.copied_from else []
-    owner = [shown.owner] if shown.owner else []
-    for name, keys in (("copy of", copied_from), ("owner", owner), ("tags", shown.tags)):
-        if keys:
-            say(f"  {name:9} {', '.join(keys)}")
-    for name, keys in (("memory", shown.memory), ("state", shown.state)):
-        if keys:
-            say(f"  {name:9} {', '.join(keys)}")
-
-
-def _show_messages(
-    view: SessionView, described: SessionDescription, said: list[list[str]], *, json: bool
-) -> None:
-    if json:
-        context = view.context("openai")
-        print_json({**msgspec.structs.asdict(described), "context": context})
-        return
-    _print_described(described)
+def _print_facts(facts: dict[str, Any]) -> None:
+    documents = (f"{name} ({size(count)})" for name, count in facts["documents"].items())
+    tenant = facts["tenant"] and f"{facts['tenant']}: "
+    title = facts["title"] and f"  {facts['title']}"
+    say(f"{tenant}{facts['agent']}, session {facts['session']}{title or ''}")
+    for name, text in (
+        ("in", facts["location"]),
+        ("active", f"{facts['last_active_at']} (since {facts['created_at']})"),
+        ("holds", "{turns} turns, {messages} messages, {records} records".format(**facts)),
+        ("held by", f"{facts['held_by']}, epoch {facts['epoch']}"),
+        ("reading", facts["restored"]),
+        ("warning", facts["incomplete"]),
+        ("documents", ", ".join(documents) or "none folded yet"),
+        ("copy of", facts["copied_from"]),
+        ("owner", facts["owner"]),
+        ("tags", ", ".join(facts["tags"])),
+        ("memory", ", ".join(facts["memory"])),
+        ("state", ", ".join(facts["state"])),
+    ):
+        if text:
+            say(f"  {name:9} {text}")
     say("")
-    for line in chain(*said):
-        say(line)
 
 
 def _said(item: HistoryItem) -> list[str]:
@@ -408,39 +368,32 @@ def _json(value: Any) -> str:
 
 
 async def _show_log(
-    store: Store, view: SessionView, described: SessionDescription, limit: int | None, *, json: bool
+    store: Store, view: SessionView, facts: dict[str, Any], limit: int | None, where: SessionOption
 ) -> None:
-    after = 0 if limit is None else max(view.seq - limit, 0)
-    if not json:
-        _print_described(described)
-        say("")
+    if not where.json:
+        _print_facts(facts)
     shown: list[dict[str, Any]] = []
+    after = 0 if limit is None else max(view.seq - limit, 0)
     reader = store.read_log(view.key, after=after, before=view.seq + 1)
     async with contextlib.aclosing(reader) as chunks:
         async for chunk in chunks:
             for record in chunk.records:
-                if json:
-                    shown.append(_logged(record))
+                if where.json:
+                    shown.append(
+                        {
+                            "seq": record.seq,
+                            "epoch": record.epoch,
+                            "kind": record.kind,
+                            "end": record.end,
+                            "payload": msgspec.Raw(record.payload),
+                        }
+                    )
                 else:
-                    say(_log_line(record))
-    if json:
-        print_json({**msgspec.structs.asdict(described), "log": shown})
-
-
-def _logged(record: Record) -> dict[str, Any]:
-    return {
-        "seq": record.seq,
-        "epoch": record.epoch,
-        "kind": record.kind,
-        "end": record.end,
-        "payload": msgspec.Raw(record.payload),
-    }
-
-
-def _log_line(record: Record) -> str:
-    mark = " " if record.end else "┐"
-    payload = clip(record.payload.decode(errors="backslashreplace"), PREVIEW)
-    return f"{record.seq:>6} {mark} e{record.epoch} {record.kind:12} {payload}"
+                    mark = " " if record.end else "┐"
+                    payload = clip(record.payload.decode(errors="backslashreplace"), PREVIEW)
+                    say(f"{record.seq:>6} {mark} e{record.epoch} {record.kind:12} {payload}")
+    if where.json:
+        print_json({**facts, "log": shown})
 
 
 # ``perdure fork``, ``copy`` and ``rename``: sessions that begin with the history of others
@@ -544,9 +497,14 @@ async def rename(
 
 
 def _report(done: Fork, where: SessionOption, text: str) -> int:
-    parent = {"agent": done.parent.agent, "session": done.parent.session}
-    value = {**msgspec.structs.asdict(done.key), "parent": parent, "at": done.at}
-    where.show(value, f"{done.key} {text}")
+    where.show(
+        {
+            **msgspec.structs.asdict(done.key),
+            "parent": {"agent": done.parent.agent, "session": done.parent.session},
+            "at": done.at,
+        },
+        f"{done.key} {text}",
+    )
     return 0
 
 
@@ -583,8 +541,14 @@ async def forget(
 
     """
     async with AsyncExitStack() as stack:
-        # A wrong one is refused before anything goes.
-        retained = [await _backup(stack, url) for url in backup]
+        retained: list[Store] = []
+        for url in backup:  # a wrong one is refused before anything goes
+            target = existing(url)
+            await target.open()
+            stack.push_async_callback(target.aclose)
+            await require_key(target)
+            await require_backup(target)
+            retained.append(target)
         async with managed(existing(where.store), write=not dry_run) as sessions:
             if id is not None:
                 stored_key(id, tenant=tenant)
@@ -595,28 +559,14 @@ async def forget(
             async with opened(where.store) as store:
                 for target in retained:
                     removed[target.location] = await follow_deletions(store, target)
-    if where.json:
-        print_json({**msgspec.to_builtins(report), "backups": msgspec.to_builtins(removed)})
-    else:
-        _print_forgotten(report)
-        for place, keys in removed.items():
-            say(
-                f"{len(keys)} sessions removed from the backup in {place}, which will not bring "
-                "them back"
-            )
+    where.show(
+        {**msgspec.to_builtins(report), "backups": removed},
+        lambda: _print_forgotten(report, removed),
+    )
     return 0
 
 
-async def _backup(stack: AsyncExitStack, url: str) -> Store:
-    target = existing(url)
-    await target.open()
-    stack.push_async_callback(target.aclose)
-    await require_key(target)
-    await require_backup(target)
-    return target
-
-
-def _print_forgotten(report: ForgetReport) -> None:
+def _print_forgotten(report: ForgetReport, backups: dict[str, list[SessionKey]]) -> None:
     for key in report.sessions:
         say(f"{key}: {'would be forgotten' if report.dry_run else 'forgotten'}")
     for retained in report.kept:
@@ -626,6 +576,11 @@ def _print_forgotten(report: ForgetReport) -> None:
     parts = f"{report.records} records, {report.documents} documents, {report.blobs} blobs"
     what = f"{len(report.sessions)} sessions with {parts} ({size(report.bytes)})"
     say(f"{what} in {', '.join(report.places)}{'; nothing was removed' * report.dry_run}")
+    for place, keys in backups.items():
+        say(
+            f"{len(keys)} sessions removed from the backup in {place}, which will not bring them "
+            "back"
+        )
 
 
 async def prune(
@@ -657,20 +612,16 @@ async def prune(
     """
     if keep_turns is None and keep_days is None and older_than is None:
         raise ConfigError("say what to prune: give --keep-turns, --keep-days or --older-than")
-    expire = None if older_than is None else _days(older_than)
-    retention = Retention(keep_turns=keep_turns, keep_days=keep_days, expire_days=expire)
+    retention = Retention(
+        keep_turns=keep_turns,
+        keep_days=keep_days,
+        expire_days=None if older_than is None else _days(older_than),
+    )
     async with managed(existing(where.store), write=not dry_run) as sessions:
         report = await sessions.prune(
             retention, id=id, session=session, tenant=tenant, dry_run=dry_run
         )
-    if where.json:
-        print_json(msgspec.to_builtins(report))
-    else:
-        say_pruned(report)
-        say(
-            f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
-            f"{'; nothing was removed' * report.dry_run}"
-        )
+    where.show(report, lambda: say_pruned(report, counts=True))
     return 1 if report.refused else 0
 
 
@@ -685,8 +636,8 @@ def _days(age: str) -> float:
     return float(match[1]) * _DAYS[match[2]]
 
 
-def say_pruned(report: PruneReport) -> None:
-    """Print what was removed, or would be, and what was left alone."""
+def say_pruned(report: PruneReport, *, counts: bool = False) -> None:
+    """Print what was removed, or would be, and what was left alone; with *counts* the sums."""
     would = "would be " * report.dry_run
     for key in report.expired:
         say(f"{key}: {would}forgotten: long unused")
@@ -703,3 +654,8 @@ def say_pruned(report: PruneReport) -> None:
         say(f"{key}: cannot be read: left alone; `perdure check` says why")
     for refusal in report.refused:
         say(f"{refusal.key}: not pruned: {refusal.why}")
+    if counts:
+        say(
+            f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
+            f"{'; nothing was removed' * report.dry_run}"
+        )

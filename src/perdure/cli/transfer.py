@@ -24,13 +24,12 @@ import perdure
 from perdure._lib.files import MAX_BYTES, Folder, open_regular
 from perdure.adapters.imports import SDKS, SdkImport, import_sessions
 from perdure.checkpoints.audit_files import check_pair, has_pair
-from perdure.cli.access import existing, is_there, managed, no_session, require_key
+from perdure.cli.access import existing, is_there, managed, no_session, opened, require_key
 from perdure.cli.check import incomplete
 from perdure.cli.output import (
     Answer,
     SessionOption,
     note,
-    print_json,
     progress_bar,
     require_free,
     say,
@@ -59,7 +58,6 @@ from perdure.session.export import (
     state_from,
 )
 from perdure.session.internals import load_stored
-from perdure.session.options import require_no_backup
 from perdure.store import Store, open_read_only
 from perdure.transfer.backup_view import (
     RestoreSummary,
@@ -105,9 +103,13 @@ async def backup(
         report = (
             await _with_bar("verifying", partial(verify_backup, target_store)) if verify else None
         )
-    places = {"source": source_store.location, "target": target_store.location}
     answer.show(
-        {**places, "verified": report, **msgspec.to_builtins(done)},
+        {
+            "source": source_store.location,
+            "target": target_store.location,
+            "verified": report,
+            **msgspec.to_builtins(done),
+        },
         lambda: _print_backup(done, report, target_store.location),
     )
     return 1 if done.failed or (report is not None and report.problems) else 0
@@ -135,9 +137,13 @@ async def restore_backup(
     """
     async with _opened_pair(target, source) as (backup_store, store):
         done = await _with_bar("restoring", partial(read_back, backup_store, store, wait=wait))
-    places = {"source": backup_store.location, "target": store.location}
     answer.show(
-        {**places, **msgspec.to_builtins(done)}, lambda: _print_restored(done, store.location)
+        {
+            "source": backup_store.location,
+            "target": store.location,
+            **msgspec.to_builtins(done),
+        },
+        lambda: _print_restored(done, store.location),
     )
     return 1 if done.failed else 0
 
@@ -238,9 +244,12 @@ async def migrate(
         done = await _with_bar(
             "copying", partial(move, source_store, target_store, tenants=tenants, wait=wait)
         )
-    places = {"source": source_store.location, "target": target_store.location}
     answer.show(
-        {**places, **msgspec.to_builtins(done)},
+        {
+            "source": source_store.location,
+            "target": target_store.location,
+            **msgspec.to_builtins(done),
+        },
         lambda: _print_migrated(done, target_store.location),
     )
     return 1 if done.failed else 0
@@ -254,12 +263,13 @@ def _print_migrated(done: Migration, target: str) -> None:
         f"verified, {done.continued} of them after what was there; {done.there} were there "
         f"already: {done.records} records, {size(done.bytes)}"
     )
-    if done.deleted:
-        say(f"{done.deleted} deleted in {target}, as they were in the source")
-    if done.posted:
-        say(f"{done.posted} posts wait in {target}, too")
-    if done.dead_letters:
-        say(f"{done.dead_letters} dead letters are in {target}, too")
+    for count, what in (
+        (done.deleted, f"deleted in {target}, as they were in the source"),
+        (done.posted, f"posts wait in {target}, too"),
+        (done.dead_letters, f"dead letters are in {target}, too"),
+    ):
+        if count:
+            say(f"{count} {what}")
     if done.open:
         say(
             f"{done.open} were not closed in the source: once the program that writes them has "
@@ -302,45 +312,57 @@ async def export(
     """
     if layout == "seed":  # the layout of the designs that perdure began from
         layout = "files"
-    if salvage:
-        if plain or layout == "files":
-            raise ConfigError("--salvage writes a bundle: leave out --plain and --layout files")
-        return await _salvage(id, out=out, where=where)
-    return await _export(id, layout=layout, out=out, log=not plain, where=where)
+    if salvage and (plain or layout == "files"):
+        raise ConfigError("--salvage writes a bundle: leave out --plain and --layout files")
+    if out is None and (salvage or layout != "full"):
+        what = "--salvage" if salvage else f"--layout {layout}"
+        raise ConfigError(f"{what} does not go to the standard output: give --out")
+    if out is not None:
+        require_free(out)
+    key = where.key(id)
+    async with opened(where.store) as store:
+        if not await is_there(store, key):
+            raise no_session(key, store)
+        if out is None:
+            write_json(_pretty(await _state(store, key, plain=plain)))
+            await _warn_of_cut(store, key)
+        elif salvage:
+            done = await salvage_session(store, key, out)
+            facts = {"out": str(out), "whole": done.is_whole, **msgspec.to_builtins(done)}
+            where.show(facts, lambda: _print_salvage(done, out))
+        else:
+            await _export(store, key, layout, out, where, plain=plain)
+    return 0
 
 
 async def _export(
-    id: str, *, layout: Layout, out: Path | None, log: bool, where: SessionOption
-) -> int:
-    if layout != "full" and out is None:
-        raise ConfigError(f"--layout {layout} does not go to the standard output: give --out")
-    if out is not None:
-        require_free(out)
-    store, key = existing(where.store), where.key(id)
-    await open_read_only(store)
-    try:
-        await require_no_backup(store)
-        if layout == "bundle":
-            return await _export_bundle(store, key, out or Path(), where)
-        await require_key(store)
-        state = await look_again(store, key, lambda: state_from(store, key, log=log))
-        warning = await _warn_of_cut(store, key)
-    finally:
-        await store.aclose()
-    if state is None:
-        raise no_session(key, store)
-    if out is None:
-        write_json(_pretty(state))
-        return 0
-    if layout == "files":
-        names = [*await write_folder(out, state), *await _export_further_files(id, out, where)]
+    store: Store, key: SessionKey, layout: Layout, out: Path, where: SessionOption, *, plain: bool
+) -> None:
+    answer: dict[str, Any] = {"agent": key.agent, "session": key.session, "out": str(out)}
+    if layout == "bundle":
+        answer["bytes"] = await look_again(store, key, lambda: write_bundle(store, key, out))
+        done = f"{size(answer['bytes'])} written to {out}"
     else:
-        await anyio.to_thread.run_sync(_publish, out, _pretty(state) + b"\n")
-        names = [out.name]
-    answer = {"agent": key.agent, "session": key.session, "out": str(out), "files": names}
-    answer["incomplete"] = warning
-    where.show(answer, f"{key}: {len(state.context.core.history)} messages written to {out}")
-    return 0
+        state = await _state(store, key, plain=plain)
+        if layout == "files":
+            answer["files"] = await write_folder(out, state)
+            async with managed(existing(where.store)) as sessions:
+                if (view := await load_stored(sessions, key)) is not None:
+                    answer["files"] += await export_memories(view, out)
+                    answer["files"] += await export_pair(view, out)
+        else:
+            await anyio.to_thread.run_sync(_publish, out, _pretty(state) + b"\n")
+            answer["files"] = [out.name]
+        done = f"{len(state.context.core.history)} messages written to {out}"
+    answer["incomplete"] = await _warn_of_cut(store, key)
+    where.show(answer, f"{key}: {done}")
+
+
+async def _state(store: Store, key: SessionKey, *, plain: bool) -> FullAgentState:
+    state = await look_again(store, key, lambda: state_from(store, key, log=not plain))
+    if state is None:  # deleted meanwhile
+        raise no_session(key, store)
+    return state
 
 
 async def _warn_of_cut(store: Store, key: SessionKey) -> str:
@@ -348,46 +370,6 @@ async def _warn_of_cut(store: Store, key: SessionKey) -> str:
     if warning := await incomplete(store, key):
         note(warning)
     return warning
-
-
-async def _export_further_files(id: str, out: Path, where: SessionOption) -> list[str]:
-    """Write traces and memories, events and checkpoints; return the files' names."""
-    async with managed(existing(where.store)) as sessions:
-        view = await load_stored(sessions, where.key(id))
-        if view is None:
-            return []
-        return [*await export_memories(view, out), *await export_pair(view, out)]
-
-
-async def _export_bundle(store: Store, key: SessionKey, out: Path, where: SessionOption) -> int:
-    if not await is_there(store, key):
-        raise no_session(key, store)
-    written = await look_again(store, key, lambda: write_bundle(store, key, out))
-    answer = {"agent": key.agent, "session": key.session, "out": str(out), "bytes": written}
-    answer["incomplete"] = await _warn_of_cut(store, key)
-    where.show(answer, f"{key}: {size(written)} written to {out}")
-    return 0
-
-
-async def _salvage(id: str, *, out: Path | None, where: SessionOption) -> int:
-    if out is None:
-        raise ConfigError("--salvage does not go to the standard output: give --out")
-    require_free(out)
-    key = where.key(id)
-    store = existing(where.store)
-    await open_read_only(store)
-    try:
-        await require_key(store)
-        await require_no_backup(store)
-        try:
-            salvaged = await salvage_session(store, key, out)
-        except SessionNotFoundError:
-            raise no_session(key, store) from None
-    finally:
-        await store.aclose()
-    facts = {"out": str(out), "whole": salvaged.is_whole, **msgspec.to_builtins(salvaged)}
-    where.show(facts, lambda: _print_salvage(salvaged, out))
-    return 0
 
 
 def _print_salvage(salvage: Salvage, out: Path) -> None:
@@ -484,13 +466,24 @@ async def _import(path: Path, *, id: str | None, where: SessionOption) -> int:
             done = msgspec.structs.replace(done, version=own_files.durable_version)
             left_out = [Finding("left out", str(path), file) for file in pair_read.findings]
     findings = [*read.findings, *done.findings, *left_out]
-    if where.json:
-        print_json(_answer(done, store.location, findings))
-    else:
-        for finding in findings:
-            say(f"{finding.what}: {finding.where}: {finding.detail}")
-        say(f"{done.key}: imported as {done.version} records into {store.location}")
+    where.show(
+        {
+            "location": store.location,
+            "agent": done.key.agent,
+            "session": done.key.session,
+            "tenant": done.key.tenant,
+            "records": done.version,
+            "findings": findings,
+        },
+        lambda: _print_imported(done, findings, store.location),
+    )
     return 0
+
+
+def _print_imported(done: Imported, findings: list[Finding], target: str) -> None:
+    for finding in findings:
+        say(f"{finding.what}: {finding.where}: {finding.detail}")
+    say(f"{done.key}: imported as {done.version} records into {target}")
 
 
 def _empty_state(path: Path, id: str | None, *, pair: bool) -> FullAgentState:
@@ -526,8 +519,10 @@ async def _import_bundle(path: Path, *, id: str | None, where: SessionOption) ->
 async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
     """Read a state, and from a folder its traces and memories."""
     place = anyio.Path(path)
+    if not await place.exists():
+        return MigratedState(None), None
     if not await place.is_dir():
-        return await _read_file(place) if await place.exists() else MigratedState(None), None
+        return await anyio.to_thread.run_sync(_read_file, path), None
     read = await read_folder(path)
     memories = await memories_in(path, read.state)
     if read.state is None and memories is not None:
@@ -535,18 +530,7 @@ async def _read(path: Path) -> tuple[MigratedState, StateMemories | None]:
     return read, memories
 
 
-async def _read_file(path: anyio.Path) -> MigratedState:
-    data = await anyio.to_thread.run_sync(_bytes_of, path)
-    try:
-        return read_state(data, where=str(path))
-    except CorruptRecordError as error:
-        raise CorruptRecordError(
-            f"{path} is no export that can be read: {error}; name what `perdure export` wrote",
-            path=str(path),
-        ) from error
-
-
-def _bytes_of(path: anyio.Path) -> bytes:
+def _read_file(path: Path) -> MigratedState:
     with open_regular(path) as file:
         found = os.fstat(file.fileno()).st_size
         if found > MAX_BYTES or len(data := file.read(MAX_BYTES + 1)) > MAX_BYTES:
@@ -555,18 +539,13 @@ def _bytes_of(path: anyio.Path) -> bytes:
                 f"{MAX_BYTES}; export the session with --layout bundle",
                 path=str(path),
             )
-        return data
-
-
-def _answer(done: Imported, location: str, findings: list[Any]) -> dict[str, Any]:
-    return {
-        "location": location,
-        "agent": done.key.agent,
-        "session": done.key.session,
-        "tenant": done.key.tenant,
-        "records": done.version,
-        "findings": findings,
-    }
+    try:
+        return read_state(data, where=str(path))
+    except CorruptRecordError as error:
+        raise CorruptRecordError(
+            f"{path} is no export that can be read: {error}; name what `perdure export` wrote",
+            path=str(path),
+        ) from error
 
 
 # ``perdure import SDK URL``: all sessions of another SDK's own database
@@ -607,10 +586,8 @@ async def import_sdk(sdk: str, url: str, where: SessionOption, tables: str | Non
     async with module.source_of(url, **options) as source, managed(store, write=True) as sessions:
         with progress_bar("importing", *columns) as update:
             done = await import_sessions(source, sessions, tenant=where.tenant, progress=update)
-    if where.json:
-        print_json({"sdk": sdk, "target": store.location, **msgspec.to_builtins(done)})
-    else:
-        _print(done, store.location)
+    facts = {"sdk": sdk, "target": store.location, **msgspec.to_builtins(done)}
+    where.show(facts, lambda: _print(done, store.location))
     return 1 if done.failed else 0
 
 

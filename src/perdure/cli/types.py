@@ -15,26 +15,13 @@ from perdure.adapters.thread_log import classes_of
 from perdure.cli.access import opened
 from perdure.cli.check import listed_sessions
 from perdure.cli.output import Answer, print_json, print_table, progress_bar, say
-from perdure.records.keys import SessionKey
 from perdure.records.records import FOREIGN, Record
 from perdure.records.types import KIND_PREFIX
 from perdure.records.values import parse_label
 from perdure.store import Store
 
 LABEL = re.compile(rb'":"x:[^"]+@\d+"')
-"""What a record has that names a registered type."""
-
-
-class StoredType(msgspec.Struct):
-    """A class of which values are stored."""
-
-    type: str
-    """perdure's tag of it, or its dotted name."""
-    of: str
-    """Whose: ``perdure`` or an SDK's."""
-    sessions: int
-    example: SessionKey
-    """One of the sessions that have such a value."""
+"""The label in a record that names a registered type."""
 
 
 async def types(
@@ -64,13 +51,17 @@ async def types(
     elif not found:
         say(f"all that is stored in {location} is plain data")
     else:
-        rows = [(each.type, each.of, str(each.sessions), str(each.example)) for each in found]
-        print_table(("type", "of", "sessions", "for example"), rows, right="sessions")
+        columns = ("type", "of", "sessions", "for example")
+        print_table(columns, (map(str, each.values()) for each in found), right="sessions")
     return 0
 
 
-async def _found(store: Store, tenant: str) -> list[StoredType]:
-    found: dict[tuple[str, str], StoredType] = {}
+async def _found(store: Store, tenant: str) -> list[dict[str, Any]]:
+    """Return the classes, whose they are, and how many sessions have such values, with an example.
+
+    Whose: perdure's, by its tag, or an SDK's, by its dotted name.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     _, keys = await listed_sessions(store, tenant)
     safe = _safe()
     with progress_bar("reading", MofNCompleteColumn(), total=len(keys)) as update:
@@ -80,10 +71,10 @@ async def _found(store: Store, tenant: str) -> list[StoredType]:
                 async for chunk in log:
                     for record in chunk.records:
                         names.update(_names(record))
-            for name in sorted(names):
-                if name[1] not in safe:
-                    stored = found.setdefault(name, StoredType(name[1], name[0], 0, key))
-                    stored.sessions += 1
+            for of, name in sorted(names):
+                if name not in safe:
+                    new = {"type": name, "of": of, "sessions": 0, "example": key}
+                    found.setdefault((of, name), new)["sessions"] += 1
             update(done, len(keys))
     return [found[name] for name in sorted(found)]
 

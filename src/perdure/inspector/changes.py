@@ -10,12 +10,13 @@ import logging
 import time
 from collections import deque
 from functools import partial
-from typing import Final, Literal, final, get_args
+from typing import Final, Literal, cast, final, get_args
 
 import msgspec
 
 from perdure.errors import CheckpointNotFoundError, InvalidArgumentError, PerdureError
-from perdure.inspector.pages import LongReads, SessionFacts, facts_of, load
+from perdure.inspector.pages import LongReads, facts_of, load
+from perdure.inspector.query import Page, Query
 from perdure.records.keys import SessionKey
 from perdure.session.internals import release_unused, store_below
 from perdure.session.manager import SessionManager
@@ -26,7 +27,6 @@ KEPT: Final = 200
 """Actions that the log keeps."""
 
 Change = Literal["rollback", "fork", "rebuild", "forget"]
-CHANGES: Final[tuple[str, ...]] = get_args(Change)
 
 
 class RequestedChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,35 +58,21 @@ class RequestedChange(msgspec.Struct, frozen=True, kw_only=True):
                 return "forget the session"
 
 
-class ChangePage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a change would do, before it is confirmed."""
+def requested(query: Query) -> RequestedChange:
+    """Return the change that an address, or a form, asks for.
 
-    head: SessionFacts
-    wanted: RequestedChange
-    text: str
-    consequences: list[str]
-    looking: bool = False
-    """Whether they are still being read."""
+    Raises:
+        InvalidArgumentError: Something is missing, or invalid.
 
-
-class Action(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that was made, or tried."""
-
-    at: float
-    """Seconds since 1970."""
-    key: SessionKey
-    text: str
-    outcome: str
-    done: bool
-    by: str
-    """The address that it was asked from."""
-
-
-class ActionsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest actions of this process, newest first."""
-
-    location: str
-    actions: list[Action]
+    """
+    return RequestedChange(
+        change=cast("Change", query.choice("change", ("", *get_args(Change)))),
+        key=query.key(),
+        checkpoint=query.number("checkpoint"),
+        at=query.number("at"),
+        new_id=query.text("new_id"),
+        confirmed=query.text("confirmed"),
+    )
 
 
 @final
@@ -95,25 +81,27 @@ class Changes:
 
     def __init__(self, sessions: SessionManager) -> None:
         self.sessions: SessionManager = sessions
-        self._actions: deque[Action] = deque(maxlen=KEPT)
+        self._actions: deque[Page] = deque(maxlen=KEPT)
 
-    def page(self) -> ActionsPage:
+    def page(self) -> Page:
         """Return what was done, newest first."""
-        return ActionsPage(
-            location=store_below(self.sessions).location, actions=list(self._actions)
-        )
+        return {
+            "location": store_below(self.sessions).location,
+            "actions": list(self._actions),
+        }
 
-    async def preview(self, wanted: RequestedChange, reads: LongReads) -> ChangePage:
+    async def preview(self, wanted: RequestedChange, reads: LongReads) -> Page:
         """Return what a change would do; change nothing."""
         view = await load(self.sessions, wanted.key)
         found, looking = await reads.result(wanted, partial(self._consequences, wanted))
-        return ChangePage(
-            head=await facts_of(self.sessions, view),
-            wanted=wanted,
-            text=wanted.text,
-            consequences=found or [],
-            looking=looking,
-        )
+        return {
+            "head": await facts_of(self.sessions, view),
+            "wanted": wanted,
+            "text": wanted.text,
+            "consequences": found or [],
+            # true while they are being read
+            "looking": looking,
+        }
 
     async def _consequences(self, wanted: RequestedChange) -> list[str]:
         sessions, agent = self.sessions, wanted.key.agent
@@ -147,7 +135,7 @@ class Changes:
                     *(f"{kept.of}: kept: {kept.what}: {kept.why}" for kept in gone.kept),
                 ]
 
-    async def make(self, wanted: RequestedChange, *, by: str) -> Action:
+    async def make(self, wanted: RequestedChange, *, by: str) -> Page:
         """Make a change, and log it, done or failed.
 
         Raises:
@@ -200,12 +188,18 @@ class Changes:
         await release_unused(session)  # so that its program need not ask for it
         return f"it is checkpoint {done.checkpoint.id} now"
 
-    def _log(self, wanted: RequestedChange, outcome: str, *, done: bool, by: str) -> Action:
-        action = Action(
-            at=time.time(), key=wanted.key, text=wanted.text, outcome=outcome, done=done, by=by
-        )
+    def _log(self, wanted: RequestedChange, outcome: str, *, done: bool, by: str) -> Page:
+        action = {
+            # seconds since 1970
+            "at": time.time(),
+            "key": wanted.key,
+            "text": wanted.text,
+            "outcome": outcome,
+            "done": done,
+            # the address that it was asked from
+            "by": by,
+        }
         self._actions.appendleft(action)
         level = logging.INFO if done else logging.WARNING
-        text = "session %s: %s, asked from %s: %s"
-        log.log(level, text, wanted.key, wanted.text, by, outcome)
+        log.log(level, "session %s: %s, asked from %s: %s", wanted.key, wanted.text, by, outcome)
         return action

@@ -52,11 +52,11 @@ class ShownPart(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     """Characters of the whole."""
     is_embedded: bool = False
-    """Whether the record has the image's bytes."""
+    """True if the record has the image's bytes."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether there is more."""
+        """True if there is more."""
         return self.size > len(self.text)
 
 
@@ -72,7 +72,7 @@ class ShownItem(msgspec.Struct, frozen=True, kw_only=True):
     """Whose SDK or provider it came from, if that is known."""
     parts: tuple[ShownPart, ...] = ()
     in_context: bool = False
-    """Whether the working context has it."""
+    """True if the working context has it."""
 
 
 class LogRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,9 +84,9 @@ class LogRow(msgspec.Struct, frozen=True, kw_only=True):
     idle: float = 0.0
     """Seconds without a record before it, if that is a gap."""
     start: float = 0.0
-    """Where it is on the page's axis without the gaps, 0 to 100."""
+    """Its place on the page's axis without the gaps, 0 to 100."""
     width: float = 0.0
-    """How long it took from the record before, on that axis."""
+    """The time since the record before, on that axis."""
 
 
 class Blob(msgspec.Struct, frozen=True):
@@ -126,10 +126,10 @@ def shown_record(record: Record, registry: Registry) -> ShownItem:
         return step
     shown = raw_record(record)
     text = _turn_text(record) if record.kind == TURN else ""
-    if text:
-        part = ShownPart(kind="text", text=text, number=0, size=len(text))
-        return msgspec.structs.replace(shown, parts=(part,))
-    return shown
+    if not text:
+        return shown
+    part = ShownPart(kind="text", text=text, number=0, size=len(text))
+    return msgspec.structs.replace(shown, parts=(part,))
 
 
 def shown_step(record: Record, *, only_messages: bool = False) -> ShownItem | None:
@@ -368,14 +368,14 @@ class _GraphRecord(msgspec.Struct):
 
 
 class GraphStep(msgspec.Struct, frozen=True):
-    """What one record of a thread says."""
+    """The content of one record of a thread."""
 
     role: str
     """Of its last message; "" if it has none."""
     at: float | None
     parts: list[_GraphPart]
     is_checkpoint: bool
-    """Whether it is the state after a step; else it is what a task has written before."""
+    """True for the state after a step, False for what a task has written before it."""
 
 
 def step_of(record: Record) -> GraphStep | None:

@@ -12,8 +12,8 @@ from __future__ import annotations
 import hashlib
 import hmac
 import html
-from collections.abc import Collection, MutableMapping
-from typing import Any, Final, final
+from collections.abc import Collection
+from typing import Final, final
 from urllib.parse import parse_qsl, quote, urlencode
 
 from starlette.datastructures import MutableHeaders
@@ -27,9 +27,9 @@ from perdure.asgi.responses import Problem, check_url
 
 TOKEN: Final = "token"  # noqa: S105  # the name of the link's parameter
 FORM_TOKEN: Final = "perdure.form_token"  # noqa: S105  # the name of an entry of the scope
-"""Where a request has what its forms must bring along, and no other site can know."""
+"""The entry with the token that a request's forms must bring along, and no other site can know."""
 OPEN_PATHS: Final = "/static/"
-"""What needs no token: the scripts and styles, which say nothing about sessions."""
+"""The path that needs no token: scripts and styles, which say nothing about sessions."""
 
 HEADERS: Final = {
     "content-security-policy": (
@@ -79,7 +79,10 @@ class Guard:
 
         async def send_guarded(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _add_headers(message)
+                headers = MutableHeaders(scope=message)
+                headers.update(HEADERS)
+                for name, value in DEFAULTS.items():
+                    headers.setdefault(name, value)
             await send(message)
 
         base = scope.get("root_path", "")
@@ -144,10 +147,3 @@ class Guard:
 def _refusal(status: int, why: str) -> Response:
     headers = {"www-authenticate": "Bearer"} if status == 401 else None
     return PlainTextResponse(f"{why}\n", status, headers=headers)
-
-
-def _add_headers(message: MutableMapping[str, Any]) -> None:
-    headers = MutableHeaders(scope=message)
-    headers.update(HEADERS)
-    for name, value in DEFAULTS.items():
-        headers.setdefault(name, value)

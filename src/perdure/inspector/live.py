@@ -1,4 +1,4 @@
-"""What is measured without a metrics store: a manager's health and events, sampled while asked for.
+"""Live figures without a metrics store: a manager's health and events, sampled while asked for.
 
 A sample is taken when a page asks, at most one in `APART` seconds, so no task runs while nobody
 looks. All who look share the samples.
@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal, final, get_args
 
 import anyio
-import msgspec
 
+from perdure.inspector.query import Page
 from perdure.session.internals import store_below
 from perdure.session.manager import SessionManager
 
@@ -45,54 +45,14 @@ Notable = Literal[
 ]
 
 
-class LiveSample(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of saving at a moment, and what was saved since the sample before."""
-
-    at: float
-    """Seconds since 1970."""
-    saves: float
-    """Saves of a session in a second."""
-    records: float
-    """Records that became durable in a second."""
-    slowest: float
-    """Seconds that the slowest of these saves took."""
-    unsaved_bytes: int
-    unsaved_age: float
-    """For how long the oldest change has not been durable, in seconds."""
-    loop_lag: float
-    """Seconds by which the event loop was late at worst."""
-    sessions: int
-    """Open sessions."""
-
-
-class LiveEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that a person may want to know of."""
-
-    at: float
-    name: str
-    text: str
-
-
-class LivePage(msgspec.Struct, frozen=True, kw_only=True):
-    """The newest samples, and how saving goes now."""
-
-    location: str
-    pid: int
-    status: str
-    reasons: tuple[str, ...]
-    samples: list[LiveSample]
-    events: list[LiveEvent]
-    """Newest first."""
-
-
 @final
 class Live:
     """The samples of one manager."""
 
     def __init__(self, sessions: SessionManager) -> None:
         self.sessions: SessionManager = sessions
-        self._samples: deque[LiveSample] = deque(maxlen=KEPT)
-        self._events: deque[LiveEvent] = deque(maxlen=50)
+        self._samples: deque[Page] = deque(maxlen=KEPT)
+        self._events: deque[Page] = deque(maxlen=50)
         self._lock = anyio.Lock()
         self._since = 0.0
         self._reset(time.monotonic())
@@ -121,9 +81,9 @@ class Live:
             if getattr(event, fact) is not None
         }
         text = ", ".join(f"{fact} {value}" for fact, value in facts.items())
-        self._events.appendleft(LiveEvent(at=time.time(), name=name, text=text))
+        self._events.appendleft({"at": time.time(), "name": name, "text": text})
 
-    async def page(self, after: float) -> LivePage:
+    async def page(self, after: float) -> Page:
         """Return the samples after a time, with a new one."""
         async with self._lock:
             now = time.monotonic()
@@ -133,14 +93,15 @@ class Live:
             if time.monotonic() - self._since >= APART:
                 await self._sample()
         health = self.sessions.health()
-        return LivePage(
-            location=store_below(self.sessions).location,
-            pid=os.getpid(),
-            status=health.status,
-            reasons=health.reasons,
-            samples=[sample for sample in self._samples if sample.at > after],
-            events=list(self._events),
-        )
+        return {
+            "location": store_below(self.sessions).location,
+            "pid": os.getpid(),
+            "status": health.status,
+            "reasons": health.reasons,
+            "samples": [sample for sample in self._samples if sample["at"] > after],
+            # newest first
+            "events": list(self._events),
+        }
 
     async def _sample(self) -> None:
         began = time.monotonic()
@@ -148,15 +109,22 @@ class Live:
         now = time.monotonic()
         passed, health = now - self._since, self.sessions.health()
         self._samples.append(
-            LiveSample(
-                at=time.time(),
-                saves=self._saves / passed,
-                records=self._records / passed,
-                slowest=self._slowest,
-                unsaved_bytes=health.unsaved_bytes,
-                unsaved_age=health.oldest_unsaved_age,
-                loop_lag=max(self._lag, now - began - NAP),
-                sessions=health.sessions,
-            )
+            {
+                # seconds since 1970
+                "at": time.time(),
+                # saves of a session in a second
+                "saves": self._saves / passed,
+                # records that became durable in a second
+                "records": self._records / passed,
+                # seconds that the slowest of these saves took
+                "slowest": self._slowest,
+                "unsaved_bytes": health.unsaved_bytes,
+                # the age of the oldest change that is not durable, in seconds
+                "unsaved_age": health.oldest_unsaved_age,
+                # seconds by which the event loop was late at worst
+                "loop_lag": max(self._lag, now - began - NAP),
+                # open sessions
+                "sessions": health.sessions,
+            }
         )
         self._reset(now)

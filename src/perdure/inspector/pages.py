@@ -1,13 +1,12 @@
-"""What each page shows, read without a lease: the values that templates and JSON have in common."""
+"""The content of each page, read without a lease: one value for the template and the JSON."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
-from typing import Any, Final, Literal, TypeVar, cast, final
+from typing import Any, Final, Literal, TypeVar, cast, final, get_args
 
 import anyio
 import msgspec
@@ -16,13 +15,13 @@ from perdure.checkpoints.engine import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.errors import InvalidArgumentError, SessionNotFoundError
 from perdure.inspector import conversation
-from perdure.memory.working_memory import MemoryInfo
+from perdure.inspector.query import Page, Query
+from perdure.memory.state import States
+from perdure.memory.working_memory import WorkingMemory
 from perdure.providers.context_fit import Format
-from perdure.records.checkpoints import Checkpoint
-from perdure.records.keys import SessionKey, require_filters
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
 from perdure.records.media import decode_read
 from perdure.records.records import MESSAGE_KINDS, Record
-from perdure.restore.report import RestorePlan, RestoreReport
 from perdure.session.contents import HistoryItem
 from perdure.session.internals import (
     contents_of,
@@ -36,7 +35,7 @@ from perdure.session.internals import (
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
-from perdure.store import DeadLetter, LeaseState, PendingItem, SessionInfo, Store, first_record
+from perdure.store import DeadLetter, PendingItem, SessionInfo, all_records, record_at
 
 T = TypeVar("T")
 
@@ -48,7 +47,7 @@ PATIENCE: Final = 0.15
 FRESH: Final = 30.0
 """Seconds in which what was read for a page that did not wait is shown to the next one."""
 READS: Final = 16
-"""How many of the long reads' results are kept."""
+"""The number of long reads whose results are kept."""
 LISTED: Final = 100
 """Sessions on a page."""
 BUDGET: Final = 0.15
@@ -68,7 +67,7 @@ class _LongRead:
         self.error: Exception | None = None
         self.running: anyio.Event | None = None
         self.unseen_since: float = -math.inf
-        """When a read ended that no page has shown."""
+        """The time at which a read ended that no page has shown."""
 
 
 @final
@@ -130,7 +129,7 @@ class LongReads:
 
 
 class SessionFilters(msgspec.Struct, frozen=True, kw_only=True):
-    """What a list of sessions is narrowed by."""
+    """The filters of a list of sessions."""
 
     tenant: str = ""
     prefix: str = ""
@@ -142,7 +141,7 @@ class SessionFilters(msgspec.Struct, frozen=True, kw_only=True):
     """Text in an id, a title, an owner or a tag."""
 
     def fits(self, info: SessionInfo) -> bool:
-        """Whether a session has the text; the rest is the store's to look at."""
+        """Return whether a session has the text; the rest is the store's to look at."""
         texts = (info.key.agent, info.key.session, info.title or "", info.owner or "", *info.tags)
         wanted = self.q.casefold()
         return not wanted or any(wanted in text.casefold() for text in texts)
@@ -160,7 +159,7 @@ class SessionsPage(msgspec.Struct, kw_only=True):
     next: SessionKey | None = None
     """After which session to continue; None at the end."""
     next_at: float | None = None
-    """When that one was used, in a list by last use."""
+    """The time of that session's last use, in a list by last use."""
 
     @property
     def owners(self) -> list[str]:
@@ -173,25 +172,33 @@ class SessionsPage(msgspec.Struct, kw_only=True):
         return sorted({tag for info in self.sessions for tag in info.tags})
 
 
-async def sessions_page(
-    sessions: SessionManager,
-    filters: SessionFilters,
-    after: SessionInfo | None,
-    limit: int = LISTED,
-) -> SessionsPage:
+async def sessions_page(reads: LongReads, query: Query) -> SessionsPage:
     """Return a page of sessions; a search that takes long is continued by the next.
 
     Raises:
         InvalidArgumentError: A filter is no text that an id can have.
 
     """
+    given: dict[str, Any] = {
+        name: query.text(name).strip() for name in SessionFilters.__struct_fields__
+    }
+    given["order"] = query.choice("order", ("", "id"))
+    filters = SessionFilters(**given)
+    limit = max(1, min(query.number("limit") or LISTED, MOST))
+    last: SessionInfo | None = None
+    if after := query.text("after"):
+        last = SessionInfo(
+            key=SessionKey(after, query.text("after_session") or DEFAULT_SESSION, filters.tenant),
+            updated_at=query.decimal("after_at"),
+        )
     require_filters(tenant=filters.tenant, prefix=filters.prefix)
+    sessions = reads.sessions
     store = store_below(sessions)
     page = SessionsPage(
         location=store.location, tenants=sorted({"", *await store.tenants()}), filters=filters
     )
     until = anyio.current_time() + BUDGET
-    last, is_newest = after, filters.order != "id"
+    is_newest = filters.order != "id"
     while True:
         chunk = await sessions.list(
             tenant=filters.tenant,
@@ -219,34 +226,15 @@ async def sessions_page(
             return page
 
 
-async def completions(sessions: SessionManager, tenant: str, prefix: str) -> list[str]:
+async def completions(reads: LongReads, query: Query) -> list[str]:
     """Return the first agents' ids that begin with a prefix."""
+    tenant, prefix = query.text("tenant"), query.text("prefix")
     require_filters(tenant=tenant, prefix=prefix)
-    found = await sessions.list(tenant=tenant, prefix=prefix, limit=COMPLETIONS)
+    found = await reads.sessions.list(tenant=tenant, prefix=prefix, limit=COMPLETIONS)
     return sorted({info.key.agent for info in found})
 
 
 # One session
-
-
-class SessionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The facts at the head of every page of a session."""
-
-    key: SessionKey
-    title: str | None
-    owner: str | None
-    tags: list[str]
-    created_at: str
-    last_active_at: str
-    turns: int
-    messages: int
-    records: int
-    settled: bool
-    """False when a takeover was under way, so that the newest records may be missing."""
-    unproven: str
-    """Why records may be missing at an encrypted log's end; empty if none are."""
-    holder: LeaseState | None
-    is_open_here: bool
 
 
 async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
@@ -264,25 +252,26 @@ async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
     return view
 
 
-async def facts_of(sessions: SessionManager, view: SessionView) -> SessionFacts:
+async def facts_of(sessions: SessionManager, view: SessionView) -> Page:
     """Return the facts about a session."""
     info, store = view.info, followed(store_of(view))
-    documents = await store.read_documents(view.key, ())
-    return SessionFacts(
-        key=view.key,
-        title=info.metadata.title,
-        owner=info.metadata.owner,
-        tags=info.metadata.tags,
-        created_at=info.created_at,
-        last_active_at=info.last_active_at,
-        turns=info.turns,
-        messages=info.messages,
-        records=view.seq,
-        settled=view.settled,
-        unproven=documents.unproven_tail or "",
-        holder=await store.holder(view.key),
-        is_open_here=session_open_here(sessions, view.key) is not None,
-    )
+    return {
+        "key": view.key,
+        "title": info.metadata.title,
+        "owner": info.metadata.owner,
+        "tags": info.metadata.tags,
+        "created_at": info.created_at,
+        "last_active_at": info.last_active_at,
+        "turns": info.turns,
+        "messages": info.messages,
+        "records": view.seq,
+        # false when a takeover was under way, so that the newest records may be missing
+        "settled": view.settled,
+        # why records may be missing at an encrypted log's end; empty if none are
+        "unproven": (await store.read_documents(view.key, ())).unproven_tail or "",
+        "holder": await store.holder(view.key),
+        "is_open_here": session_open_here(sessions, view.key) is not None,
+    }
 
 
 # Its conversation
@@ -291,27 +280,12 @@ async def facts_of(sessions: SessionManager, view: SessionView) -> SessionFacts:
 View = Literal["compact", "timeline", "raw"]
 
 
-class ConversationPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of a session's conversation, or of its log."""
-
-    head: SessionFacts
-    view: View
-    items: Sequence[conversation.ShownItem] = ()
-    """Of the compact view, what was not retracted; of the raw view, every record."""
-    rows: Sequence[conversation.LogRow] = ()
-    older: int | None = None
-    """Before which record to continue; None at the beginning."""
-    newer: int | None = None
-    """Before which record the next page ends; None at the end."""
-    limit: int = PAGE
-
-
-async def conversation_page(
-    sessions: SessionManager, key: SessionKey, view: View, before: int | None, limit: int
-) -> ConversationPage:
+async def conversation_page(reads: LongReads, query: Query) -> Page:
     """Return the newest items before a record."""
-    loaded = await load(sessions, key)
-    limit = max(1, min(limit, MOST))
+    sessions, view = reads.sessions, cast("View", query.choice("view", get_args(View)))
+    loaded = await load(sessions, query.key())
+    limit = max(1, min(query.number("limit") or PAGE, MOST))
+    before = query.number("before")
     before = loaded.seq + 1 if before is None else max(1, min(before, loaded.seq + 1))
     context = frozenset(seq for seq, _ in working_context(loaded).by_seq())
     items: list[conversation.ShownItem] = []
@@ -325,7 +299,8 @@ async def conversation_page(
         first = items[0].seq if len(items) == limit else 1
         last = items[-1].seq
     else:
-        records = await _records(loaded, before, limit)
+        log = store_of(loaded).read_log(loaded.key, before=before, limit=limit, reverse=True)
+        records = (await all_records(log))[:limit][::-1]
         if view == "compact":  # a graph's thread has steps, and no messages of its own
             steps = (conversation.shown_step(record, only_messages=True) for record in records)
             items = [step for step in steps if step is not None]
@@ -335,61 +310,52 @@ async def conversation_page(
             rows = conversation.timeline(records, registry_of(loaded), context)
         first = records[0].seq if records else 1
         last = before - 1
-    return ConversationPage(
-        head=await facts_of(sessions, loaded),
-        view=view,
-        items=items,
-        rows=rows,
-        older=first if first > 1 else None,
-        # At most `limit` items are between the two, so that none is left out.
-        newer=min(last + limit, loaded.seq) + 1 if before <= loaded.seq else None,
-        limit=limit,
-    )
-
-
-async def _records(view: SessionView, before: int, limit: int) -> list[Record]:
-    records: list[Record] = []
-    log = store_of(view).read_log(view.key, before=before, limit=limit, reverse=True)
-    async with contextlib.aclosing(log):
-        async for chunk in log:
-            records += chunk.records
-    return records[:limit][::-1]
+    return {
+        "head": await facts_of(sessions, loaded),
+        "view": view,
+        # of the compact view, what was not retracted; of the raw view, every record
+        "items": items,
+        "rows": rows,
+        # before which record to continue; None at the beginning
+        "older": first if first > 1 else None,
+        # before which record the next page ends; None at the end
+        "newer": min(last + limit, loaded.seq) + 1 if before <= loaded.seq else None,
+        "limit": limit,
+    }
 
 
 async def _record(view: SessionView, seq: int) -> Record:
-    log = store_of(view).read_log(view.key, after=seq - 1, before=seq + 1)
-    record = await first_record(log)
+    record = await record_at(store_of(view), view.key, seq)
     if record is None:
         raise InvalidArgumentError(f"session {view.key} has no record {seq}", seq=seq)
     return record
 
 
-async def whole_part(
-    sessions: SessionManager, key: SessionKey, seq: int, number: int, *, raw: bool
-) -> conversation.ShownPart:
+async def whole_part(reads: LongReads, query: Query) -> conversation.ShownPart:
     """Return one part of a record with all of its text.
 
     Raises:
         InvalidArgumentError: There is no such record, or part.
 
     """
-    view = await load(sessions, key)
-    parts = conversation.whole_parts(await _record(view, seq), registry_of(view), raw=raw)
+    key, seq, number = query.key(), query.number("seq") or 0, query.number("part") or 0
+    is_raw = query.choice("view", get_args(View)) == "raw"
+    view = await load(reads.sessions, key)
+    parts = conversation.whole_parts(await _record(view, seq), registry_of(view), raw=is_raw)
     if not 0 <= number < len(parts):
         raise InvalidArgumentError(f"record {seq} of session {key} has no part {number}")
     return msgspec.structs.replace(parts[number], size=len(parts[number].text))
 
 
-async def image(
-    sessions: SessionManager, key: SessionKey, seq: int, number: int
-) -> conversation.Blob:
+async def image(reads: LongReads, query: Query) -> conversation.Blob:
     """Return an image that is in a record.
 
     Raises:
         InvalidArgumentError: There is none.
 
     """
-    view = await load(sessions, key)
+    key, seq, number = query.key(), query.number("seq") or 0, query.number("part") or 0
+    view = await load(reads.sessions, key)
     record = await _record(view, seq)
     found = None
     if record.kind in MESSAGE_KINDS:
@@ -402,40 +368,16 @@ async def image(
 # What the model sees next
 
 
-class ContextPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The working context, next to the whole log."""
-
-    head: SessionFacts
-    items: Sequence[conversation.ShownItem]
-    size: int
-    """Bytes of the messages' JSON."""
-    limit: int
-    """Bytes that it may have."""
-    is_cut: bool
-    """Whether older messages were left out."""
-    own_records: int
-    """Messages of it that are records of the log; the others were made by a compaction."""
-    first: int | None
-    """The oldest of these records."""
-    messages: int
-    """Messages that it has, of which ``items`` are some."""
-    start: int
-    """The place of the first of the items, counted from 0."""
-    target: str = ""
-    rendered: str = ""
-    """The context as a provider takes it: JSON."""
-
-
-async def context_page(
-    sessions: SessionManager, key: SessionKey, target: str, end: int | None
-) -> ContextPage:
+async def context_page(reads: LongReads, query: Query) -> Page:
     """Return messages that the model sees next: those before a place, by default the newest.
 
     Raises:
         InvalidArgumentError: There is no such target.
 
     """
-    view = await load(sessions, key)
+    target, end = query.choice("target", ("", *FORMATS)), query.number("end")
+    sessions = reads.sessions
+    view = await load(sessions, query.key())
     context = working_context(view)
     registry = registry_of(view)
     own = frozenset(seq for seq, _ in context.by_record())
@@ -446,72 +388,72 @@ async def context_page(
         conversation.shown_item(HistoryItem(seq, "message", decode_read(payload, registry)), own)
         for seq, payload in await contents_of(view).filled(messages[start:end])
     ]
-    rendered = ""
-    if target:
-        shown = view.context(cast("Any", target))
-        rendered = value_text(shown)
-    return ContextPage(
-        head=await facts_of(sessions, view),
-        items=items,
-        size=context.size,
-        limit=context.limit,
-        is_cut=context.cut,
-        own_records=len(context.by_record()),
-        first=min(own, default=None),
-        messages=len(messages),
-        start=start,
-        target=target,
-        rendered=rendered,
-    )
+    return {
+        "head": await facts_of(sessions, view),
+        "items": items,
+        # bytes of the messages' JSON
+        "size": context.size,
+        # bytes that it may have
+        "limit": context.limit,
+        # true if older messages were left out
+        "is_cut": context.cut,
+        # messages of it that are records of the log; the others were made by a compaction
+        "own_records": len(context.by_record()),
+        # the oldest of these records
+        "first": min(own, default=None),
+        # messages that it has, of which ``items`` are some
+        "messages": len(messages),
+        # the place of the first of the items, counted from 0
+        "start": start,
+        "target": target,
+        # the context as a provider takes it: JSON
+        "rendered": value_text(view.context(cast("Any", target))) if target else "",
+    }
 
 
 # Memory and states
 
 
-class ShownValue(msgspec.Struct, frozen=True, kw_only=True):
-    """A named value as JSON, or its beginning."""
-
-    key: str
-    text: str
-    size: int
-    """Characters of the whole."""
-
-
-class StatesPage(msgspec.Struct, frozen=True, kw_only=True):
-    """What a session keeps besides its conversation."""
-
-    head: SessionFacts
-    states: Sequence[ShownValue]
-    memory: Sequence[MemoryInfo]
-
-
-async def states_page(sessions: SessionManager, key: SessionKey) -> StatesPage:
+async def states_page(reads: LongReads, query: Query) -> Page:
     """Return a session's named states, and the entries of its memory without their values."""
-    view = await load(sessions, key)
+    view = await load(reads.sessions, query.key())
     states = []
     for name in await view.state.keys():
         text = value_text(await view.state.get(name))
-        states.append(ShownValue(key=name, text=text[: conversation.LONGEST], size=len(text)))
-    return StatesPage(
-        head=await facts_of(sessions, view), states=states, memory=await view.memory.entries()
-    )
+        states.append(
+            {
+                "key": name,
+                "text": text[: conversation.LONGEST],
+                # characters of the whole
+                "size": len(text),
+            }
+        )
+    return {
+        "head": await facts_of(reads.sessions, view),
+        "states": states,
+        "memory": await view.memory.entries(),
+    }
 
 
-async def named_value(
-    sessions: SessionManager, key: SessionKey, kind: Literal["state", "memory"], name: str
-) -> ShownValue:
+async def named_value(reads: LongReads, query: Query) -> Page:
     """Return one state, or one value of the memory, whole.
 
     Raises:
         InvalidArgumentError: There is none of that name.
 
     """
-    view = await load(sessions, key)
-    keys = await (view.state if kind == "state" else view.memory).keys()
-    if name not in keys:
-        raise InvalidArgumentError(f"session {key} has no {kind} {name!r}")
-    text = value_text(await (view.state if kind == "state" else view.memory).get(name))
-    return ShownValue(key=name, text=text, size=len(text))
+    kind, name = query.choice("kind", ("state", "memory")), query.text("name")
+    view = await load(reads.sessions, query.key())
+    values: States | WorkingMemory = view.state if kind == "state" else view.memory
+    if name not in await values.keys():
+        raise InvalidArgumentError(f"session {view.key} has no {kind} {name!r}")
+    text = value_text(await values.get(name))
+    return {
+        "key": name,
+        "text": text,
+        # characters of the whole
+        "size": len(text),
+    }
 
 
 def value_text(value: Any) -> str:
@@ -523,29 +465,16 @@ def value_text(value: Any) -> str:
 # Checkpoints
 
 
-class CheckpointsPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's checkpoints, and the difference of two."""
-
-    head: SessionFacts
-    checkpoints: Sequence[Checkpoint]
-    verified: Verification | None = None
-    a: int | None = None
-    b: int | None = None
-    difference: Difference | None = None
-    """From the state at checkpoint *a* to the one at *b*."""
-    looking: bool = False
-    """Whether the log is still being read for the two."""
-
-
-async def checkpoints_page(
-    reads: LongReads, key: SessionKey, pair: tuple[int, int] | None, *, verify: bool
-) -> CheckpointsPage:
+async def checkpoints_page(reads: LongReads, query: Query) -> Page:
     """Return the checkpoints; with a pair, what changed from the first of it to the second.
 
     Raises:
         CheckpointNotFoundError: There is no such checkpoint.
 
     """
+    a, b, key = query.number("a"), query.number("b"), query.key()
+    pair = None if a is None or b is None else (a, b)
+    verify = query.choice("verify", ("", "1")) == "1"
     view = await load(reads.sessions, key)
 
     async def read() -> tuple[Verification | None, Difference | None]:
@@ -557,37 +486,30 @@ async def checkpoints_page(
     what = ("checkpoints", key, view.seq, pair, verify)
     found, looking = await reads.result(what, read) if verify or pair else (None, False)
     verified, difference = found or (None, None)
-    return CheckpointsPage(
-        head=await facts_of(reads.sessions, view),
-        checkpoints=await view.checkpoints.states(),
-        verified=verified,
-        a=pair[0] if pair else None,
-        b=pair[1] if pair else None,
-        difference=difference,
-        looking=looking,
-    )
+    return {
+        "head": await facts_of(reads.sessions, view),
+        "checkpoints": await view.checkpoints.states(),
+        "verified": verified,
+        "a": pair[0] if pair else None,
+        "b": pair[1] if pair else None,
+        # from the state at checkpoint a to the one at b
+        "difference": difference,
+        # true while the log is being read for the two
+        "looking": looking,
+    }
 
 
 # How it would come back
 
 
-class RestorePage(msgspec.Struct, frozen=True, kw_only=True):
-    """What opening a session would do, and what reading it just did."""
-
-    head: SessionFacts
-    plan: RestorePlan
-    report: RestoreReport
-    lines: Sequence[str]
-    """The plan in words."""
-
-
-async def restore_page(sessions: SessionManager, key: SessionKey, target: str) -> RestorePage:
+async def restore_page(reads: LongReads, query: Query) -> Page:
     """Return a session's restore plan, and the report of the restore that this page is.
 
     Raises:
         InvalidArgumentError: There is no such target.
 
     """
+    target, key, sessions = query.choice("target", ("", *FORMATS)), query.key(), reads.sessions
     view = await load(sessions, key)
     plan = await sessions.plan_restore(
         key.agent,
@@ -595,100 +517,68 @@ async def restore_page(sessions: SessionManager, key: SessionKey, target: str) -
         tenant=key.tenant,
         target=cast("Format | None", target or None),
     )
-    slim = msgspec.structs.replace(plan, messages=())  # the page of the context has them
-    return RestorePage(
-        head=await facts_of(sessions, view),
-        plan=slim,
-        report=view.restore_report,
-        lines=plan.lines(),
-    )
+    return {
+        "head": await facts_of(sessions, view),
+        "plan": msgspec.structs.replace(plan, messages=()),  # the page of the context has them
+        "report": view.restore_report,
+        # the plan in words
+        "lines": plan.lines(),
+    }
 
 
 # Who holds it, and what waits for it
 
 
-class Waiting(msgspec.Struct, frozen=True, kw_only=True):
-    """A posted item that waits for a session."""
-
-    post: str
-    kind: str
-    size: int
-    text: str
-    posted_at: float
-    damage: str = ""
-    reason: str = ""
-    """Of a dead letter: why it was not delivered."""
-    tries: int = 0
-    at: float | None = None
-    """Of a dead letter: when it became one."""
-
-
-class DeliveryPage(msgspec.Struct, frozen=True, kw_only=True):
-    """A session's lease, its inbox and its dead letters."""
-
-    head: SessionFacts
-    waiting: Sequence[Waiting]
-    dead: Sequence[Waiting]
-
-
-async def delivery_page(sessions: SessionManager, key: SessionKey) -> DeliveryPage:
+async def delivery_page(reads: LongReads, query: Query) -> Page:
     """Return who holds a session, and what waits for it."""
-    view = await load(sessions, key)
-    head, store = await facts_of(sessions, view), store_below(sessions)
-    epoch = 0 if head.holder is None else head.holder.epoch
-    pending = await store.receive(key, epoch, limit=MOST)
-    letters = await store.dead_letters(key)
-    return DeliveryPage(
-        head=head,
-        waiting=[_waiting(item) for item in pending],
-        dead=[_dead(letter) for letter in letters],
-    )
+    key, store = query.key(), store_below(reads.sessions)
+    view = await load(reads.sessions, key)
+    head = await facts_of(reads.sessions, view)
+    epoch = 0 if head["holder"] is None else head["holder"].epoch
+    return {
+        "head": head,
+        "waiting": [_waiting(item) for item in await store.receive(key, epoch, limit=MOST)],
+        "dead": [_waiting(letter.item, letter) for letter in await store.dead_letters(key)],
+    }
 
 
-def _waiting(item: PendingItem) -> Waiting:
-    return Waiting(
-        post=item.key,
-        kind=item.kind,
-        size=len(item.payload),
-        text=item.payload[: conversation.LONGEST].decode(errors="backslashreplace"),
-        posted_at=item.posted_at,
-        damage=item.damage,
-    )
+def _waiting(item: PendingItem, letter: DeadLetter | None = None) -> Page:
+    """Return a posted item that waits for a session, or is set aside as a dead letter."""
+    return {
+        "post": item.key,
+        "kind": item.kind,
+        "size": len(item.payload),
+        "text": item.payload[: conversation.LONGEST].decode(errors="backslashreplace"),
+        "posted_at": item.posted_at,
+        "damage": item.damage,
+        # of a dead letter: why, after how many tries, and when it became one
+        "reason": "" if letter is None else letter.reason,
+        "tries": 0 if letter is None else letter.tries,
+        "at": None if letter is None else letter.at,
+    }
 
 
-def _dead(letter: DeadLetter) -> Waiting:
-    shown = _waiting(letter.item)
-    return msgspec.structs.replace(shown, reason=letter.reason, tries=letter.tries, at=letter.at)
-
-
-class InboxPage(msgspec.Struct, frozen=True, kw_only=True):
-    """The sessions of a store for which something waits."""
-
-    location: str
-    waiting: Sequence[SessionKey] = ()
-    dead: Sequence[SessionKey] = ()
-    at: float | None = None
-    """When the store was looked at; None: not yet."""
-    looking: bool = False
-    """Whether a newer look has not come to its end."""
-
-
-async def inbox_page(sessions: SessionManager, reads: LongReads) -> InboxPage:
+async def inbox_page(reads: LongReads, _: Query) -> Page:
     """Return the sessions for which a post waits, or that have dead letters, of all tenants.
 
     It looks at all sessions; while that takes long, the page has what was seen before.
     """
-    store: Store = store_below(sessions)
+    store = store_below(reads.sessions)
 
-    async def look() -> InboxPage:
-        dead = await store.sessions_with_pending_items(dead_letters=True)
-        waiting = await store.sessions_with_pending_items()
-        return InboxPage(location=store.location, waiting=waiting, dead=dead, at=time.time())
+    async def look() -> Page:
+        return {
+            "location": store.location,
+            "waiting": await store.sessions_with_pending_items(),
+            "dead": await store.sessions_with_pending_items(dead_letters=True),
+            "at": time.time(),
+        }
 
     seen, looking = await reads.result("inbox", look)
-    return msgspec.structs.replace(seen or InboxPage(location=store.location), looking=looking)
+    # None: the store was not read yet
+    nothing = {"location": store.location, "waiting": (), "dead": (), "at": None}
+    return {**(seen or nothing), "looking": looking}
 
 
-async def position(sessions: SessionManager, key: SessionKey) -> int:
+async def position(reads: LongReads, query: Query) -> int:
     """Return a session's last record."""
-    return await store_below(sessions).head(key)
+    return await store_below(reads.sessions).head(query.key())

@@ -1,4 +1,4 @@
-"""What a manager does, as figures: for Prometheus, and for OpenTelemetry.
+"""Figures of managers, for Prometheus and for OpenTelemetry.
 
     metrics        the figures, what they are called, and their text for Prometheus
     opentelemetry  the same figures and spans by OpenTelemetry: extra ``otel``

@@ -7,7 +7,7 @@ generative AI are in development, and stand here as of semantic conventions 1.43
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, final
 
@@ -18,15 +18,17 @@ from perdure.errors import SessionClosedError, WrongLoopError
 from perdure.session.internals import in_managers_background
 
 if TYPE_CHECKING:
-    from perdure.autosave.events import Lost, Saved, SaveFailed
+    from perdure.autosave.events import Saved, SaveFailed
     from perdure.autosave.reports import Health
     from perdure.session.manager import SessionManager
-    from perdure.session.runtime import SessionClosed, SessionOpened, SessionPosted
+    from perdure.session.runtime import SessionClosed, SessionOpened
 
 
 SEMCONV: Final = "https://opentelemetry.io/schemas/1.43.0"
 
 Kind = Literal["counter", "gauge", "histogram"]
+Read = Callable[[Any], Mapping[str, float]]
+"""Reads a gauge, by its label's value: of the managers' `Health`, or of a store's connections."""
 
 SECONDS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -45,7 +47,11 @@ class Figure(NamedTuple):
     unit: str = ""
     """In UCUM, as OpenTelemetry wants it."""
     label: str = ""
-    """What divides it, if anything does. Never a session's id."""
+    """The label that divides it, if one does. Never a session's id."""
+    labels: tuple[str, ...] = ()
+    """The label's values that are shown before anything was counted."""
+    read: Read | None = None
+    """Reads a gauge."""
 
     @property
     def in_prometheus(self) -> str:
@@ -60,6 +66,7 @@ SAVES = Figure(
     "Saves of a session: ok, failed (it is tried again), in_doubt (the same, and some of it may"
     " be stored), or refused (the store refuses a record permanently).",
     label="outcome",
+    labels=("ok", "failed", "in_doubt", "refused"),
 )
 SAVE_DURATION = Figure("perdure.save.duration", "histogram", "How long saves took.", "s")
 SAVE_WINDOW = Figure(
@@ -71,22 +78,12 @@ SAVE_WINDOW = Figure(
 )
 SAVED_RECORDS = Figure("perdure.saved.records", "counter", "Records that became durable.")
 SAVED_BYTES = Figure("perdure.saved", "counter", "Bytes that the store wrote for saves.", "By")
-UNSAVED_AGE = Figure(
-    "perdure.unsaved.age", "gauge", "For how long the oldest change has not been durable.", "s"
-)
-UNSAVED_BYTES = Figure("perdure.unsaved", "gauge", "Bytes that are only in memory.", "By")
-UNSAVED_SESSIONS = Figure(
-    "perdure.unsaved.sessions",
-    "gauge",
-    "Sessions with changes that are not durable.",
-    label="state",
-)
-OPEN_SESSIONS = Figure("perdure.open.sessions", "gauge", "Sessions that are open here.")
 LEASE_CHANGES = Figure(
     "perdure.lease.changes",
     "counter",
     "Sessions that were acquired, released, or lost to another process.",
     label="change",
+    labels=("acquired", "released", "lost"),
 )
 RESTORE_DURATION = Figure(
     "perdure.restore.duration",
@@ -95,33 +92,103 @@ RESTORE_DURATION = Figure(
     "s",
     "source",
 )
-FOLDS = Figure("perdure.folds", "counter", "Folds of a session's log.", label="outcome")
+FOLDS = Figure(
+    "perdure.folds",
+    "counter",
+    "Folds of a session's log.",
+    label="outcome",
+    labels=("ok", "failed"),
+)
 POSTS = Figure("perdure.inbox.posts", "counter", "Posts that entered a session that is open here.")
-DEAD_LETTERS = Figure(
-    "perdure.inbox.dead_letters", "gauge", "Posts that could not be received, and wait for you."
-)
-UNDELIVERED = Figure(
-    "perdure.inbox.undelivered", "gauge", "Sessions whose posts cannot be received right now."
-)
-LOST_RECORDS = Figure(
-    "perdure.lost.records",
-    "gauge",
-    "Records of lost sessions that are only in memory, until they are forked or discarded.",
-)
 STALLS = Figure("perdure.stalls", "counter", "Times that due saves made no progress.")
 LOOP_LAG = Figure(
     "perdure.loop.lag", "histogram", "How late the event loop was, looked at each 0.25 s.", "s"
 )
-HEALTH = Figure("perdure.health", "gauge", "0: ok, 1: degraded, 2: failing.")
-STORE_UP = Figure("perdure.store.up", "gauge", "Whether the store answers: 1 or 0.")
-BUILD = Figure("perdure.build.info", "gauge", "Always 1.", label="version")
+_HEALTH: Final = {"ok": 0, "degraded": 1, "failing": 2}
+
+
+def _total(value: Callable[[Health], float]) -> Read:
+    return lambda healths: {"": sum(map(value, healths))}
+
+
+def _unsaved_sessions(healths: Sequence[Health]) -> dict[str, float]:
+    states: dict[str, float] = dict.fromkeys(("dirty", "failed", "quarantined", "lost"), 0)
+    for one in healths:
+        for state, count in one.unsaved.items():
+            states[state] = states.get(state, 0) + count
+    return states
+
 
 FIGURES: Final = (
     *(SAVES, SAVE_DURATION, SAVE_WINDOW, SAVED_RECORDS, SAVED_BYTES),
-    *(UNSAVED_AGE, UNSAVED_BYTES, UNSAVED_SESSIONS, OPEN_SESSIONS, LEASE_CHANGES),
-    *(RESTORE_DURATION, FOLDS, POSTS, DEAD_LETTERS, UNDELIVERED, LOST_RECORDS, STALLS, LOOP_LAG),
-    *(HEALTH, STORE_UP, BUILD),
+    Figure(
+        "perdure.unsaved.age",
+        "gauge",
+        "For how long the oldest change has not been durable.",
+        "s",
+        read=lambda healths: {"": max((one.oldest_unsaved_age for one in healths), default=0.0)},
+    ),
+    Figure(
+        "perdure.unsaved",
+        "gauge",
+        "Bytes that are only in memory.",
+        "By",
+        read=_total(lambda health: health.unsaved_bytes),
+    ),
+    Figure(
+        "perdure.unsaved.sessions",
+        "gauge",
+        "Sessions with changes that are not durable.",
+        label="state",
+        read=_unsaved_sessions,
+    ),
+    Figure(
+        "perdure.open.sessions",
+        "gauge",
+        "Sessions that are open here.",
+        read=_total(lambda health: health.sessions),
+    ),
+    *(LEASE_CHANGES, RESTORE_DURATION, FOLDS, POSTS),
+    Figure(
+        "perdure.inbox.dead_letters",
+        "gauge",
+        "Posts that could not be received, and wait for you.",
+        read=_total(lambda health: sum(health.dead_letters.values())),
+    ),
+    Figure(
+        "perdure.inbox.undelivered",
+        "gauge",
+        "Sessions whose posts cannot be received right now.",
+        read=_total(lambda health: len(health.undelivered)),
+    ),
+    Figure(
+        "perdure.lost.records",
+        "gauge",
+        "Records of lost sessions that are only in memory, until they are forked or discarded.",
+        read=_total(lambda health: sum(health.lost.values())),
+    ),
+    *(STALLS, LOOP_LAG),
+    Figure(
+        "perdure.health",
+        "gauge",
+        "0: ok, 1: degraded, 2: failing.",
+        read=lambda healths: {"": max((_HEALTH[one.status] for one in healths), default=0)},
+    ),
+    Figure(
+        "perdure.store.up",
+        "gauge",
+        "Whether the store answers: 1 or 0.",
+        read=lambda healths: {"": float(all(one.breaker == "closed" for one in healths))},
+    ),
+    Figure(
+        "perdure.build.info",
+        "gauge",
+        "Always 1.",
+        label="version",
+        read=lambda _: {perdure.__version__: 1},
+    ),
 )
+"""All figures of managers, as they are shown."""
 
 # OpenTelemetry's, for spans and for what an agent and a store do
 
@@ -145,36 +212,45 @@ EXECUTE_TOOL = Figure(
 DB_DURATION = Figure(
     "db.client.operation.duration", "histogram", "How long the store's operations took.", "s"
 )
-DB_CONNECTIONS = Figure(
-    "db.client.connection.count",
-    "gauge",
-    "Connections to the store, idle and used.",
-    "{connection}",
+DB_POOL_FIGURES: Final = (
+    Figure(
+        "db.client.connection.count",
+        "gauge",
+        "Connections to the store, idle and used.",
+        "{connection}",
+        DB_STATE,
+        read=lambda pool: {"idle": pool.idle, "used": pool.used},
+    ),
+    Figure(
+        "db.client.connection.max",
+        "gauge",
+        "Connections to the store that there may be.",
+        "{connection}",
+        read=lambda pool: {"": pool.most},
+    ),
+    Figure(
+        "db.client.connection.idle.max",
+        "gauge",
+        "Idle connections that are kept at the most.",
+        "{connection}",
+        read=lambda pool: {"": pool.most},
+    ),
+    Figure(
+        "db.client.connection.idle.min",
+        "gauge",
+        "Idle connections that are kept at the least.",
+        "{connection}",
+        read=lambda _: {"": 0},
+    ),
+    Figure(
+        "db.client.connection.pending_requests",
+        "gauge",
+        "Calls that wait for a connection to the store.",
+        "{request}",
+        read=lambda pool: {"": pool.waiting},
+    ),
 )
-DB_CONNECTIONS_MAX = Figure(
-    "db.client.connection.max",
-    "gauge",
-    "Connections to the store that there may be.",
-    "{connection}",
-)
-DB_IDLE_MAX = Figure(
-    "db.client.connection.idle.max",
-    "gauge",
-    "Idle connections that are kept at the most.",
-    "{connection}",
-)
-DB_IDLE_MIN = Figure(
-    "db.client.connection.idle.min",
-    "gauge",
-    "Idle connections that are kept at the least.",
-    "{connection}",
-)
-DB_PENDING = Figure(
-    "db.client.connection.pending_requests",
-    "gauge",
-    "Calls that wait for a connection to the store.",
-    "{request}",
-)
+"""The gauges of a store's connections."""
 DB_TIMEOUTS = Figure(
     "db.client.connection.timeouts",
     "counter",
@@ -206,7 +282,6 @@ DB_USE_TIME = Figure(
 
 LOOK: Final = 0.25
 """Seconds between two looks at the event loop."""
-_HEALTH: Final = {"ok": 0, "degraded": 1, "failing": 2}
 
 Observer = Callable[[Figure, str, float], object]
 """Gets a histogram, the label's value, and what was measured."""
@@ -214,7 +289,7 @@ Observer = Callable[[Figure, str, float], object]
 
 @final
 class Count:
-    """What a counter has counted."""
+    """The count of a counter."""
 
     __slots__ = ("value",)
 
@@ -224,7 +299,7 @@ class Count:
 
 @final
 class Distribution:
-    """What a histogram has counted."""
+    """The counts of a histogram."""
 
     __slots__ = ("buckets", "sum")
 
@@ -260,7 +335,7 @@ class Metrics:
     """
 
     content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
-    """Of what `render` returns."""
+    """The media type of the text that `render` returns."""
 
     def __init__(self, *sessions: SessionManager) -> None:
         self._counts: dict[tuple[Figure, str], Count] = {}
@@ -269,16 +344,12 @@ class Metrics:
         self._sessions: list[SessionManager] = []
         self._latest: list[Health] = []
         self._off: list[Callable[[], None]] = []
-        for outcome in ("ok", "failed", "in_doubt", "refused"):
-            self._counts[SAVES, outcome] = Count()
-        for change in ("acquired", "released", "lost"):
-            self._counts[LEASE_CHANGES, change] = Count()
-        for outcome in ("ok", "failed"):
-            self._counts[FOLDS, outcome] = Count()
-        for figure in (SAVED_RECORDS, SAVED_BYTES, POSTS, STALLS):
-            self._counts[figure, ""] = Count()
-        for figure in (SAVE_DURATION, SAVE_WINDOW, LOOP_LAG):
-            self._distributions[figure, ""] = Distribution()
+        for figure in FIGURES:
+            for label in figure.labels if figure.label else ("",):
+                if figure.kind == "counter":
+                    self._counts[figure, label] = Count()
+                elif figure.kind == "histogram":
+                    self._distributions[figure, label] = Distribution()
         # Each save needs these: a look-up by a figure costs more than the counting.
         self._ok = self._counts[SAVES, "ok"]
         self._records = self._counts[SAVED_RECORDS, ""]
@@ -300,12 +371,12 @@ class Metrics:
             on("saved", self._saved),
             on("save_failed", self._save_failed),
             on("quarantined", lambda _: self._count(SAVES, "refused")),
-            on("lost", self._lost),
+            on("lost", lambda _: self._count(LEASE_CHANGES, "lost")),
             on("opened", self._opened),
             on("closed", self._closed),
             on("folded", lambda _: self._count(FOLDS, "ok")),
             on("fold_failed", lambda _: self._count(FOLDS, "failed")),
-            on("posted", self._posted),
+            on("posted", lambda event: self._count(POSTS, by=len(event.keys))),
             on("stalled", lambda _: self._count(STALLS)),
         ]
         self._sessions.append(sessions)
@@ -344,9 +415,6 @@ class Metrics:
     def _save_failed(self, event: SaveFailed) -> None:
         self._count(SAVES, "in_doubt" if event.in_doubt else "failed")
 
-    def _lost(self, _: Lost) -> None:
-        self._count(LEASE_CHANGES, "lost")
-
     def _opened(self, event: SessionOpened) -> None:
         self._count(LEASE_CHANGES, "acquired")
         self._measure(RESTORE_DURATION, event.took, event.report.source)
@@ -354,9 +422,6 @@ class Metrics:
     def _closed(self, event: SessionClosed) -> None:
         if event.why != "lost":
             self._count(LEASE_CHANGES, "released")
-
-    def _posted(self, event: SessionPosted) -> None:
-        self._count(POSTS, by=len(event.keys))
 
     async def _watch_loop(self) -> None:
         while self._sessions:
@@ -373,8 +438,11 @@ class Metrics:
             yield Sample(figure, label, count.value)
         for (figure, label), distribution in self._distributions.items():
             yield Sample(figure, label, distribution)
-        yield Sample(BUILD, perdure.__version__, 1)
-        yield from _gauges(self._healths())
+        healths = self._healths()
+        for figure in FIGURES:
+            if figure.read is not None:
+                for label, value in figure.read(healths).items():
+                    yield Sample(figure, label, value)
 
     def _healths(self) -> list[Health]:
         healths: list[Health] = []
@@ -401,28 +469,6 @@ class Metrics:
                 for sample in some:
                     lines += _lines(name, sample)
         return "\n".join(lines) + "\n"
-
-
-def _gauges(healths: list[Health]) -> Iterator[Sample]:
-    def total(figure: Figure, value: Callable[[Health], float]) -> Sample:
-        return Sample(figure, "", sum(value(one) for one in healths))
-
-    ages = [one.oldest_unsaved_age for one in healths]
-    yield Sample(UNSAVED_AGE, "", max(ages, default=0.0))
-    yield total(UNSAVED_BYTES, lambda one: one.unsaved_bytes)
-    states: dict[str, int] = dict.fromkeys(("dirty", "failed", "quarantined", "lost"), 0)
-    for one in healths:
-        for state, count in one.unsaved.items():
-            states[state] = states.get(state, 0) + count
-    for state, count in states.items():
-        yield Sample(UNSAVED_SESSIONS, state, count)
-    yield total(OPEN_SESSIONS, lambda one: one.sessions)
-    yield total(DEAD_LETTERS, lambda one: sum(one.dead_letters.values()))
-    yield total(UNDELIVERED, lambda one: len(one.undelivered))
-    yield total(LOST_RECORDS, lambda one: sum(one.lost.values()))
-    worst = max((_HEALTH[one.status] for one in healths), default=0)
-    yield Sample(HEALTH, "", worst)
-    yield Sample(STORE_UP, "", float(all(one.breaker == "closed" for one in healths)))
 
 
 def _lines(name: str, sample: Sample) -> Iterator[str]:

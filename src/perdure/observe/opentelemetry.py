@@ -12,7 +12,7 @@ import perdure
 from perdure._lib.lazy import import_extra
 from perdure.observe import metrics as names
 from perdure.observe.metrics import FIGURES, SECONDS, Distribution, Figure, Metrics
-from perdure.store import ConnectionEvent, ConnectionPool, SupportsConnections, capability
+from perdure.store import ConnectionEvent, SupportsConnections, capability
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Histogram, Meter, MeterProvider, Observation
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from perdure.store import Store
 
 _SYSTEMS = {"postgres": "postgresql"}
-"""What OpenTelemetry calls a store, where that is not the name of its module."""
+"""OpenTelemetry's names of stores, where they are not those of their modules."""
 _TIMED = frozenset(
     {
         *("append_many", "read_documents", "write_documents", "put_blobs", "get_blob"),
@@ -44,14 +44,6 @@ _TIMED = frozenset(
     }
 )
 """The operations of a store that somebody waits for."""
-_POOL_FIGURES: dict[Figure, Callable[[ConnectionPool], dict[str, int]]] = {
-    names.DB_CONNECTIONS: lambda pool: {"idle": pool.idle, "used": pool.used},
-    names.DB_CONNECTIONS_MAX: lambda pool: {"": pool.most},
-    names.DB_IDLE_MAX: lambda pool: {"": pool.most},
-    names.DB_IDLE_MIN: lambda _: {"": 0},
-    names.DB_PENDING: lambda pool: {"": pool.waiting},
-}
-"""What is read of a pool, by connection state if the figure has one."""
 
 
 @final
@@ -343,10 +335,10 @@ class _Pools:
             "waited": histogram(names.DB_WAIT_TIME),
             "used": histogram(names.DB_USE_TIME),
         }
-        for figure, counts in _POOL_FIGURES.items():
+        for figure in names.DB_POOL_FIGURES:
             meter.create_observable_up_down_counter(
                 figure.name,
-                [partial(self._read, counts)],
+                [partial(self._read, figure)],
                 unit=figure.unit,
                 description=figure.help,
             )
@@ -361,12 +353,11 @@ class _Pools:
         else:
             self._times[event].record(took, pool)
 
-    def _read(
-        self, counts: Callable[[ConnectionPool], dict[str, int]], _: CallbackOptions
-    ) -> Iterable[Observation]:
+    def _read(self, figure: Figure, _: CallbackOptions) -> Iterable[Observation]:
+        assert figure.read is not None
         for store, name in self._pools:
-            for state, count in counts(store.connection_pool()).items():
-                more = {names.DB_STATE: state} if state else {}
+            for label, count in figure.read(store.connection_pool()).items():
+                more = {figure.label: label} if figure.label else {}
                 yield self._observation(count, {names.DB_POOL: name, **more})
 
 

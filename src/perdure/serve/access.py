@@ -1,4 +1,4 @@
-"""Who may do what: bearer tokens with their tenant and owners, and what browsers may send.
+"""Access to a server: bearer tokens with their tenant and owners, and rules for browsers.
 
 Tokens are kept as SHA-256 digests, and compared in constant time. A token that is unknown and an
 agent that is another's give nothing away: 401, and 404 as for an agent that does not exist.
@@ -84,16 +84,16 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     @property
     def owner(self) -> str | None:
-        """Who owns what it makes."""
+        """The owner of the agents that it makes."""
         return self.owners[0] if self.owners else None
 
     def opens(self, owner: str | None) -> bool:
-        """Whether it opens an owner's agents."""
+        """Return whether it opens an owner's agents."""
         return not self.owners or owner in self.owners
 
 
 EVERYTHING: Final = Token(token="-" * SHORTEST)
-"""What a request may do where no tokens are given: all of the tenant without a name."""
+"""The rights of a request where no tokens are given: all of the tenant without a name."""
 
 
 def read_tokens(text: str) -> tuple[Token, ...]:
@@ -156,7 +156,7 @@ class Access:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests need no token."""
+        """True if requests need no token."""
         return self._tokens is None
 
     def check_browser(self, scope: Scope) -> None:
@@ -199,9 +199,11 @@ class Access:
             if hmac.compare_digest(digest, given):
                 found = token
         if found is None or scheme.lower() != "bearer":
-            challenge = {"www-authenticate": 'Bearer realm="perdure"'}
             raise Problem(
-                401, "Unauthorized", "send `Authorization: Bearer TOKEN`", headers=challenge
+                401,
+                "Unauthorized",
+                "send `Authorization: Bearer TOKEN`",
+                headers={"www-authenticate": 'Bearer realm="perdure"'},
             )
         if found.metrics != for_metrics:
             raise Problem(403, "Forbidden", "this token does not open that")

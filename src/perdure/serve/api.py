@@ -32,11 +32,19 @@ from perdure.agent import Agent, AgentConfig, AgentFactory
 from perdure.agent.events import AgentStopped, Segment, TurnEnded, TurnFailed, TurnStarted
 from perdure.asgi.app import AppSessions
 from perdure.asgi.feed import Channel, message_fields
-from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, answered, send_problem
+from perdure.asgi.responses import (
+    ASGIApp,
+    Problem,
+    Receive,
+    Scope,
+    Send,
+    answered,
+    json_response,
+    problem_response,
+)
 from perdure.asgi.runs import Run, RunOutcome
 from perdure.errors import (
     LeaseLostError,
-    PerdureError,
     SessionClosedError,
     SessionError,
 )
@@ -50,10 +58,10 @@ from perdure.session.session import SessionView
 from perdure.store import SessionInfo
 
 TRIES: Final = 3
-"""How often a message is given to an agent whose session was taken over in between."""
+"""The number of times that a message is given to an agent whose session was taken over."""
 
 Source = AgentConfig | Callable[[str], AgentConfig | Awaitable[AgentConfig]]
-"""What an agent is made of: the same for all, or by the agent's id."""
+"""The configuration of an agent: the same for all, or by the agent's id."""
 
 
 class _Warm:
@@ -113,7 +121,7 @@ class AgentPool:
         return owner
 
     def is_warm(self, key: SessionKey) -> bool:
-        """Whether an agent runs here."""
+        """Return whether an agent runs here."""
         return key in self._warm
 
     async def work(
@@ -257,7 +265,7 @@ CORS: Final[dict[str, Any]] = {
     "allow_headers": ["authorization", "content-type", "idempotency-key", "last-event-id"],
     "expose_headers": ["retry-after", "www-authenticate"],
 }
-"""What pages of other sites may send and read, if they are let in at all."""
+"""The methods and headers for pages of other sites, if they are let in at all."""
 
 
 class Posted(msgspec.Struct, forbid_unknown_fields=True):
@@ -312,19 +320,12 @@ class AgentServer:
             Route("/agents/{id}/events", self._events),
             Route("/metrics", self._show_metrics),
         ]
-        handlers: Any = {
-            PerdureError: _answer_problem,
-            Problem: _answer_problem,
-            HTTPException: _answer_http,
-            ClientDisconnect: _answer_nobody,
-        }
-        # Around the others: Starlette itself answers such an error in text, and raises it again.
-        rest = Middleware(ExceptionMiddleware, handlers={Exception: _answer_problem})
         inner = Starlette(
             routes=routes,
             lifespan=self._lifespan,
-            exception_handlers=handlers,
-            middleware=[rest],
+            exception_handlers={HTTPException: _answer_http, ClientDisconnect: _answer_nobody},
+            # Starlette itself would answer such an error in text, and raise it again.
+            middleware=[Middleware(ExceptionMiddleware, handlers={Exception: _answer_problem})],
         )
         opened = self._opened(self.sessions.middleware(inner))
         if self._access.origins:
@@ -359,11 +360,11 @@ class AgentServer:
                     await self.sessions.probes(scope, receive, send)
                     return
             except Problem as problem:
-                await send_problem(send, problem)
+                await problem_response(problem)(scope, receive, send)
                 return
             if self._requests == self._max_requests:
                 busy = Problem(503, "Busy", "too many requests are open here", retry_after=1)
-                await send_problem(send, busy)
+                await problem_response(busy)(scope, receive, send)
                 return
             self._requests += 1
             try:
@@ -378,12 +379,12 @@ class AgentServer:
 
         async def opened(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
-                headers = Headers(scope=scope)  # type: ignore[arg-type]  # a scope is a mapping
+                headers = Headers(scope=scope)
                 try:
                     is_metrics = _path(scope) == "/metrics"
                     token = self._access.token_of(headers, for_metrics=is_metrics)
                 except Problem as problem:
-                    await send_problem(send, problem)
+                    await problem_response(problem)(scope, receive, send)
                     return
                 scope = {**scope, "perdure.token": token}
             await app(scope, receive, send)
@@ -413,7 +414,7 @@ class AgentServer:
             outcome = await run.wait()
         except Exception as error:
             raise answered(error) from error
-        return _json({"agent": agent, **msgspec.structs.asdict(outcome)})
+        return json_response({"agent": agent, **msgspec.structs.asdict(outcome)})
 
     async def _history(self, request: Request) -> Response:
         view = await self._view(request)
@@ -427,18 +428,19 @@ class AgentServer:
             if isinstance(item.value, Message)
         ]
         older = page.items[-1].seq if page.is_full else None
-        return _json({"messages": shown, "before": older})
+        return json_response({"messages": shown, "before": older})
 
     async def _get(self, request: Request) -> Response:
-        info = (await self._view(request)).info
-        return _json(
+        view = await self._view(request)
+        info = view.info
+        return json_response(
             {
                 "agent": request.path_params["id"],
                 "title": info.metadata.title,
                 "owner": info.metadata.owner,
                 "tags": info.metadata.tags,
                 "turns": info.turns,
-                "open": self._pool.is_warm(await self._key(request)),
+                "open": self._pool.is_warm(view.key),
             }
         )
 
@@ -475,31 +477,26 @@ class AgentServer:
             more = key.agent
             if is_newest:
                 more = msgspec.json.encode((at, key.agent, key.session)).decode()
-        return _json({"agents": [_listed(info) for info in shown], "after": more})
+        return json_response({"agents": [_listed(info) for info in shown], "after": more})
 
     async def _delete(self, request: Request) -> Response:
-        await self._view(request)
-        key = await self._key(request)
+        key = (await self._view(request)).key
         await self._pool.forget(key)
         await self.sessions.manager.delete(key.agent, session=key.session, tenant=key.tenant)
         return Response(status_code=204)
 
     async def _events(self, request: Request) -> Response:
-        owner = (await self._view(request)).info.metadata.owner
-        key = await self._key(request)
-        return self.sessions.events(key.agent, session=key.session, tenant=key.tenant, owner=owner)
+        view = await self._view(request)
+        key = view.key
+        return self.sessions.events(
+            key.agent, session=key.session, tenant=key.tenant, owner=view.info.metadata.owner
+        )
 
     async def _show_metrics(self, request: Request) -> Response:
         assert self._metrics is not None  # the lifespan has begun
         return Response(self._metrics.render(), media_type=Metrics.content_type)
 
     # what a request says
-
-    async def _key(self, request: Request) -> SessionKey:
-        token: Token = request.scope["perdure.token"]
-        agent = request.path_params["id"]
-        config = await self._pool.config(agent, token.tenant)
-        return session_key(agent, config.session, token.tenant)
 
     async def _view(self, request: Request) -> SessionView:
         """Return the session that a request names, if its token opens it.
@@ -508,11 +505,13 @@ class AgentServer:
             Problem: There is none.
 
         """
-        key = await self._key(request)
-        view = await stored(self.sessions.manager, key)
         token: Token = request.scope["perdure.token"]
+        agent = request.path_params["id"]
+        config = await self._pool.config(agent, token.tenant)
+        key = session_key(agent, config.session, token.tenant)
+        view = await stored(self.sessions.manager, key)
         if view is None or not token.opens(view.info.metadata.owner):
-            raise not_found(key.agent)
+            raise not_found(agent)
         return view
 
     async def _body(self, request: Request) -> Posted:
@@ -571,25 +570,15 @@ def _listed(info: SessionInfo) -> dict[str, Any]:
     }
 
 
-def _json(value: Any) -> Response:
-    headers = {"cache-control": "no-store"}
-    body = msgspec.json.encode(value, enc_hook=str)
-    return Response(body, media_type="application/json", headers=headers)
-
-
-def _problem(problem: Problem) -> Response:
-    return Response(problem.body, status_code=problem.status, headers=problem.headers)
-
-
 async def _answer_problem(_: Request, error: Exception) -> Response:
-    return _problem(answered(error))
+    return problem_response(answered(error))
 
 
 async def _answer_nobody(_: Request, _error: Exception) -> Response:
-    return _problem(Problem(408, "Not received"))  # it went away before its body had come
+    return problem_response(Problem(408, "Not received"))  # it went away before its body had come
 
 
 async def _answer_http(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     headers = dict(error.headers or {})
-    return _problem(Problem(error.status_code, str(error.detail), headers=headers))
+    return problem_response(Problem(error.status_code, str(error.detail), headers=headers))

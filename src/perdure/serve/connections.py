@@ -72,7 +72,7 @@ class ConnectionLimits:
 
     @property
     def backlog(self) -> int:
-        """How many connections are accepted at once, before any is counted."""
+        """The number of connections that are accepted at once, before any is counted."""
         return max(8, min(2048, self._most // 4))
 
     def protocol(self, **options: Any) -> Any:

@@ -10,25 +10,23 @@
 
 The same names as in `perdure`, without ``await``; ``aclose`` is ``close``. A manager keeps a
 loop in a thread of its own, so autosave continues while the caller's code blocks, and every
-thread of the process may use it. This package only forwards calls; why it is written out,
-method by method, is in docs/decisions/0042-the-blocking-mirror-is-written-out.md. A docstring here
-says what a method does and what is different about it; its arguments and errors are those of the
-method of the same name in `perdure`.
+thread of the process may use it. This package only passes calls on, as `perdure.sync.mirror` does
+it; why each method is declared is in docs/decisions/0107-the-blocking-mirror-is-declared.md. A
+docstring here says what a method does and what is different about it; its arguments and errors are
+those of the method of the same name in `perdure`.
 """
 
 from __future__ import annotations
 
-from perdure.sync.archives import Archives
 from perdure.sync.manager import SessionManager, connect
-from perdure.sync.parts import (
+from perdure.sync.session import (
+    Archives,
     Attachment,
     CheckpointEngine,
     CheckpointReader,
     Contributor,
     KernelEventReader,
     KernelEventStream,
-)
-from perdure.sync.session import (
     LostSession,
     Scope,
     Session,

@@ -75,12 +75,12 @@ class LoopThread:
 
     @property
     def forked(self) -> bool:
-        """Whether this process is a forked child, without the thread."""
+        """True if this process is a forked child, without the thread."""
         return self._home.stray() == "fork"
 
     @property
     def usable(self) -> bool:
-        """Whether the loop runs, and this is not its own thread."""
+        """True if the loop runs, and this is not its own thread."""
         current_process = self._thread is threading.current_thread()
         return not (self.forked or self._ended or current_process)
 

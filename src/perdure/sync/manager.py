@@ -4,6 +4,8 @@ The manager keeps an event loop in a thread of its own. Closing runs there, so t
 ends the wait and not the closing.
 """
 
+# mypy: disable-error-code="empty-body"
+
 from __future__ import annotations
 
 import _thread
@@ -26,33 +28,45 @@ from perdure import _connect
 from perdure._connect import DEFAULT
 from perdure._lib import signals
 from perdure._lib.loop import in_event_loop
-from perdure.autosave.options import INHERIT, KEEP, Inherit
+from perdure.autosave.options import INHERIT, KEEP
 from perdure.errors import SessionClosedError, StoreError
-from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION
-from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-from perdure.restore.report import RestorePlan
-from perdure.session.rebuild import RebuildReport
 from perdure.sync.loop import HookThread, LoopThread, closed
+from perdure.sync.mirror import attribute, awaited, done, read, read_attribute
 from perdure.sync.session import LostSession, Scope, Session, SessionView
 
 if TYPE_CHECKING:
-    from perdure.autosave.options import Autosave, AutosaveStatus, EngineOptions, Shutdown
-    from perdure.autosave.reports import Health, ShutdownReport
-    from perdure.formats.state import StateStorage
-    from perdure.lease import LeaseOptions, OnHeld
-    from perdure.records.checkpoints import Checkpoint
-    from perdure.records.keys import SessionKey
-    from perdure.session import manager, session
+    from perdure import (
+        Autosave,
+        EngineOptions,
+        LeaseOptions,
+        Limits,
+        Retention,
+        SessionKey,
+        Shutdown,
+    )
+    from perdure.checkpoints import Checkpoint
+    from perdure.formats import StateStorage
+    from perdure.lease import OnHeld
+    from perdure.providers.context_fit import Format
+    from perdure.restore import WorkingContextSnapshotBootstrapOptions
+    from perdure.session import fork, manager, session
     from perdure.session.connected import ManagerParts
-    from perdure.session.delete import ForgetReport
-    from perdure.session.fork import Fork, History
-    from perdure.session.inbox import PostReceipt
-    from perdure.session.options import Limits
-    from perdure.session.prune import PruneReport
-    from perdure.session.retention import Retention
     from perdure.session.runtime import EventName
-    from perdure.store import DeadLetter, SessionInfo, Store
+    from perdure.store import SessionInfo, Store
+    from perdure.types import (
+        AutosaveStatus,
+        DeadLetter,
+        ForgetReport,
+        Fork,
+        Health,
+        Inherit,
+        PostReceipt,
+        PruneReport,
+        RebuildReport,
+        RestorePlan,
+        ShutdownReport,
+    )
 
 
 _BY_SIGNAL = 128 + signal.SIGTERM
@@ -122,7 +136,7 @@ class SessionManager:
         self._closing = False
         self._report: Future[ShutdownReport] = Future()
         self._is_left = False
-        """Whether its block is being left, which ends the process after SIGTERM."""
+        """True while its block is being left, which ends the process after SIGTERM."""
         self._in_main = threading.current_thread() is threading.main_thread()
         inner._by_owner = self.close
         try:
@@ -160,8 +174,9 @@ class SessionManager:
     def __repr__(self) -> str:
         return repr(self._inner)
 
+    @read
     def _repr_html_(self) -> str:
-        return self._loop.read(self._inner._repr_html_)
+        """The manager as a small table, for notebooks."""
 
     def __enter__(self) -> Self:
         if self._report.done():
@@ -236,6 +251,7 @@ class SessionManager:
             shared = self._shared[inner.key] = Session(self._loop, inner)
         return shared
 
+    @awaited
     def post(
         self,
         id: str,
@@ -245,16 +261,14 @@ class SessionManager:
         tenant: str = "",
     ) -> PostReceipt:
         """Post items to a session, durably, whichever process holds it; it need not exist yet."""
-        return self._loop.call(
-            lambda: self._inner.post(id, *items, key=key, session=session, tenant=tenant)
-        )
 
+    @awaited
     def dead_letters(
         self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = ""
     ) -> tuple[DeadLetter, ...]:
         """Return the posted items of a session that could not be delivered, with their bytes."""
-        return self._loop.call(lambda: self._inner.dead_letters(id, session=session, tenant=tenant))
 
+    @awaited
     def retry_dead_letters(
         self,
         id: str,
@@ -264,10 +278,8 @@ class SessionManager:
         tenant: str = "",
     ) -> int:
         """Post dead letters again, after the waiting items; return how many there were."""
-        return self._loop.call(
-            lambda: self._inner.retry_dead_letters(id, keys, session=session, tenant=tenant)
-        )
 
+    @awaited
     def drop_dead_letters(
         self,
         id: str,
@@ -277,9 +289,6 @@ class SessionManager:
         tenant: str = "",
     ) -> int:
         """Remove dead letters permanently; return how many there were."""
-        return self._loop.call(
-            lambda: self._inner.drop_dead_letters(id, keys, session=session, tenant=tenant)
-        )
 
     def load(
         self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "", context: bool = True
@@ -296,6 +305,7 @@ class SessionManager:
         """Return values that sessions share. As `perdure.SessionManager.scope`."""
         return Scope(self._loop, self._inner.scope(id, tenant=tenant, owner=owner, wait=wait))
 
+    @awaited
     def list_scopes(
         self,
         *,
@@ -306,12 +316,8 @@ class SessionManager:
         limit: int = 100,
     ) -> list[SessionInfo]:
         """List scopes by id. As `perdure.SessionManager.list_scopes`."""
-        return self._loop.call(
-            lambda: self._inner.list_scopes(
-                tenant=tenant, owner=owner, prefix=prefix, after=after, limit=limit
-            )
-        )
 
+    @awaited
     def list(
         self,
         *,
@@ -326,23 +332,10 @@ class SessionManager:
         before: float | None = None,
     ) -> list[SessionInfo]:
         """List sessions by id; pass the last one as ``after`` for the next page."""
-        return self._loop.call(
-            lambda: self._inner.list(
-                tenant=tenant,
-                owner=owner,
-                tag=tag,
-                prefix=prefix,
-                after=after,
-                limit=limit,
-                newest_first=newest_first,
-                since=since,
-                before=before,
-            )
-        )
 
+    @awaited
     def exists(self, id: str, *, session: str = DEFAULT_SESSION, tenant: str = "") -> bool:
         """Say whether there is such a session."""
-        return self._loop.call(lambda: self._inner.exists(id, session=session, tenant=tenant))
 
     # all of them
 
@@ -368,18 +361,18 @@ class SessionManager:
         off = self._loop.do(lambda: self._inner.on(event, relay))
         return lambda: self._loop.do(off)
 
+    @awaited
     def flush(self, deadline: float | None = None) -> bool:
         """Save every session now, and say whether all that was appended is durable."""
-        return self._loop.call(lambda: self._inner.flush(deadline))
 
+    @done
     def health(self) -> Health:
         """Say how saving goes: for readiness probes, never for liveness."""
-        return self._loop.do(self._inner.health)
 
     @property
+    @attribute
     def shutdown_report(self) -> ShutdownReport | None:
-        """What became of every unsaved record, once the manager has been closed."""
-        return self._inner.shutdown_report
+        """The fate of every unsaved record, once the manager has been closed."""
 
     @property
     def lost(self) -> tuple[LostSession, ...]:
@@ -389,10 +382,11 @@ class SessionManager:
         )
 
     @property
+    @read_attribute
     def autosave(self) -> AutosaveStatus:
-        """When sessions without settings of their own save themselves, and what is in force now."""
-        return self._loop.read(lambda: self._inner.autosave)
+        """The autosave settings of sessions without their own, and those in force now."""
 
+    @done
     def tune(
         self,
         autosave: Autosave | Inherit | None = INHERIT,
@@ -402,11 +396,10 @@ class SessionManager:
         tenant: str = "",
     ) -> None:
         """Change the autosave settings of one session, or of all without settings of their own."""
-        self._loop.do(lambda: self._inner.tune(autosave, id=id, session=session, tenant=tenant))
 
+    @done
     def drain(self) -> None:
         """Begin to stop: open no more sessions, save every change as it comes; turns continue."""
-        self._loop.do(self._inner.drain)
 
     def close(self, deadline: float | None = None) -> ShutdownReport:
         """Drain, flush, fold, release and stop, within the shutdown deadline.
@@ -450,32 +443,22 @@ class SessionManager:
         finally:
             self._loop.stop()
 
+    @awaited
     def fork(
         self,
         id: str,
         new_id: str,
         *,
         at: int | str | Checkpoint | None = None,
-        history: History = "full",
+        history: fork.History = "full",
         session: str = DEFAULT_SESSION,
         new_session: str | None = None,
         tenant: str = "",
         wait: float = 10.0,
     ) -> Fork:
         """Fork a session: a new one begins with its history, and both continue independently."""
-        return self._loop.call(
-            lambda: self._inner.fork(
-                id,
-                new_id,
-                at=at,
-                history=history,
-                session=session,
-                new_session=new_session,
-                tenant=tenant,
-                wait=wait,
-            )
-        )
 
+    @awaited
     def copy(
         self,
         id: str,
@@ -487,12 +470,8 @@ class SessionManager:
         wait: float = 10.0,
     ) -> Fork:
         """Make a session with all of another one's history and state; what is in progress, too."""
-        return self._loop.call(
-            lambda: self._inner.copy(
-                id, new_id, session=session, new_session=new_session, tenant=tenant, wait=wait
-            )
-        )
 
+    @awaited
     def rename(
         self,
         id: str,
@@ -505,18 +484,8 @@ class SessionManager:
         wait: float = 10.0,
     ) -> Fork:
         """Give a session another id; if it is open in this process, open it again."""
-        return self._loop.call(
-            lambda: self._inner.rename(
-                id,
-                new_id,
-                session=session,
-                new_session=new_session,
-                tenant=tenant,
-                on_held=on_held,
-                wait=wait,
-            )
-        )
 
+    @awaited
     def delete(
         self,
         id: str,
@@ -527,12 +496,8 @@ class SessionManager:
         wait: float = 10.0,
     ) -> bool:
         """Remove a session and all that it owns; False if there was none."""
-        return self._loop.call(
-            lambda: self._inner.delete(
-                id, session=session, tenant=tenant, on_held=on_held, wait=wait
-            )
-        )
 
+    @awaited
     def forget(
         self,
         id: str | None = None,
@@ -546,19 +511,8 @@ class SessionManager:
         wait: float = 10.0,
     ) -> ForgetReport:
         """Remove sessions and everything that only they reach, and say what was kept and why."""
-        return self._loop.call(
-            lambda: self._inner.forget(
-                id=id,
-                session=session,
-                tenant=tenant,
-                owner=owner,
-                tag=tag,
-                dry_run=dry_run,
-                on_held=on_held,
-                wait=wait,
-            )
-        )
 
+    @awaited
     def prune(
         self,
         retention: Retention,
@@ -571,18 +525,8 @@ class SessionManager:
         wait: float = 0.0,
     ) -> PruneReport:
         """Remove the history that a retention lets go, and the sessions that have expired."""
-        return self._loop.call(
-            lambda: self._inner.prune(
-                retention,
-                id=id,
-                session=session,
-                tenant=tenant,
-                dry_run=dry_run,
-                on_held=on_held,
-                wait=wait,
-            )
-        )
 
+    @awaited
     def plan_restore(
         self,
         id: str,
@@ -594,17 +538,8 @@ class SessionManager:
         tenant: str = "",
     ) -> RestorePlan:
         """Return what opening a session would use, repair, strip and rebuild, and why."""
-        return self._loop.call(
-            lambda: self._inner.plan_restore(
-                id,
-                target=target,
-                system_prompt=system_prompt,
-                options=options,
-                session=session,
-                tenant=tenant,
-            )
-        )
 
+    @awaited
     def rebuild_working_context(
         self,
         id: str,
@@ -616,8 +551,3 @@ class SessionManager:
         wait: float = 0.0,
     ) -> RebuildReport:
         """Rebuild a session's working context, and all its other documents, from its log."""
-        return self._loop.call(
-            lambda: self._inner.rebuild_working_context(
-                id, dry_run=dry_run, session=session, tenant=tenant, on_held=on_held, wait=wait
-            )
-        )

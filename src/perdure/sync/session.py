@@ -1,45 +1,81 @@
-"""Sessions, views, memory, named states and scopes in blocking style.
+"""Sessions, views, and all that is kept with a session, in blocking style.
 
 Any thread may use them. Plain values are read as they are; everything else is done in the manager's
 own thread, one call at a time.
+
+Plain methods of a contributor are called in threads of their own, so they may take their time and
+use the blocking API; a save waits for them, as long as ``EngineOptions(capture_timeout=…)``
+allows. A contributor that was written for the async API is awaited in the manager's loop.
 """
+
+# mypy: disable-error-code="empty-body"
 
 from __future__ import annotations
 
+import inspect
+import os
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractAsyncContextManager, contextmanager
+from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, final, overload
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, final, overload
 
 import anyio
+from anyio import to_thread
 
 from perdure._lib.task_scope import enter, turns
+from perdure.archive import archives
+from perdure.archive.limits import ArchiveLimits
+from perdure.checkpoints import engine, events
 from perdure.errors import SessionError
-from perdure.sync import parts
+from perdure.memory import state, working_memory
+from perdure.session import base, contributors, fork, scope, session
+from perdure.sync.mirror import Mirror, attribute, awaited, done, read, read_attribute
 
 if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
-    from perdure.autosave.options import AutosaveStatus
-    from perdure.memory import state, working_memory
-    from perdure.memory.documents import SessionDocument
+    from perdure import EncodedRecord, Message, SessionKey
+    from perdure.archive import ArchiveRestored, ArchiveSaved
+    from perdure.archive.save import Progress
+    from perdure.checkpoints import (
+        Checkpoint,
+        CheckpointState,
+        Difference,
+        KernelEvent,
+        RolledBack,
+        Verification,
+    )
+    from perdure.checkpoints.replay import ReplayReport, TimelineRow
     from perdure.memory.working_memory import MemoryInfo
     from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
     from perdure.providers.context_fit import Format
-    from perdure.records.keys import SessionKey
-    from perdure.records.messages import EncodedRecord, Message
+    from perdure.records.archives import Archive
     from perdure.records.records import Record
-    from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-    from perdure.restore.report import RestorePlan, RestoreReport
-    from perdure.session import base, fork, scope, session, session as view
-    from perdure.session.base import Receipt
-    from perdure.session.contents import HistoryItem
+    from perdure.restore import WorkingContextSnapshotBootstrapOptions
     from perdure.session.contributors import Contributor as AsyncContributor
-    from perdure.session.fork import Fork, History
-    from perdure.session.scope import ScopeChange
     from perdure.session.session import ContextFormat, Listed, Separate
     from perdure.sync.loop import LoopThread
+    from perdure.types import (
+        AutosaveStatus,
+        Fork,
+        HistoryItem,
+        Receipt,
+        RestoreContext,
+        RestorePlan,
+        RestoreReport,
+        ScopeChange,
+        SessionDocument,
+    )
 
 
 # A turn in blocking style: one task of the loop runs it from start to end, for any waiting thread
@@ -52,53 +88,44 @@ _Error = tuple[type[BaseException] | None, BaseException | None, TracebackType |
 
 
 @final
-class Turn:
+class Turn(Mirror[base.Turn]):
     """One turn of a session: ``with session.turn() as turn``. As `perdure.Turn`, blocking."""
 
-    def __init__(
-        self, loop: LoopThread, session: Session, inner: base.Turn, in_turn: TurnThread
-    ) -> None:
-        self._loop = loop
+    def __init__(self, loop: LoopThread, session: Session, inner: base.Turn) -> None:
+        super().__init__(loop, inner)
         self._session = session
-        self._inner = inner
-        self._in_turn = in_turn
-        self._life = _BlockTask(inner)
+        self._life = _BlockTask(loop, inner)
 
     @property
+    @attribute
     def id(self) -> str:
         """The given id, or ``turn_0001`` and so on; numbering continues after a restore."""
-        return self._inner.id
 
     @property
+    @attribute
     def number(self) -> int:
-        """Which of the session's turns it is; 0 before it has begun."""
-        return self._inner.number
+        """The turn's number in the session; 0 before it has begun."""
 
     @property
+    @attribute
     def replayed(self) -> bool:
-        """Whether a turn of this id has ended before: there is nothing left to do in it."""
-        return self._inner.replayed
+        """True if a turn of this id has ended before: there is nothing left to do in it."""
 
     @property
+    @attribute
     def resumed(self) -> bool:
-        """Whether it continues an interrupted attempt, whose messages are ``messages``."""
-        return self._inner.resumed
+        """True if it continues an interrupted attempt, whose messages are ``messages``."""
 
     @property
+    @attribute
     def messages(self) -> tuple[Any, ...]:
-        """What an interrupted attempt of this id had appended: taken back, or still there."""
-        return self._inner.messages
+        """The messages of an interrupted attempt of this id: taken back, or still there."""
 
     def __enter__(self) -> Self:
         self._inner._entered = True  # even if it is refused before it begins
-        self._in_turn.refuse(self._session.key, "beginning another")
-        try:
-            self._loop.call(lambda: self._loop.tasks.start(self._life.live))
-        except BaseException:
-            # Ctrl-C may come when the turn has just begun.
-            self._loop.post(self._life.give_up)
-            raise
-        self._in_turn.thread = threading.get_ident()
+        self._session._refuse_in_turn("beginning another")
+        self._life.begin()
+        self._session._turn_thread = threading.get_ident()
         self._scope = enter(self._inner, turns)
         return self
 
@@ -108,26 +135,20 @@ class Turn:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._in_turn.thread = 0
+        self._session._turn_thread = 0
         self._scope.leave()
-        if self._loop.forked:  # the parent's turn
-            return
-        try:
-            self._loop.call(lambda: self._life.leave((exc_type, exc, traceback)))
-        except BaseException as error:
-            if not isinstance(error, Exception):  # Ctrl-C, perhaps before the exit was sent
-                self._loop.post(lambda: self._life.request_exit((exc_type, exc, traceback)))
-            raise
+        if not self._loop.forked:  # else it is the parent's turn
+            self._life.end((exc_type, exc, traceback))
 
+    @done
     def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items to this turn, from any thread while it runs; return the new version."""
-        return self._loop.do(lambda: self._inner.append(*items))
 
+    @awaited
     def extend(
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
     ) -> Receipt:
         """Append another program's history to this turn, and return once it is durable."""
-        return self._loop.call(lambda: self._inner.extend(history, format, issuer=issuer))
 
     def emit(self, item: T, send: Callable[[T], object]) -> None:
         """Send something once everything before it is durable: the output gate.
@@ -145,34 +166,43 @@ class Turn:
         send(item)
 
 
-class TurnThread:
-    """Which thread has the session's turn: shared by the session's turns."""
-
-    thread = 0
-
-    def refuse(self, key: SessionKey, what: str) -> None:
-        """Raise if it is this thread: what it wants waits for the turn's end."""
-        if self.thread == threading.get_ident():
-            raise SessionError(
-                f"session {key}: this thread already is in a turn; end it before {what}",
-                key=str(key),
-            )
-
-
 class _BlockTask:
     """A block's task: it enters what the block is of, waits for the block's end, and leaves it."""
 
-    def __init__(self, inner: AbstractAsyncContextManager[Any]) -> None:
+    def __init__(self, loop: LoopThread, inner: AbstractAsyncContextManager[Any]) -> None:
+        self._loop = loop
         self._inner = inner
         self.entered: Any = None
-        """What entering it gave."""
+        """The result of entering it."""
         self._scope: anyio.CancelScope | None = None
         self._error: Exception | None = None
         self._given_up = False
         self._told: _Error = (None, None, None)
 
-    async def live(self, *, task_status: TaskStatus[None]) -> None:
-        self._leave = anyio.Event()
+    # in the block's thread
+
+    def begin(self) -> None:
+        """Enter it."""
+        try:
+            self._loop.call(lambda: self._loop.tasks.start(self._live))
+        except BaseException:
+            # Ctrl-C may come when it has just begun.
+            self._loop.post(self.give_up)
+            raise
+
+    def end(self, error: _Error) -> None:
+        """Leave it."""
+        try:
+            self._loop.call(lambda: self._leave(error))
+        except BaseException as raised:
+            if not isinstance(raised, Exception):  # Ctrl-C, perhaps before the exit was sent
+                self._loop.post(lambda: self._request_exit(error))
+            raise
+
+    # in the loop's thread
+
+    async def _live(self, *, task_status: TaskStatus[None]) -> None:
+        self._over = anyio.Event()
         self._left = anyio.Event()
         with anyio.CancelScope() as self._scope:
             if self._given_up:
@@ -180,7 +210,7 @@ class _BlockTask:
             self.entered = await self._inner.__aenter__()
             try:
                 task_status.started()
-                await self._leave.wait()
+                await self._over.wait()
             except anyio.get_cancelled_exc_class() as error:  # given up, or the loop ends
                 await self._exit((type(error), error, None))
                 raise
@@ -194,18 +224,18 @@ class _BlockTask:
         finally:
             self._left.set()
 
-    async def leave(self, error: _Error) -> None:
+    async def _leave(self, error: _Error) -> None:
         """Leave it; cancelling this ends the wait only."""
-        self.request_exit(error)
+        self._request_exit(error)
         await self._left.wait()
         if self._error is not None:
             raise self._error
 
-    def request_exit(self, error: _Error) -> None:
+    def _request_exit(self, error: _Error) -> None:
         """Make the task leave it, unless it already does."""
-        if not self._leave.is_set():
+        if not self._over.is_set():
             self._told = error
-            self._leave.set()
+            self._over.set()
 
     def give_up(self) -> None:
         """Interrupt it: its caller has not received it."""
@@ -218,17 +248,14 @@ class _BlockTask:
 
 
 @final
-class WorkingMemory:
+class WorkingMemory(Mirror[working_memory.WorkingMemory]):
     """A session's working memory: ``session.memory``."""
 
-    def __init__(self, loop: LoopThread, inner: working_memory.WorkingMemory) -> None:
-        self._loop = loop
-        self._inner = inner
-
+    @awaited
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value under a key, or ``default``."""
-        return self._loop.call(lambda: self._inner.get(key, default))
 
+    @done
     def set(
         self,
         key: str,
@@ -240,61 +267,45 @@ class WorkingMemory:
         pinned: bool = False,
     ) -> int:
         """Keep a value under a key, and return the session's version."""
-        return self._loop.do(
-            lambda: self._inner.set(
-                key,
-                value,
-                description=description,
-                scope=scope,
-                priority=priority,
-                pinned=pinned,
-            )
-        )
 
+    @done
     def drop(self, key: str) -> int:
         """Forget a key (no error if it is not there), and return the session's version."""
-        return self._loop.do(lambda: self._inner.drop(key))
 
+    @awaited
     def keys(self) -> list[str]:
         """Return the keys, oldest entry first."""
-        return self._loop.call(self._inner.keys)
 
+    @awaited
     def entries(self) -> list[MemoryInfo]:
         """Return what is known of the entries, oldest first; reads no value."""
-        return self._loop.call(self._inner.entries)
 
+    @awaited
     def search(
         self, query: str, *, scope: str | None = None, limit: int = 10, values: bool = False
     ) -> list[MemoryInfo]:
         """Return the entries that a query's words are found in, the best first."""
-        return self._loop.call(
-            lambda: self._inner.search(query, scope=scope, limit=limit, values=values)
-        )
 
 
 @final
-class States:
+class States(Mirror[state.States]):
     """A session's named states: ``session.state``."""
 
-    def __init__(self, loop: LoopThread, inner: state.States) -> None:
-        self._loop = loop
-        self._inner = inner
-
+    @awaited
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value under a key, or ``default``."""
-        return self._loop.call(lambda: self._inner.get(key, default))
 
+    @done
     def set(self, key: str, value: Any) -> int:
         """Keep a value under a key, and return the session's version."""
-        return self._loop.do(lambda: self._inner.set(key, value))
 
+    @done
     def drop(self, key: str) -> int:
         """Forget a key (no error if it is not there), and return the session's version."""
-        return self._loop.do(lambda: self._inner.drop(key))
 
+    @awaited
     def keys(self) -> list[str]:
         """Return the keys in order."""
-        return self._loop.call(self._inner.keys)
 
     def typed(self, key: str, type: type[T]) -> TypedState[T]:
         """Return one key's value as a type: ``session.state.typed("app", MyState)``.
@@ -305,113 +316,289 @@ class States:
 
 
 @final
-class TypedState(Generic[T]):
+class TypedState(Mirror[state.TypedState[T]], Generic[T]):
     """One named state as a type; made by ``session.state.typed``."""
 
-    def __init__(self, loop: LoopThread, inner: state.TypedState[T]) -> None:
-        self._loop = loop
-        self._inner = inner
-
+    @awaited
     def get(self) -> T | None:
         """Return the value, None if there is none."""
-        return self._loop.call(self._inner.get)
 
+    @done
     def set(self, value: T) -> int:
         """Keep a value, and return the session's version."""
-        return self._loop.do(lambda: self._inner.set(value))
 
+    @done
     def drop(self) -> int:
         """Forget it (no error if it is not there), and return the session's version."""
-        return self._loop.do(self._inner.drop)
 
 
 @final
-class Scope:
+class Scope(Mirror[scope.Scope]):
     """Values that many sessions share: ``sessions.scope("user:ada")``. As `perdure.types.Scope`."""
 
-    def __init__(self, loop: LoopThread, inner: scope.Scope) -> None:
-        self._loop = loop
-        self._inner = inner
-
     @property
+    @attribute
     def id(self) -> str:
         """The scope's id."""
-        return self._inner.id
 
+    @awaited
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value under a key, or ``default``."""
-        return self._loop.call(lambda: self._inner.get(key, default))
 
+    @awaited
     def values(self, prefix: str = "") -> dict[str, Any]:
         """Return all values by their keys, or those whose keys begin with a prefix."""
-        return self._loop.call(lambda: self._inner.values(prefix))
 
+    @awaited
     def keys(self, prefix: str = "") -> list[str]:
         """Return the keys in order; reads no value."""
-        return self._loop.call(lambda: self._inner.keys(prefix))
 
+    @awaited
     def set(self, key: str, value: Any) -> None:
         """Store a value under a key. As `perdure.types.Scope.set`."""
-        self._loop.call(lambda: self._inner.set(key, value))
 
+    @awaited
     def delete(self, *keys: str) -> None:
         """Delete keys (no error if one does not exist). As `perdure.types.Scope.delete`."""
-        self._loop.call(lambda: self._inner.delete(*keys))
 
+    @awaited
     def update(self, values: Mapping[str, Any], *, delete: Collection[str] = ()) -> None:
         """Store several values and delete others: all or none. As `perdure.types.Scope.update`."""
-        self._loop.call(lambda: self._inner.update(values, delete=delete))
 
     @contextmanager
     def edit(self, prefix: str = "") -> Iterator[dict[str, Any]]:
         """Read, change and store values with nobody in between. As `perdure.types.Scope.edit`."""
-        life = _BlockTask(self._inner.edit(prefix))
+        life = _BlockTask(self._loop, self._inner.edit(prefix))
+        life.begin()
         try:
-            self._loop.call(lambda: self._loop.tasks.start(life.live))
             yield life.entered
         except BaseException as error:
-            if life.entered is None or not isinstance(error, Exception):
+            if isinstance(error, Exception):
+                life.end((type(error), error, error.__traceback__))
+            else:  # Ctrl-C
                 self._loop.post(life.give_up)
-                raise
-            told: _Error = (type(error), error, error.__traceback__)
-            self._loop.call(lambda: life.leave(told))
             raise
-        self._loop.call(lambda: life.leave((None, None, None)))
+        life.end((None, None, None))
 
+    @awaited
     def history(self, *, before: int | None = None, limit: int = 50) -> list[ScopeChange]:
         """Return the newest changes, oldest first. As `perdure.types.Scope.history`."""
-        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
 
+    @awaited
     def forget(self) -> bool:
         """Remove the scope with its history and all values. As `perdure.types.Scope.forget`."""
-        return self._loop.call(self._inner.forget)
+
+
+# Its checkpoints and kernel events
+
+
+class CheckpointReader(Mirror[engine.CheckpointReader]):
+    """The checkpoints of a session, to read: ``view.checkpoints``."""
+
+    @awaited
+    def latest(self) -> Checkpoint | None:
+        """Return the newest checkpoint that was not pruned, None if there is none."""
+
+    @awaited
+    def get(self, id: int) -> Checkpoint | None:
+        """Return a checkpoint, without the state that it leads to; None for an unknown id."""
+
+    @awaited
+    def states(self) -> list[Checkpoint]:
+        """Return all checkpoints that were not pruned, by id, without the states."""
+
+    @awaited
+    def restore(self, id: int) -> CheckpointState | None:
+        """Return a checkpoint with a copy of its state, None for an unknown id; changes nothing."""
+
+    @awaited
+    def diff(self, a: int, b: int) -> Difference:
+        """Return what was added, removed and changed from one checkpoint's state to another's."""
+
+    @awaited
+    def verify(self) -> Verification:
+        """Look through the chain, the log and the states for anything changed or lost."""
+
+
+@final
+class CheckpointEngine(CheckpointReader):
+    """A session's checkpoints: ``session.checkpoints``."""
+
+    _inner: engine.CheckpointEngine
+
+    @awaited
+    def create(self, label: str, state: Any = None) -> Checkpoint:
+        """Make a checkpoint, durable when this returns."""
+
+    @awaited
+    def rollback(self, id: int, *, replay: bool = False) -> RolledBack:
+        """Go back to a checkpoint; everything is durable when this returns."""
+
+    @contextmanager
+    def guard(self, label: str) -> Iterator[Checkpoint]:
+        """Make a checkpoint, and go back to it if the block fails."""
+        checkpoint = self.create(label)
+        try:
+            yield checkpoint
+        except BaseException as error:
+            self._loop.call(partial(self._inner._undo, checkpoint.id, error))
+            raise
+
+    @awaited
+    def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:
+        """Let go of checkpoints, and return their ids; nothing else ever does."""
+
+
+class KernelEventReader(Mirror[events.KernelEventReader]):
+    """The kernel events of a session, to read: ``view.events``."""
+
+    @awaited
+    def read(self, *, after: int = 0, before: int | None = None) -> list[KernelEvent]:
+        """Return the durable events with ``after < seq < before``, by their times."""
+
+    @awaited
+    def replay(
+        self,
+        *,
+        since: int | None = None,
+        on_row: Callable[[TimelineRow], object] | None = None,
+        strict: bool = False,
+    ) -> ReplayReport:
+        """Feed the durable events to a dry run, and return what it saw.
+
+        As ``events.replay`` of a `perdure.SessionView`; ``on_row`` is called in the loop's thread.
+        """
+
+
+@final
+class KernelEventStream(KernelEventReader):
+    """A session's kernel events: ``session.events``."""
+
+    @done
+    def emit(
+        self, kind: str, label: str | None = None, detail: dict[str, Any] | None = None
+    ) -> KernelEvent:
+        """Append an event, and return it. As ``session.events.emit`` of `perdure.Session`."""
+
+
+# Contributors: owners of further state, with plain methods or async ones
+
+
+class Contributor(Protocol):
+    """An owner of state that is kept with a session.
+
+    A contributor whose state changes its form raises ``version``, and has a method
+    ``migrate(state, from_version)``, which returns the state in the form of
+    ``from_version + 1``; it is called once for each step.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name: its state is in ``plugins/<name>.json``."""
+        ...
+
+    @property
+    def version(self) -> int:
+        """The version of its state's form, from 1 up."""
+        ...
+
+    def capture(self) -> Any:
+        """Return the state: JSON, or what a session's state can hold; None for none."""
+        ...
+
+    def restore(self, state: Any, context: RestoreContext) -> None:
+        """Restore a stored state; called once, and only if there is one."""
+        ...
+
+
+@final
+class Attachment(Mirror[contributors.Attachment]):
+    """An attached contributor; made by `Session.attach`."""
+
+    @property
+    def contributor(self) -> Contributor | AsyncContributor:
+        """The contributor that was attached."""
+        inner = self._inner.contributor
+        return inner.contributor if isinstance(inner, ContributorAdapter) else inner
+
+    @done
+    def changed(self) -> None:
+        """Report that the state has changed: it is captured soon, even if nothing is appended.
+
+        Not needed for changes within a turn, or before an explicit save.
+        """
+
+    @done
+    def detach(self) -> None:
+        """Stop capturing. The stored state stays; changes since the last capture are not saved."""
+
+
+class ContributorAdapter:
+    """An async contributor that wraps a blocking one."""
+
+    def __init__(self, contributor: Contributor) -> None:
+        self.contributor: Contributor = contributor
+        self._step: Callable[[Any, int], Any] | None = getattr(contributor, "migrate", None)
+        self.migrate: Callable[[Any, int], Awaitable[Any]] | None
+        self.migrate = None if self._step is None else self._migrate
+
+    @property
+    def name(self) -> str:
+        """The contributor's own."""
+        return self.contributor.name
+
+    @property
+    def version(self) -> int:
+        """The contributor's own."""
+        return self.contributor.version
+
+    async def capture(self) -> Any:
+        """Capture the state in a worker thread."""
+        return await to_thread.run_sync(self.contributor.capture, abandon_on_cancel=True)
+
+    async def restore(self, state: Any, context: RestoreContext) -> None:
+        """Restore the state in a worker thread."""
+        await to_thread.run_sync(self.contributor.restore, state, context)
+
+    async def _migrate(self, state: Any, from_version: int) -> Any:
+        assert self._step is not None
+        return await to_thread.run_sync(self._step, state, from_version)
+
+
+def as_async(
+    inner: session.Session, contributor: Contributor | AsyncContributor
+) -> AsyncContributor:
+    """Return a contributor as an async one: the same object each time."""
+    if inspect.iscoroutinefunction(contributor.capture):
+        return cast("AsyncContributor", contributor)
+    attached = inner._contributors._attached.values() if inner._contributors else ()
+    for attachment in attached:
+        if (
+            isinstance(attachment.contributor, ContributorAdapter)
+            and attachment.contributor.contributor is contributor
+        ):
+            return attachment.contributor
+    return ContributorAdapter(cast("Contributor", contributor))
 
 
 # What is read of a session, and of a view of one
 
 
-S = TypeVar("S", bound="session.Session | view.SessionView")
+S = TypeVar("S", bound=session.Session | session.SessionView)
 
 
-class Rendered(Generic[S]):
-    """What is read of a session, and what a model is shown; of a `SessionView`, too."""
-
-    def __init__(self, loop: LoopThread, inner: S) -> None:
-        self._loop = loop
-        self._inner: S = inner
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
+class Rendered(Mirror[S]):
+    """The readable parts of a `Session` or a `SessionView`, and the context for a model."""
 
     @property
+    @attribute
     def key(self) -> SessionKey:
         """Tenant, agent id and session id."""
-        return self._inner.key
 
     @property
+    @attribute
     def restore_report(self) -> RestoreReport:
-        """How it came back; a document that loads later and is damaged is added when it does."""
-        return self._inner.restore_report
+        """The report of its restore; a document that is damaged is added when it loads later."""
 
     @property
     def memory(self) -> WorkingMemory:
@@ -423,9 +610,9 @@ class Rendered(Generic[S]):
         """Named states; each loads when it is first asked for."""
         return States(self._loop, self._inner.state)
 
+    @awaited
     def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
-        return self._loop.call(lambda: self._inner.history(before=before, limit=limit))
 
     @overload
     def context(
@@ -445,6 +632,7 @@ class Rendered(Generic[S]):
         reasoning: ReasoningPolicy = "strip_foreign",
     ) -> RenderedContext: ...
 
+    @read
     def context(
         self,
         format: ContextFormat = None,
@@ -453,72 +641,62 @@ class Rendered(Generic[S]):
         reasoning: ReasoningPolicy = "strip_foreign",
     ) -> list[Any] | RenderedContext:
         """Return what the model sees next, as a provider takes it."""
-        return self._loop.read(lambda: self._inner.context(format, to=to, reasoning=reasoning))
 
 
 @final
-class LostSession:
+class LostSession(Mirror[fork.LostSession]):
     """A session that can be written no more, and the records of it that are only in memory.
 
     As `perdure.types.LostSession`, blocking.
     """
 
-    def __init__(self, loop: LoopThread, inner: fork.LostSession) -> None:
-        self._loop = loop
-        self._inner = inner
-
-    def __repr__(self) -> str:
-        return repr(self._inner)
-
     @property
+    @attribute
     def key(self) -> SessionKey:
         """Tenant, agent id and session id."""
-        return self._inner.key
 
     @property
+    @attribute
     def id(self) -> str:
         """The id that it was opened with."""
-        return self._inner.id
 
     @property
+    @attribute
     def epoch(self) -> int:
         """The number of the lease that was lost."""
-        return self._inner.epoch
 
     @property
+    @attribute
     def version(self) -> int:
         """The seq of the newest record that was accepted."""
-        return self._inner.version
 
     @property
+    @attribute
     def durable_version(self) -> int:
         """The seq of the newest record that the store had acknowledged."""
-        return self._inner.durable_version
 
     @property
+    @attribute
     def error(self) -> Exception | None:
-        """What the store said when the session was lost."""
-        return self._inner.error
+        """The store's error when the session was lost."""
 
+    @read
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are only in memory."""
-        return self._loop.read(self._inner.unsaved)
 
+    @awaited
     def fork_unsaved(
-        self, new_id: str, *, new_session: str | None = None, history: History = "full"
+        self, new_id: str, *, new_session: str | None = None, history: fork.History = "full"
     ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then."""
-        return self._loop.call(
-            lambda: self._inner.fork_unsaved(new_id, new_session=new_session, history=history)
-        )
 
+    @awaited
     def discard_unsaved(self) -> int:
         """Drop the records that are only in memory, and return how many."""
-        return self._loop.call(self._inner.discard_unsaved)
 
 
 @final
-class Session(Rendered["session.Session"]):
+class Session(Rendered[session.Session]):
     """One conversation and its state: ``with sessions.open("my-assistant") as session``.
 
     As `perdure.Session`, blocking. Opening the same id again shares the object, in any thread;
@@ -527,10 +705,11 @@ class Session(Rendered["session.Session"]):
 
     def __init__(self, loop: LoopThread, inner: session.Session) -> None:
         super().__init__(loop, inner)
-        self._in_turn = TurnThread()
+        self._turn_thread = 0  # which has a turn: one at a time
 
+    @read
     def _repr_html_(self) -> str:
-        return self._loop.read(self._inner._repr_html_)
+        """The session as a small table, for notebooks."""
 
     def __enter__(self) -> Self:
         self._loop.call(self._inner.__aenter__)
@@ -548,54 +727,54 @@ class Session(Rendered["session.Session"]):
     # what it is
 
     @property
+    @attribute
     def id(self) -> str:
         """The id that it was opened with."""
-        return self._inner.id
 
     @property
+    @read_attribute
     def info(self) -> SessionDocument:
         """Title, tags, owner, counters and times, as of now."""
-        return self._loop.read(lambda: self._inner.info)
 
     @property
+    @attribute
     def epoch(self) -> int:
         """This holder's number, which is the fencing token."""
-        return self._inner.epoch
 
     @property
+    @attribute
     def version(self) -> int:
         """The seq of the newest record that was accepted."""
-        return self._inner.version
 
     @property
+    @attribute
     def durable_version(self) -> int:
         """The seq of the newest record that is durable."""
-        return self._inner.durable_version
 
     @property
+    @read_attribute
     def is_writable(self) -> bool:
-        """Whether an append would be accepted: the session is open and held here."""
-        return self._loop.read(lambda: self._inner.is_writable)
+        """True if an append would be accepted: the session is open and held here."""
 
     @property
+    @read_attribute
     def unsaved_age(self) -> float:
         """Seconds since the oldest change that is not durable, 0 when all is saved."""
-        return self._loop.read(lambda: self._inner.unsaved_age)
 
     @property
+    @read_attribute
     def autosave(self) -> AutosaveStatus:
-        """When it saves itself: the setting, whether it is the manager's, and what is in force."""
-        return self._loop.read(lambda: self._inner.autosave)
+        """Its autosave: the setting, whether it is the manager's, and the one in force."""
 
     @property
-    def checkpoints(self) -> parts.CheckpointEngine:
+    def checkpoints(self) -> CheckpointEngine:
         """Its checkpoints: labelled points to look at and to go back to."""
-        return parts.CheckpointEngine(self._loop, self._inner.checkpoints)
+        return CheckpointEngine(self._loop, self._inner.checkpoints)
 
     @property
-    def events(self) -> parts.KernelEventStream:
+    def events(self) -> KernelEventStream:
         """Its kernel events: what an agent did, on the session's logical clock."""
-        return parts.KernelEventStream(self._loop, self._inner.events)
+        return KernelEventStream(self._loop, self._inner.events)
 
     # changing it
 
@@ -619,6 +798,7 @@ class Session(Rendered["session.Session"]):
         )
         return self.save()
 
+    @done
     def describe(
         self,
         *,
@@ -628,20 +808,15 @@ class Session(Rendered["session.Session"]):
         **metadata: Any,
     ) -> int:
         """Change what is said about the session, and return the new version."""
-        return self._loop.do(
-            lambda: self._inner.describe(title=title, tags=tags, owner=owner, **metadata)
-        )
 
-    def attach(self, contributor: parts.Contributor | AsyncContributor) -> parts.Attachment:
+    def attach(self, contributor: Contributor | AsyncContributor) -> Attachment:
         """Keep further state with this session: a plugin's, a tool's.
 
         As `perdure.Session.attach`. Plain methods of a contributor are called in a thread of
         their own, async ones in the manager's loop.
         """
-        attached = self._loop.call(
-            lambda: self._inner.attach(parts.as_async(self._inner, contributor))
-        )
-        return parts.Attachment(self._loop, attached)
+        attached = self._loop.call(lambda: self._inner.attach(as_async(self._inner, contributor)))
+        return Attachment(self._loop, attached)
 
     def turn(
         self,
@@ -653,43 +828,49 @@ class Session(Rendered["session.Session"]):
     ) -> Turn:
         """Return a turn to enter: ``with session.turn() as turn``."""
         inner = self._inner.turn(id, resume=resume, request=request, timeout=timeout)
-        return Turn(self._loop, self, inner, self._in_turn)
+        return Turn(self._loop, self, inner)
 
+    def _refuse_in_turn(self, what: str) -> None:
+        """Raise if this thread has a turn: it would wait for its own turn's end."""
+        if self._turn_thread == threading.get_ident():
+            raise SessionError(
+                f"session {self.key}: this thread already is in a turn; end it before {what}",
+                key=str(self.key),
+            )
+
+    @awaited
     def save(self) -> Receipt:
         """Make everything that was appended durable, now, and return the proof.
 
         As `perdure.Session.save`. Ctrl-C ends the wait, not the save.
         """
-        return self._loop.call(self._inner.save)
 
     def retract(self, *, after: int) -> int:
         """Take the conversation back to what it was at a record, and return the new version."""
         inner, scopes = self._inner, turns.get()
         return self._loop.call(lambda: inner._retract(after, scopes))
 
+    @read
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are not durable: also of a session that was lost."""
-        return self._loop.read(self._inner.unsaved)
 
+    @done
     def retry(self) -> None:
         """Try again to save a quarantined session, now that the cause is mended."""
-        self._loop.do(self._inner.retry)
 
+    @awaited
     def discard_unsaved(self) -> int:
         """Drop the records that are not durable, and return how many; a way out of quarantine."""
-        return self._loop.call(self._inner.discard_unsaved)
 
+    @awaited
     def fork_unsaved(
-        self, new_id: str, *, new_session: str | None = None, history: History = "full"
+        self, new_id: str, *, new_session: str | None = None, history: fork.History = "full"
     ) -> Fork:
         """Begin a session with what is durable of this one, and what is not; it is durable then."""
-        return self._loop.call(
-            lambda: self._inner.fork_unsaved(new_id, new_session=new_session, history=history)
-        )
 
+    @awaited
     def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""
-        return self._loop.call(lambda: self._inner.wait_durable(version))
 
     def close(self) -> None:
         """Save, fold and let go of the session for everybody in this process.
@@ -701,9 +882,10 @@ class Session(Rendered["session.Session"]):
             UnsavedChangesError: Not everything could be made durable in time; it stays open.
 
         """
-        self._in_turn.refuse(self.key, "closing the session")
+        self._refuse_in_turn("closing the session")
         self._loop.call(self._inner.aclose)
 
+    @awaited
     def plan_restore(
         self,
         target: Format | None = None,
@@ -715,40 +897,125 @@ class Session(Rendered["session.Session"]):
 
         As `perdure.Session.plan_restore`.
         """
-        return self._loop.call(
-            lambda: self._inner.plan_restore(target, system_prompt=system_prompt, options=options)
-        )
 
+    @awaited
     def apply(self, plan: RestorePlan) -> int:
         """Do what a plan says, durably, and return the new version. As `perdure.Session.apply`."""
-        return self._loop.call(lambda: self._inner.apply(plan))
 
 
 @final
-class SessionView(Rendered["view.SessionView"]):
+class SessionView(Rendered[session.SessionView]):
     """A read-only view of a session, as of ``seq``, without a lease: from `SessionManager.load`."""
 
     @property
+    @attribute
     def seq(self) -> int:
         """The last record that it shows."""
-        return self._inner.seq
 
     @property
+    @attribute
     def settled(self) -> bool:
         """False when a takeover was under way, so that the newest records may be missing."""
-        return self._inner.settled
 
     @property
+    @attribute
     def info(self) -> SessionDocument:
         """Title, tags, owner, counters and times."""
-        return self._inner.info
 
     @property
-    def checkpoints(self) -> parts.CheckpointReader:
+    def checkpoints(self) -> CheckpointReader:
         """Its checkpoints, as of ``seq``."""
-        return parts.CheckpointReader(self._loop, self._inner.checkpoints)
+        return CheckpointReader(self._loop, self._inner.checkpoints)
 
     @property
-    def events(self) -> parts.KernelEventReader:
+    def events(self) -> KernelEventReader:
         """Its kernel events, as of ``seq``."""
-        return parts.KernelEventReader(self._loop, self._inner.events)
+        return KernelEventReader(self._loop, self._inner.events)
+
+
+@final
+class Archives(Mirror[archives.Archives]):
+    """The files of an agent's home folder, kept with a session. As `perdure.archive.Archives`.
+
+    Args:
+        session: An open session; or one that was loaded, to look and to export.
+        home: The home folder. Default: the agent's own, where the store keeps one for it.
+        paths: ``persist_paths``: folders in it, among them hidden ones that are to be kept.
+        whole: Whether everything visible is archived; else only these paths.
+        limits: How large an archive may be.
+        wait: Seconds to wait for another process that saves or restores the same home.
+
+    Raises:
+        ConfigError: A path is absolute, or leaves the home folder.
+
+    """
+
+    def __init__(
+        self,
+        session: Session | SessionView,
+        home: str | os.PathLike[str] | None = None,
+        *,
+        paths: Sequence[str] = (),
+        whole: bool = True,
+        limits: ArchiveLimits = ArchiveLimits(),  # noqa: B008  # frozen
+        wait: float = 60.0,
+    ) -> None:
+        inner = archives.Archives(
+            session._inner, home, paths=paths, whole=whole, limits=limits, wait=wait
+        )
+        super().__init__(session._loop, inner)
+
+    @property
+    @attribute
+    def home(self) -> str | None:
+        """The home folder; None where none was given, and the store keeps none for the agent."""
+
+    @awaited
+    def all(self) -> list[Archive]:
+        """Return the archives that are listed, newest first."""
+
+    @awaited
+    def latest(self) -> Archive | None:
+        """Return the newest archive, None if there is none."""
+
+    @awaited
+    def find(self, name: str | None = None) -> Archive:
+        """Return the archive with this id, or the newest with this label; None: the newest.
+
+        Raises:
+            ConfigError: There is no such archive.
+
+        """
+
+    @awaited
+    def save(
+        self, *, label: str = "", keep: int = archives.KEPT, progress: Progress = None
+    ) -> ArchiveSaved:
+        """Archive the home folder; what it returns is durable, and was read back.
+
+        As `perdure.archive.Archives.save`. ``progress`` is called in the loop's thread.
+        """
+
+    @awaited
+    def restore(
+        self, name: str | None = None, *, force: bool = False, progress: Progress = None
+    ) -> ArchiveRestored:
+        """Make the home folder what it was. As `perdure.archive.Archives.restore`."""
+
+    @awaited
+    def resume(self, *, progress: Progress = None) -> ArchiveRestored:
+        """Bring the newest archive back at a start. As `perdure.archive.Archives.resume`."""
+
+    @awaited
+    def verify(self, name: str | None = None) -> Archive:
+        """Read all of an archive, and return which it was. As `perdure.archive.Archives.verify`."""
+
+    @awaited
+    def write(self, path: str | os.PathLike[str], name: str | None = None) -> int:
+        """Write an archive into a new file. As `perdure.archive.Archives.write`."""
+
+    @awaited
+    def read(
+        self, path: str | os.PathLike[str], *, force: bool = False, progress: Progress = None
+    ) -> ArchiveRestored:
+        """Make the home folder what a file holds. As `perdure.archive.Archives.read`."""

@@ -25,7 +25,6 @@ from perdure.stores.memory import MemoryStore
 __all__ = ["demo"]
 
 FOLDER = "perdure-demo"
-TICK = 0.1
 MANY = 1000
 
 Some = Annotated[int, Parameter(validator=validators.Number(gte=1))]

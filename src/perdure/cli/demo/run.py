@@ -13,7 +13,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -65,7 +66,7 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     agent: str
     turn: int
     text: str
-    """What was asked."""
+    """The question."""
     sha256: str
     """Of the turn's messages: question, tool calls, results, answer."""
     answer: str
@@ -78,7 +79,7 @@ class ServerReady(msgspec.Struct, frozen=True, tag="ready"):
 
     port: int
     restore_ms: list[float] = []
-    """How long each session took to come back."""
+    """The time that each session took to come back."""
 
 
 class ServerStopped(msgspec.Struct, frozen=True, tag="stopped"):
@@ -102,7 +103,14 @@ def digest(messages: Iterable[Message]) -> str:
     return total.hexdigest()
 
 
-GONE = (OSError, anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError)
+GONE = (
+    OSError,
+    anyio.EndOfStream,
+    anyio.IncompleteRead,
+    anyio.BrokenResourceError,
+    anyio.ClosedResourceError,
+)
+LINE = 4 * 1024 * 1024
 WORDS = ("the harbor", "the old mill", "the night train", "the lighthouse", "the market hall")
 
 
@@ -161,9 +169,9 @@ class Clients:
             self._connected.add(agent)
             try:
                 async with await anyio.connect_tcp("127.0.0.1", port) as stream:
-                    lines = AnswerLines(stream)
+                    lines = BufferedByteReceiveStream(stream)
                     while not self._closing:
-                        await self._turn(lines, agent, turn + 1, again=again)
+                        await self._turn(stream, lines, agent, turn + 1, again=again)
                         turn, again = turn + 1, False
             except GONE:
                 again = (agent, turn + 1) in self.talking
@@ -181,15 +189,23 @@ class Clients:
         while self._port == port and not self._closing:
             await self._changed.wait()
 
-    async def _turn(self, lines: AnswerLines, agent: str, turn: int, *, again: bool) -> None:
+    async def _turn(
+        self,
+        stream: SocketStream,
+        lines: BufferedByteReceiveStream,
+        agent: str,
+        turn: int,
+        *,
+        again: bool,
+    ) -> None:
         about = WORDS[turn % len(WORDS)]
         question = "asked again" if again else "asked"
         text = f"Question {turn}, {question} of {agent}: what do you know about {about}?"
         self.asked += 1
         self.talking.add((agent, turn))
-        await lines.send(Ask(agent, turn, text))
+        await stream.send(encode_line(Ask(agent, turn, text)))
         reply_text = ""
-        while isinstance(answer := await lines.receive(), StreamedText):
+        while isinstance(answer := await _answer(lines), StreamedText):
             self.pieces += 1
             reply_text += answer.text
         if answer.answer != reply_text or answer.text != text:
@@ -199,24 +215,8 @@ class Clients:
         self._tell()
 
 
-class AnswerLines:
-    """A connection, line by line."""
-
-    def __init__(self, stream: SocketStream) -> None:
-        self._stream = stream
-        self._buffer = bytearray()
-
-    async def send(self, value: Ask) -> None:
-        """Send one value."""
-        await self._stream.send(encode_line(value))
-
-    async def receive(self) -> StreamedText | Ack:
-        """Return the next value."""
-        while (end := self._buffer.find(b"\n")) < 0:
-            self._buffer += await self._stream.receive()
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 1]
-        return msgspec.json.decode(line, type=StreamedText | Ack)
+async def _answer(lines: BufferedByteReceiveStream) -> StreamedText | Ack:
+    return msgspec.json.decode(await lines.receive_until(b"\n", LINE), type=StreamedText | Ack)
 
 
 # The proof: is every acknowledged turn in the log, once, with the very messages acknowledged?
@@ -226,7 +226,7 @@ ALL = 1_000_000
 
 
 class LoggedAgent(msgspec.Struct, frozen=True):
-    """What one agent's log holds."""
+    """The content of one agent's log."""
 
     turns: dict[str, list[str]]
     """The digests of the turns that asked a text."""
@@ -281,17 +281,14 @@ async def read_logs(store: str, agents: Iterable[str], tenant: str = "") -> dict
                 continue
             items = await view.history(limit=ALL)
             messages = [item.value for item in items if item.kind in MESSAGE_KINDS]
-            payload = sum(map(size_of, messages))
             turns = turns_in(messages)
-            count = sum(map(len, turns.values()))
-            logs[agent] = LoggedAgent(turns, count, payload)
+            logs[agent] = LoggedAgent(
+                turns,
+                count=sum(map(len, turns.values())),
+                payload=sum(len(encode_message(message).payload) for message in messages),
+            )
             await anyio.lowlevel.checkpoint()
     return logs
-
-
-def size_of(message: Message) -> int:
-    """Return a message's bytes as they are stored."""
-    return len(encode_message(message).payload)
 
 
 # A store around a store that counts the bytes handed to it
@@ -329,12 +326,11 @@ class CountingStore(DelegatingStore):
 
 T = TypeVar("T")
 
-LINE = 4 * 1024 * 1024
 STORE = "store"
 
 
 class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How large the demo is."""
+    """The size of the demo."""
 
     folder: Path
     store: str
@@ -351,7 +347,7 @@ class DemoPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Report(msgspec.Struct, kw_only=True):
-    """What the demo has shown: ``perdure demo --json`` prints it."""
+    """The demo's result: ``perdure demo --json`` prints it."""
 
     agents: int
     turns: int = 0
@@ -381,7 +377,7 @@ class Report(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     folder: str = ""
     store: str = ""
-    """Where the sessions are; never a password in it."""
+    """The place of the sessions, without a password."""
     tenant: str = ""
     ok: bool = False
 
@@ -450,7 +446,7 @@ class DemoRun:
 
     @property
     def target(self) -> int:
-        """How many acknowledged turns it takes in all."""
+        """The number of acknowledged turns that it takes in all."""
         return self.plan.agents * (self.plan.before + self.plan.after)
 
     async def run(self) -> Report:
@@ -474,29 +470,30 @@ class DemoRun:
             message = f"the demo did not end within {self.plan.deadline:.0f} s: look into "
             raise StoreError(f"{message}{self.plan.folder}")
         self.report.seconds = round(time.monotonic() - start, 2)
-        self.report.ok = self._is_ok()
+        is_clean = self.report.shutdown.get("clean") is True
+        is_restored = self.report.restored == self.report.agents
+        self.report.ok = is_clean and is_restored and not self.report.lost
         return self.report
 
-    def _is_ok(self) -> bool:
-        report = self.report
-        clean = report.shutdown.get("clean") is True
-        return not report.lost and clean and report.restored == report.agents
-
-    async def _killed(self) -> None:
-        self._tell("a server starts, the agents talk")
-        server = await ServerProcess.start(self.plan, 1)
+    @asynccontextmanager
+    async def _server(self, number: int) -> AsyncGenerator[tuple[ServerProcess, ServerReady], None]:
+        """Start a server, and see to its end and to its clients'."""
+        server = await ServerProcess.start(self.plan, number)
         try:
-            ready = await server.says(ServerReady)
-            self.crowd.connect_to(ready.port)
-            await self.crowd.acknowledged(self.plan.agents * self.plan.before)
-            server.process.kill()
-            status = await server.process.wait()
+            yield server, await server.says(ServerReady)
         finally:
             await server.aclose()
         self.crowd.connect_to(None)
         await self.crowd.parted()
+
+    async def _killed(self) -> None:
+        self._tell("a server starts, the agents talk")
+        async with self._server(1) as (server, ready):
+            self.crowd.connect_to(ready.port)
+            await self.crowd.acknowledged(self.plan.agents * self.plan.before)
+            server.process.kill()
+            self.report.kill_status = await server.process.wait()
         self._tell("killed with SIGKILL; every acknowledged turn is looked up in the logs")
-        self.report.kill_status = status
         self.report.cut_off_by_kill = len(self.crowd.talking)
         self.report.acknowledged_before_kill = len(self.crowd.acks)
         self._written = max((ack.written for ack in self.crowd.acks), key=lambda agent: agent.log)
@@ -504,10 +501,12 @@ class DemoRun:
 
     async def _restored_and_stopped(self) -> None:
         self._tell("a second server restores every session")
-        server = await ServerProcess.start(self.plan, 2)
-        try:
-            ready = await server.says(ServerReady)
-            self._note_restore(ready.restore_ms)
+        async with self._server(2) as (server, ready):
+            times = sorted(ready.restore_ms)
+            self.report.restored = len(times)
+            if times:
+                self.report.restore_ms_p50 = round(times[len(times) // 2], 2)
+                self.report.restore_ms_max = round(times[-1], 2)
             self._tell("the agents continue to talk")
             self.crowd.connect_to(ready.port)
             await self.crowd.acknowledged(self.target)
@@ -515,21 +514,10 @@ class DemoRun:
             server.process.send_signal(signal.SIGTERM)
             stopped = await server.says(ServerStopped)
             self.report.term_status = await server.process.wait()
-        finally:
-            await server.aclose()
-        self.crowd.connect_to(None)
-        await self.crowd.parted()
         self.report.shutdown = stopped.report
         self._written = self._written + stopped.written
         self._tell("stopped; every acknowledged turn is looked up again")
         await self._prove()
-
-    def _note_restore(self, times: list[float]) -> None:
-        ordered = sorted(times)
-        self.report.restored = len(ordered)
-        if ordered:
-            self.report.restore_ms_p50 = round(ordered[len(ordered) // 2], 2)
-            self.report.restore_ms_max = round(ordered[-1], 2)
 
     async def _prove(self) -> None:
         """Compare everything that was acknowledged so far with the logs as they lie there."""
@@ -539,9 +527,6 @@ class DemoRun:
             LostTurn(agent, turn, "the answer that was streamed is not the one acknowledged")
             for agent, turn in self.crowd.refused
         ]
-        self._sum_up(missing, list(logs.values()))
-
-    def _sum_up(self, missing: list[LostTurn], logs: list[LoggedAgent]) -> None:
         report = self.report
         known = {(lost_turn.agent, lost_turn.turn) for lost_turn in report.lost_turns}
         report.lost_turns += [
@@ -550,8 +535,8 @@ class DemoRun:
         report.lost = len(report.lost_turns)
         report.asked = self.crowd.asked
         report.acknowledged = len(self.crowd.acks)
-        report.turns = sum(log.count for log in logs)
-        report.turn_bytes = sum(log.payload for log in logs)
+        report.turns = sum(log.count for log in logs.values())
+        report.turn_bytes = sum(log.payload for log in logs.values())
         report.written_log_bytes = self._written.log
         report.written_document_bytes = self._written.documents
         written = self._written.log + self._written.documents

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import msgspec
@@ -29,7 +29,6 @@ from perdure.agent.llm import ScriptedModel, call
 from perdure.agent.llm.scripted import ScriptedReply
 from perdure.cli.demo import run
 from perdure.records.messages import Message
-from perdure.store import SessionInfo
 
 DELAY = 0.004
 """Seconds before each piece of an answer: enough that answers of all agents interleave."""
@@ -91,24 +90,21 @@ PATIENCE = 60.0
 
 
 class DemoServer:
-    """The agents, and the connections to them."""
+    """The agents, until the stack is left, and the connections to them."""
 
     def __init__(
-        self, sessions: perdure.SessionManager, store: run.CountingStore, tenant: str
+        self,
+        sessions: perdure.SessionManager,
+        store: run.CountingStore,
+        tenant: str,
+        stack: AsyncExitStack,
     ) -> None:
         self._sessions = sessions
         self._store = store
         self._tenant = tenant
         self._factory = AgentFactory(sessions)
         self._agents: dict[str, Agent] = {}
-        self._stack = AsyncExitStack()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *raised: object) -> None:
-        """Stop the agents."""
-        await self._stack.__aexit__(*raised)  # type: ignore[arg-type]  # passed through
+        self._stack = stack
 
     async def restore(self) -> list[float]:
         """Bring every session of the demo back; return how long each took, in ms.
@@ -118,38 +114,28 @@ class DemoServer:
         """
         times: list[float] = []
         known_sessions = await self._sessions.list(tenant=self._tenant, limit=10_000)
-        if not await self._is_known_dead(known_sessions):
+        holder = await self._store.holder(known_sessions[0].key) if known_sessions else None
+        if holder is not None and not holder.released and holder.alive is not False:
             async with anyio.create_task_group() as group:
                 for info in known_sessions:
                     group.start_soon(self._take, info.key.agent)
         for info in known_sessions:
             start = time.perf_counter()
             agent = await self._factory.restore_agent(info.key.agent, config(self._tenant))
-            await self._start(info.key.agent, agent)
+            self._agents[info.key.agent] = await self._stack.enter_async_context(agent)
             times.append((time.perf_counter() - start) * 1000)
         return times
-
-    async def _is_known_dead(self, there: list[SessionInfo]) -> bool:
-        """Return whether the store knows that no live process holds a session."""
-        holder = await self._store.holder(there[0].key) if there else None
-        return holder is None or holder.released or holder.alive is False
 
     async def _take(self, id: str) -> None:
         async with self._sessions.open(id, tenant=self._tenant, wait=PATIENCE):
             pass
 
-    async def _start(self, id: str, agent: Agent) -> Agent:
-        self._agents[id] = await self._stack.enter_async_context(agent)
-        return agent
-
     async def _agent(self, id: str) -> Agent:
         """Return the agent of an id; one client asks for each, so none is made twice."""
         if id not in self._agents:
-            await self._start(id, await self._made(id))
+            made = await self._factory.create_agent(config(self._tenant), agent_id=id)
+            self._agents[id] = await self._stack.enter_async_context(made)
         return self._agents[id]
-
-    async def _made(self, id: str) -> Agent:
-        return await self._factory.create_agent(config(self._tenant), agent_id=id)
 
     async def serve(self, stream: SocketStream) -> None:
         """Answer one connection until it ends."""
@@ -170,16 +156,13 @@ class DemoServer:
                 text += event.text
                 await stream.send(run.encode_line(run.StreamedText(event.text)))
             elif isinstance(event, TurnEnded):
-                turn = _last_turn(agent.session.context())
+                messages = agent.session.context()
+                begin = max(at for at, each in enumerate(messages) if each.role == "user")
+                turn = messages[begin:]
                 ack = run.Ack(
                     ask.agent, ask.turn, ask.text, run.digest(turn), text, self._store.written
                 )
                 await stream.send(run.encode_line(ack))
-
-
-def _last_turn(messages: list[Message]) -> list[Message]:
-    begin = max(at for at, message in enumerate(messages) if message.role == "user")
-    return messages[begin:]
 
 
 def report_to_parent(value: msgspec.Struct) -> None:
@@ -194,8 +177,9 @@ async def main(tenant: str) -> None:
     store = run.CountingStore(perdure.store_for())
     async with (
         perdure.connect(store, autosave=Autosave.server(), lease=LEASE) as sessions,
-        DemoServer(sessions, store, tenant) as server,
+        AsyncExitStack() as stack,
     ):
+        server = DemoServer(sessions, store, tenant, stack)
         try:
             times = await server.restore()
             listener = await anyio.create_tcp_listener(local_host="127.0.0.1", local_port=0)
