@@ -299,7 +299,7 @@ class MemoryManager:
         self.compactor: Compactor = compactor or Compactor()
         self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
         self.retriever: Retriever = retriever or Retriever(
-            lambda name: internals.lines_of(session, name),
+            lambda name: internals.contents_of(session).lines(name),
             trim=trimmer(self.policy, self.builder),
             on_searched=partial(internals.note_search, session),
         )

@@ -39,8 +39,8 @@ from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.working_memory import SessionMemoryStorage
 from perdure.records.keys import DEFAULT_SESSION
 from perdure.records.values import redact
-from perdure.session.contributors import Attachment, Contributor, RestoreContext, attach
-from perdure.session.internals import folder_of, in_background, is_branch
+from perdure.session.contributors import Attachment, Contributor, RestoreContext
+from perdure.session.internals import attach, folder_of, in_background, is_branch
 
 if TYPE_CHECKING:
     from perdure.agent.context import AgentConfig, AgentContext

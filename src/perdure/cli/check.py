@@ -38,7 +38,8 @@ from perdure.records.records import EPOCH, HOLDER_KINDS, MESSAGE_KINDS, MISSING,
 from perdure.records.types import Registry
 from perdure.restore.ladder import validated
 from perdure.session.copier import remove_drafts
-from perdure.session.internals import rebuild_stored
+from perdure.session.internals import parts_of
+from perdure.session.lifecycle import HandoverTerms
 from perdure.session.point_in_time import base_documents
 from perdure.session.reach import RESTORE, Reach, ReachedBlob
 from perdure.session.rebuild import WholeLog, differences
@@ -835,7 +836,7 @@ async def _repair(where: SessionOption, audited: Audit) -> RepairAction:
     """Rebuild one session's documents, and audit it again."""
     try:
         async with managed(existing(where.store), write=True) as sessions:
-            await rebuild_stored(sessions, audited.key)
+            await parts_of(sessions).rebuild(audited.key, HandoverTerms("raise", 0.0))
         async with opened(where.store, write=True) as store:
             await _accept_log(store, audited.key)
             again = await audit(store, audited.key)
@@ -949,7 +950,7 @@ async def rebuild(
     if not dry_run:
         store = existing(where.store)
         async with managed(store, write=True) as sessions:
-            report = await rebuild_stored(sessions, key)
+            report = await parts_of(sessions).rebuild(key, HandoverTerms("raise", 0.0))
         answer["rebuilt"] = list(report.rebuilt)
     where.show(answer, lambda: _print_rebuilt(key, answer, dry_run=dry_run))
     return 0

@@ -58,7 +58,7 @@ from perdure.session.export import (
     memories_in,
     state_from,
 )
-from perdure.session.internals import load_stored
+from perdure.session.internals import parts_of
 from perdure.session.options import require_no_backup
 from perdure.store import Store, open_read_only
 from perdure.transfer.backup_view import (
@@ -353,7 +353,7 @@ async def _warn_of_cut(store: Store, key: SessionKey) -> str:
 async def _export_further_files(id: str, out: Path, where: SessionOption) -> list[str]:
     """Write traces and memories, events and checkpoints; return the files' names."""
     async with managed(existing(where.store)) as sessions:
-        view = await load_stored(sessions, where.key(id))
+        view = await parts_of(sessions).load(where.key(id))
         if view is None:
             return []
         return [*await export_memories(view, out), *await export_pair(view, out)]

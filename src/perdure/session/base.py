@@ -44,6 +44,7 @@ from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreReport, RestoreStep
 from perdure.session.contents import Contents, check_sizes
+from perdure.session.contributors import Contributors
 from perdure.session.runtime import (
     MediaLeftOut,
     MemoryEvicted,
@@ -60,7 +61,7 @@ if TYPE_CHECKING:
     from perdure.providers import Issuer
     from perdure.providers.context_fit import Format
     from perdure.records.manifest import Manifest
-    from perdure.session.contributors import Contributors
+    from perdure.session.contributors import Attachment, Contributor
     from perdure.session.fold import OpenTail
 
 
@@ -850,6 +851,30 @@ class SessionBase(_Hot):
         return Receipt(version, self._runtime.durability)
 
     # for the manager, turns and the agent
+
+    async def _attach(self, contributor: Contributor, *, restore: bool) -> Attachment:
+        """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
+        self._check_open()
+        if self._contributors is None:
+            self._contributors = Contributors(
+                self._runtime,
+                self._tracked,
+                check_open=self._check_open,
+                accept=self._accept,
+                read=self._read_state,
+            )
+            self._tracked.before_capture = self._before_save
+        return await self._contributors.attach(contributor, restore=restore)
+
+    async def _read_state(self, name: str) -> bytes | None:
+        """Return a document of states, with what is not folded or saved yet; None for none."""
+        return await self._contents.state_document(name)
+
+    async def _before_save(self) -> None:
+        """Run the hooks that wait for a save, and ask the contributors."""
+        await self._runtime.hooks.run("before_save", self)
+        if self._contributors is not None:
+            await self._contributors.capture()
 
     def _renew(self, restored: RestoredSession) -> None:
         """Replace the contents by what was read, plus what was appended while it was read."""

@@ -426,6 +426,10 @@ class Contents:
         )
         raise StoreError(message, key=str(self.key), as_of_seq=self.as_of_seq)
 
+    async def state_document(self, name: str) -> bytes | None:
+        """Return a document of states, with what is not folded yet; None for none."""
+        return fold_state(name, *await self._read(name))
+
     async def lines(self, name: str) -> list[bytes]:
         """Return the lines of a memory document, with what is not folded yet."""
         return fold_items(*await self._read(name)).splitlines()
@@ -447,7 +451,7 @@ class Contents:
         names = set() if documents.manifest is None else set(documents.manifest.documents)
         names.update(name for record in self._overlay for name in names_of(record))
         states = [name for name in names if name.startswith(("state/", "typed/"))]
-        return {name for name in states if fold_state(name, *await self._read(name)) is not None}
+        return {name for name in states if await self.state_document(name) is not None}
 
     def describe(self) -> SessionDocument:
         """Return session.json with what came since the last fold."""

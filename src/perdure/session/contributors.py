@@ -17,14 +17,17 @@ import msgspec
 
 from perdure._lib.tasks import was_cancelled
 from perdure.errors import InvalidArgumentError, UnsupportedVersionError
-from perdure.memory.documents import StateSet, fold_state, typed
+from perdure.memory.documents import StateSet, typed
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import STATE, Entry
 from perdure.records.values import Types, decode_value, encode_value
 
 if TYPE_CHECKING:
-    from perdure.session.base import SessionBase
+    from collections.abc import Awaitable, Callable
+
+    from perdure.autosave.tracked import Tracked
+    from perdure.session.runtime import Runtime
 
 
 # What a contributor's state becomes in the log: nothing, a part of it, or the whole
@@ -198,18 +201,49 @@ class Attachment:
 
 @final
 class Contributors:
-    """Those of one session, in the order in which they were attached."""
+    """Those of one session, in the order in which they were attached.
 
-    __slots__ = ("_attached", "_capture_due", "_coming", "_session", "_suspended", "_takes")
+    Args:
+        runtime: The session's manager.
+        tracked: Autosave's side of the session.
+        check_open: Raises if the session is closed.
+        accept: Appends records as one group.
+        read: Returns a document of states, with what is not folded or saved yet.
 
-    def __init__(self, session: SessionBase) -> None:
-        self._session = session
+    """
+
+    __slots__ = (
+        "_accept",
+        "_attached",
+        "_capture_due",
+        "_check_open",
+        "_coming",
+        "_read",
+        "_runtime",
+        "_suspended",
+        "_takes",
+        "_tracked",
+    )
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tracked: Tracked,
+        *,
+        check_open: Callable[[], None],
+        accept: Callable[[tuple[Entry, ...]], int],
+        read: Callable[[str], Awaitable[bytes | None]],
+    ) -> None:
+        self._runtime = runtime
+        self._tracked = tracked
+        self._check_open = check_open
+        self._accept = accept
+        self._read = read
         self._capture_due = False  # a capture was requested, and has not begun
         self._attached: dict[str, Attachment] = {}
         self._coming: set[str] = set()
         self._suspended: dict[str, Attachment] = {}  # while their states are rolled back
         self._takes = 0  # how often that was
-        session._tracked.before_capture = self._before_save
 
     async def attach(self, contributor: Contributor, *, restore: bool = True) -> Attachment:
         """Restore a contributor's state, if it wants that, then ask it before each save."""
@@ -219,7 +253,7 @@ class Contributors:
             return known
         if known is not None or name in self._coming:
             message = (
-                f"session {self._session.key} has a contributor {name!r} already: "
+                f"session {self._tracked.key} has a contributor {name!r} already: "
                 "give this one another name, or detach the other first"
             )
             raise InvalidArgumentError(message, contributor=name)
@@ -270,24 +304,23 @@ class Contributors:
 
     def ask_soon(self) -> None:
         """Capture all contributors in the background."""
-        self._session._check_open()
+        self._check_open()
         if not self._capture_due:
             self._capture_due = True
             try:
-                self._session._runtime.host.spawn(self._contribute)
+                self._runtime.host.spawn(self._contribute)
             except BaseException:
                 self._capture_due = False
                 raise
 
     async def _contribute(self) -> None:
         try:
-            await self._session._runtime.saver.contribute(self._session._tracked)
+            await self._runtime.saver.contribute(self._tracked)
         finally:
             self._capture_due = False
 
     async def _restore(self, contributor: Contributor, *, wanted: bool) -> StoredContribution:
-        session, name = self._session, contributor.name
-        types = session._runtime.registry
+        name, key, types = contributor.name, self._tracked.key, self._runtime.registry
         stored_state = state_of(
             await self._read(state_name(name)), await self._read(typed(state_name(name))), types
         )
@@ -297,20 +330,10 @@ class Contributors:
         contribution, _, _ = kept_of(state, version, types)
         if not wanted:
             return contribution
-        migrated = await _migrated(contributor, state, version, session.key)
-        context = RestoreContext(key=session.key, stored_version=version)
+        migrated = await _migrated(contributor, state, version, key)
+        context = RestoreContext(key=key, stored_version=version)
         await contributor.restore(migrated, context)
         return contribution
-
-    async def _read(self, document: str) -> bytes | None:
-        data, records = await self._session._contents._read(document)
-        return fold_state(document, data, records)
-
-    # before a save
-
-    async def _before_save(self) -> None:
-        await self._session._runtime.hooks.run("before_save", self._session)
-        await self.capture()
 
     async def capture(self) -> None:
         """Ask all contributors concurrently, and append what has changed.
@@ -336,7 +359,7 @@ class Contributors:
                 for attachment in attachments
                 if attachment not in states
             ]
-            facts = {"session": str(self._session.key), "contributors": late}
+            facts = {"session": str(self._tracked.key), "contributors": late}
             log.warning("contributors did not answer in time", extra=facts)
             raise
         finally:
@@ -350,7 +373,7 @@ class Contributors:
         try:
             states[attachment] = await attachment.contributor.capture()
         except (KeyboardInterrupt, SystemExit) as error:
-            self._session._runtime.host.leave(error)  # raised here it would end the loop at once
+            self._runtime.host.leave(error)  # raised here it would end the loop at once
         except anyio.get_cancelled_exc_class() as error:
             if was_cancelled(error):
                 raise
@@ -372,7 +395,7 @@ class Contributors:
                 or self._attached.get(attachment.contributor.name) is not attachment
             ):
                 continue
-            types, contributor = self._session._runtime.registry, attachment.contributor
+            types, contributor = self._runtime.registry, attachment.contributor
             try:
                 change = change_of(
                     contributor.name,
@@ -383,7 +406,7 @@ class Contributors:
                 )
                 if change is not None:
                     entry, kept = change
-                    self._session._accept((entry,))
+                    self._accept((entry,))
                     attachment.kept = kept
             except Exception as error:  # noqa: BLE001  # one's failure is not the others'
                 errors.append(_named(error, attachment))
@@ -433,11 +456,3 @@ def _named(error: Exception, attachment: Attachment) -> Exception:
 def _raise_if_any(errors: list[Exception]) -> None:
     if errors:
         raise errors[0] if len(errors) == 1 else ExceptionGroup("contributors failed", errors)
-
-
-async def attach(session: SessionBase, contributor: Contributor, *, restore: bool) -> Attachment:
-    """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
-    session._check_open()
-    if session._contributors is None:
-        session._contributors = Contributors(session)
-    return await session._contributors.attach(contributor, restore=restore)

@@ -227,15 +227,14 @@ class Forgetter:
         self, stack: AsyncExitStack, key: SessionKey, terms: HandoverTerms
     ) -> HeldSession:
         """Hold a session to delete it, open here or not."""
-        runtime = self._access.runtime
-        session = runtime.sessions.get(key)
+        session = self._access.sessions.get(key)
         if session is None:  # new: what was only posted to is forgotten, too
             return await stack.enter_async_context(
                 self._access.held(key, terms, new=True, goes=True)
             )
         # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
         with suppress(PerdureError), self._access.lifecycle.deadline().scope("saves"):
-            await runtime.saver.save(session._tracked)
+            await self._access.runtime.saver.save(session._tracked)
         return await self._ended_here(stack, session)
 
     async def _ended_here(self, stack: AsyncExitStack, session: SessionBase) -> HeldSession:
@@ -312,7 +311,7 @@ class Forgetter:
             with _noted(refused, key):
                 await self._require_unread(key, together)
         # Those that are open here last: if another one is refused, they stay open.
-        open_here = self._access.runtime.sessions.keys() & set(keys)
+        open_here = self._access.sessions.keys() & set(keys)
         order = sorted(keys, key=lambda key: (key in open_here, key))
         holds: list[HeldSession] = []
         for key in order:
@@ -534,13 +533,13 @@ class Renamer:
 
         """
         require_different(old, new, "rename")
-        session = self._access.runtime.sessions.get(old)
+        session = self._access.sessions.get(old)
         if session is not None:  # not below: its turn may need the session
             await self._access.lifecycle.between_turns(session)
         async with AsyncExitStack() as stack:
             for key in sorted((old, new)):
                 await stack.enter_async_context(self._access.exclusive(key))
-            if new in self._access.runtime.sessions:
+            if new in self._access.sessions:
                 raise exists(new)
             return await self._rename(stack, old, new, terms)
 
@@ -588,7 +587,7 @@ class Renamer:
         self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
     ) -> HeldSession:
         """Hold the old session from here until it is deleted: what comes later would be lost."""
-        session = self._access.runtime.sessions.get(old)
+        session = self._access.sessions.get(old)
         if session is None:
             return await stack.enter_async_context(self._access.held(old, terms, goes=True))
         message = (

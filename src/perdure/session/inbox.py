@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from math import inf
 from random import Random
@@ -92,8 +92,9 @@ class PostReceipt(msgspec.Struct, frozen=True):
 class Inbox:
     """The inboxes of the sessions that one manager holds, and the way to those of all others."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, sessions: Mapping[SessionKey, SessionBase]) -> None:
         self._runtime = runtime
+        self._sessions = sessions
         self._random = Random().random
         self._taking: dict[SessionKey, bool] = {}
         """Sessions whose posts are being taken, and whether to look again afterwards."""
@@ -201,7 +202,7 @@ class Inbox:
         """Say for which sessions that are open here posts cannot be taken, and why."""
         reasons: dict[str, str] = {}
         for key in self._troubles.keys() | self._refused.keys():
-            if key not in self._runtime.sessions:
+            if key not in self._sessions:
                 continue
             trouble, refused = self._troubles.get(key), self._refused.get(key)
             if trouble is not None:
@@ -231,7 +232,7 @@ class Inbox:
         """Take what waits for a session that is open here, between two of its turns."""
         runtime = self._runtime
         await wait_idle(runtime.pending_loads, key)
-        session = runtime.sessions.get(key)
+        session = self._sessions.get(key)
         if session is None or runtime.draining:
             self._troubles.pop(key, None)
             return

@@ -44,7 +44,6 @@ from perdure.records.records import (
     Record,
 )
 from perdure.session.base import SessionBase
-from perdure.session.contents import meta_entry
 from perdure.session.copier import BRANCHES
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import Filled
@@ -61,14 +60,17 @@ if TYPE_CHECKING:
     from perdure.records.manifest import LogChunk
     from perdure.records.types import Registry
     from perdure.session.base import Turn
+    from perdure.session.connected import ManagerParts
     from perdure.session.contents import Contents
-    from perdure.session.delete import ForgetReport, SessionFilter
-    from perdure.session.inbox import PostReceipt
+    from perdure.session.contributors import Attachment, Contributor
     from perdure.session.manager import SessionManager
-    from perdure.session.open import SessionOpening
-    from perdure.session.rebuild import RebuildReport
     from perdure.session.session import Session, SessionView
     from perdure.store import Documents, Store
+
+
+async def attach(session: Session, contributor: Contributor, *, restore: bool) -> Attachment:
+    """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
+    return await session._attach(contributor, restore=restore)
 
 
 def claim(session: Session, worker: object) -> None:
@@ -184,16 +186,6 @@ def in_background(session: Session, job: Callable[[], Awaitable[object]]) -> Non
     session._runtime.host.spawn(job)
 
 
-def in_managers_background(sessions: SessionManager, job: Callable[[], Awaitable[object]]) -> None:
-    """Start a job next to a manager's own tasks; it is cancelled when the manager is closed.
-
-    Raises:
-        SessionClosedError: The manager is not open.
-
-    """
-    sessions._check().runtime.host.spawn(job)
-
-
 def home_of(session: Session) -> Affinity:
     """Return the loop, thread and process that the session belongs to."""
     return session._runtime.home
@@ -218,6 +210,16 @@ def registry_of(session: Session | SessionView) -> Registry:
 def store_of(session: Session | SessionView) -> Store:
     """Return the session's store."""
     return session._contents._store
+
+
+def parts_of(sessions: SessionManager) -> ManagerParts:
+    """Return what a manager consists of, and what can be done to sessions of perdure's own.
+
+    Raises:
+        SessionClosedError: The manager is not open.
+
+    """
+    return sessions._check()
 
 
 def store_below(sessions: SessionManager) -> Store:
@@ -294,21 +296,7 @@ def loop_of(sessions: SessionManager) -> object:
 
 def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | None:
     """Return a session that this manager has open, without pinning it."""
-    return cast("Session | None", sessions._check().runtime.sessions.get(key))
-
-
-def open_stored(
-    sessions: SessionManager, key: SessionKey, *, owner: str | None, wait: float = 10.0
-) -> SessionOpening:
-    """Open a session that may be one of perdure's own."""
-    from perdure.session.open import OpenRequest, SessionOpening
-
-    return SessionOpening(sessions._check().opener, OpenRequest(key=key, owner=owner, wait=wait))
-
-
-async def load_stored(sessions: SessionManager, key: SessionKey) -> SessionView | None:
-    """Read a session that may be one of perdure's own; None if there is none."""
-    return await sessions._load(key)
+    return cast("Session | None", sessions._check().lifecycle.sessions.get(key))
 
 
 READ_AT_ONCE: Final = 64
@@ -381,30 +369,11 @@ def _summary_in(
     return StoredSummary(info, state, active_at)
 
 
-async def forget_stored(
-    sessions: SessionManager, wanted: SessionFilter, *, wait: float = 10.0, dry_run: bool = False
-) -> ForgetReport:
-    """Forget sessions; the id may be that of scopes."""
-    return await sessions._forget(wanted, HandoverTerms("handover", wait), dry_run=dry_run)
-
-
-async def rebuild_stored(sessions: SessionManager, key: SessionKey) -> RebuildReport:
-    """Rebuild a session that may be one of perdure's own."""
-    return await sessions._rebuild(key, HandoverTerms("raise", 0.0))
-
-
 async def other_holder(sessions: SessionManager, key: SessionKey) -> str | None:
     """Name the process that holds a session, or did so last, if it is not this one."""
     store = sessions._check().runtime.store
     holder = await store.holder(key)
     return None if holder is None or holder.owner == store.owner else named(holder)
-
-
-async def post_entries(
-    sessions: SessionManager, key: SessionKey, *entries: Entry, post: str | None = None
-) -> PostReceipt:
-    """Post entries of any kind as one group, as `SessionManager.post` posts items."""
-    return await sessions._check().inbox.post_entries(key, entries, post)
 
 
 async def replace_tail(
@@ -478,7 +447,7 @@ async def delete_unchanged(
     """
     acts, terms = sessions._check(), HandoverTerms("handover", wait)
     delete = partial(acts.forgetter.delete, key, terms, unchanged=version)
-    return await sessions._act(key, wait, delete)
+    return await acts.act(key, wait, delete)
 
 
 async def drop_history(
@@ -491,18 +460,13 @@ async def drop_history(
 
     """
     acts, terms = sessions._check(), HandoverTerms("handover", wait)
-    await sessions._act(key, wait, partial(acts.pruner.drop, key, below - 1, terms))
+    await acts.act(key, wait, partial(acts.pruner.drop, key, below - 1, terms))
 
 
 def state_entry(key: str, text: str | None) -> Entry:
     """Return the record that stores a text as a named state, or drops it."""
     value = msgspec.Raw(encode(text))
     return Entry(STATE, encode(StateSet(f"{FOLDER}{key}.json", value, dropped=text is None)))
-
-
-def owner_entry(owner: str) -> Entry:
-    """Return the record that says to whom a session belongs."""
-    return meta_entry(owner=owner)
 
 
 def fold_soon(session: Session) -> None:
@@ -539,20 +503,9 @@ async def exclusively(
         raise StoreUnavailableError(message, key=str(session.key))
 
 
-async def lines_of(session: Session | SessionView, name: str) -> list[bytes]:
-    """Return the lines of a memory document, with what is not folded or saved yet."""
-    return await session._contents.lines(name)
-
-
 def note_search(session: Session, search: MemorySearch) -> None:
     """Report a search of a session's long-term memory: the event ``memory_searched``."""
     session._note_search(search)
-
-
-async def document_of(session: Session | SessionView, name: str) -> bytes | None:
-    """Return a document of STATE records, with what is not folded or saved yet; None for none."""
-    data, records = await session._contents._read(name)
-    return fold_state(name, data, records)
 
 
 async def ledger_of(session: Session | SessionView) -> Ledger:
@@ -607,7 +560,7 @@ async def kill(manager: SessionManager) -> None:
     runtime.draining = True
     closing.begun = True
     await runtime.host.aclose()
-    for session in runtime.sessions.values():
+    for session in connected.lifecycle.sessions.values():
         message = f"session {session.key} ended with its manager's crash: open it again"
         session._close_with(SessionClosedError(message, key=str(session.key)))
     # Its host has ended: this only counts what is unsaved, and ends every wait.

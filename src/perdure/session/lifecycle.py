@@ -254,6 +254,8 @@ class SessionLifecycle:
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self.sessions: dict[SessionKey, SessionBase] = {}
+        """The sessions in memory. One stays until it is durable and its lease is released."""
         self._handing_over: set[SessionKey] = set()
         # Sessions whose fold waits until they are at rest.
         self._resting: dict[SessionBase, _Rest] = {}
@@ -271,20 +273,20 @@ class SessionLifecycle:
         tracked.on_saved = MethodType(self._on_saved, session)
         tracked.on_idle = MethodType(self._on_idle, session)
         tracked.on_lost = MethodType(self._on_lost, session)
-        self._runtime.sessions[session.key] = session
+        self.sessions[session.key] = session
         self._heed_hooks(session)
 
     def heed_hooks(self) -> None:
         """Run the hooks that there are by now before saves, and after each."""
         if self._runtime.hooks.has("saved"):
             self._runtime.saver.report_saves(wanted=True)
-        for session in self._runtime.sessions.values():
+        for session in self.sessions.values():
             self._heed_hooks(session)
 
     def _heed_hooks(self, session: SessionBase) -> None:
         hooks, tracked = self._runtime.hooks, session._tracked
         if tracked.before_capture is None and hooks.has("before_save"):
-            tracked.before_capture = lambda: hooks.run("before_save", session)
+            tracked.before_capture = session._before_save
 
     def pin(self, session: SessionBase, *, force: bool = False) -> None:
         """Pin a session for a caller.
@@ -499,7 +501,7 @@ class SessionLifecycle:
         runtime = self._runtime
         try:
             await wait_idle(runtime.pending_loads, key)
-            session = runtime.sessions.get(key)
+            session = self.sessions.get(key)
             if session is None:
                 await self._release_stray(key)
                 return
@@ -507,7 +509,7 @@ class SessionLifecycle:
             await session._turns.used(FIRST_TURN)
             await runtime.saver.save(session._tracked)  # turns continue as long as the store takes
             with try_exclusive(runtime.pending_loads, key) as free:
-                if not free or runtime.draining or runtime.sessions.get(key) is not session:
+                if not free or runtime.draining or self.sessions.get(key) is not session:
                     return  # it is being let go of already, or will be when the manager stops
                 if await self.leave(session, "handover"):  # else who wants it asks again
                     self._given[key] = session.epoch
@@ -655,8 +657,8 @@ class SessionLifecycle:
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
     def _forget(self, session: SessionBase, reason: str) -> None:
-        if self._runtime.sessions.get(session.key) is session:
-            del self._runtime.sessions[session.key]
+        if self.sessions.get(session.key) is session:
+            del self.sessions[session.key]
         self._runtime.saver.untrack(session._tracked)
         facts = SessionClosed(str(session.key), reason, session._tracked.durable)
         self._runtime.hooks.emit("closed", facts)
@@ -764,6 +766,7 @@ class ExclusiveAccess:
         self.runtime: Runtime = runtime
         self.lifecycle: SessionLifecycle = lifecycle
         self.store: SessionStore = runtime.store
+        self.sessions: dict[SessionKey, SessionBase] = lifecycle.sessions
 
     def exclusive(self, key: SessionKey) -> AbstractAsyncContextManager[None]:
         """Keep others of this process from opening or closing a session meanwhile."""
@@ -784,7 +787,7 @@ class ExclusiveAccess:
 
         """
         runtime = self.runtime
-        if key in runtime.sessions:
+        if key in self.sessions:
             raise SessionError(f"session {key} is open here: close it first", key=str(key))
         if not goes:
             require_plain(key, await self.store.base_of(key))
@@ -817,7 +820,7 @@ class ExclusiveAccess:
 
     def open_here(self, key: SessionKey) -> SessionBase | None:
         """Return a session that is open in this process, and can be saved."""
-        session = self.runtime.sessions.get(key)
+        session = self.sessions.get(key)
         saves = session is not None and session.is_writable and not session._tracked.quarantined
         return session if saves else None
 
@@ -873,7 +876,7 @@ class ExclusiveAccess:
         """
         await self.save_here(key)
         loads = self.runtime.pending_loads
-        is_coming = key in loads and key not in self.runtime.sessions
+        is_coming = key in loads and key not in self.sessions
         if is_coming and await self.is_empty(key):  # it is just being made
             await wait_idle(loads, key)
         head = await self.store.head(key)

@@ -152,7 +152,7 @@ class Opener:
         while True:
             self._require_running(wanted.key)
             pending_load = runtime.pending_loads.get(wanted.key)
-            session = cast("Session | None", runtime.sessions.get(wanted.key))  # made below
+            session = cast("Session | None", self._lifecycle.sessions.get(wanted.key))  # made below
             is_current_turn = (
                 session is not None and session._turns.is_own and session._closed_by is None
             )

@@ -238,7 +238,7 @@ async def rebuild_session(
         return report
     names = frozenset(difference.name for difference in wrong)
     async with access.exclusive(key):
-        session = access.runtime.sessions.get(key)
+        session = access.sessions.get(key)
         if session is not None:
             manifest = await _rebuild_open(access, session, names)
         else:

@@ -26,7 +26,6 @@ from typing import (
 
 import anyio
 import msgspec
-from anyio.lowlevel import checkpoint
 
 from perdure._lib.loop import Affinity, Stray, loop_clock
 from perdure._lib.signals import exit_in
@@ -47,7 +46,6 @@ from perdure.session.stored import SessionStore
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.records.records import Entry
-    from perdure.session.base import SessionBase
     from perdure.store import LeaseState, Store
 
 
@@ -447,8 +445,6 @@ class Runtime:
         self.find_task: Callable[[], object] = task_finder()
         self.loop: object = self.home.loop
         self.append: Callable[[Tracked, tuple[Entry, ...]], int] = self.saver.append
-        self.sessions: dict[SessionKey, SessionBase] = {}
-        """The sessions in memory. One stays until it is durable and its lease is released."""
         self.pending_loads: PendingLoads = {}
         self.turn_waits: dict[object, str] = {}
         """Turns that wait for the one in which they were begun, with what is told of them."""
@@ -489,19 +485,3 @@ class Clock(Protocol):
         It returns when there will be more to do.
         """
         ...
-
-
-async def catch_up(runtime: Runtime) -> float:
-    """Do what autosave has to do by now, and return when it will have more to do."""
-    due = await runtime.saver.catch_up()
-    # Sessions that became idle leave memory in tasks of their own. Those begin by the
-    # second checkpoint: trio runs what is ready in any order.
-    await checkpoint()
-    await checkpoint()
-    for key, pending_load in list(runtime.pending_loads.items()):
-        session = runtime.sessions.get(key)
-        if session is None or session._tracked.pins or session._turns.busy:
-            continue
-        if session._tracked.clean:  # it can leave memory at once
-            await pending_load.done.wait()
-    return due

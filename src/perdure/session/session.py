@@ -20,7 +20,7 @@ from perdure.records.records import Entry, Record
 from perdure.restore.ladder import RestoredSession
 from perdure.session.base import Receipt, SessionBase
 from perdure.session.contents import Contents, HistoryItem, meta_entry
-from perdure.session.contributors import Attachment, Contributor, attach
+from perdure.session.contributors import Attachment, Contributor
 from perdure.session.fork import fork_unsaved
 from perdure.session.runtime import Runtime
 
@@ -294,7 +294,7 @@ class Session(SessionBase, Rendered):
                 and it cannot migrate; it stays as it is.
 
         """
-        return await attach(self, contributor, restore=True)
+        return await self._attach(contributor, restore=True)
 
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are not durable: also of a session that was lost."""

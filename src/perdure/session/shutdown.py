@@ -93,7 +93,7 @@ class ManagerShutdown:
         if self.runtime.draining:
             return
         self.runtime.draining = True
-        log.info("draining", extra={"sessions": len(self.runtime.sessions)})
+        log.info("draining", extra={"sessions": len(self._lifecycle.sessions)})
         for pending_load in self.runtime.pending_loads.values():
             pending_load.scope.cancel()  # a load: its waiters are refused in any case
         self.runtime.saver.begin_drain()
@@ -160,11 +160,11 @@ class ManagerShutdown:
         with deadline.scope("turns"):  # and loads under way
             for pending_load in list(self.runtime.pending_loads.values()):
                 await pending_load.done.wait()
-            for session in list(self.runtime.sessions.values()):
+            for session in list(self._lifecycle.sessions.values()):
                 await session._turns.wait_idle()
         self.runtime.saver.seal()
         report = await self._spill(await self.runtime.saver.aclose(deadline), deadline)
-        here = self.runtime.sessions.values()
+        here = self._lifecycle.sessions.values()
         clean = [session for session in here if session._tracked.clean]
         await self._lifecycle.let_go(clean, "shutdown", deadline)
         for session in here:
@@ -274,7 +274,7 @@ class ManagerShutdown:
 
     def _rest(self) -> list[Tracked]:
         """Return what has records that are not durable, or that others have lost us."""
-        tracked = [session._tracked for session in self.runtime.sessions.values()]
+        tracked = [session._tracked for session in self._lifecycle.sessions.values()]
         unsaved = [t for t in tracked if t.version > t.durable and t.end is not State.LOST]
         return unsaved + [t for t in self.runtime.saver.lost if t.pending]
 
