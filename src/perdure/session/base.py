@@ -36,7 +36,6 @@ from perdure.memory.documents import SessionDocument, TurnPayload, described, no
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
-from perdure.records.manifest import FORMAT
 from perdure.records.media import LEAST, decode_read, text_bytes
 from perdure.records.messages import EncodedRecord, Message, encode_message, message_of
 from perdure.records.records import CONTEXT, META, OUTSIDE, RETRACT, TURN, Entry, Record
@@ -106,7 +105,6 @@ class Turn:
         "_closing",
         "_entered",
         "_given",
-        "_queue",
         "_request",
         "_resume",
         "_scope",
@@ -123,31 +121,21 @@ class Turn:
     def __init__(
         self,
         session: SessionBase,
-        queue: TurnQueue,
         turn_id: str | None,
         *,
-        resume: bool = False,
-        request: str | bytes | None = None,
-        timeout: float | None = None,
+        resume: bool,
+        request: str | None,
+        timeout: float | None,
     ) -> None:
-        self._entered = True  # so that nothing is said of one that is refused
-        if turn_id is not None:
-            require_name("turn id", turn_id)
-        seconds: Any = timeout
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if timeout is not None and not (is_number and seconds >= 0):
-            message = f"invalid timeout={timeout!r}: give seconds, or None to wait for ever"
-            raise InvalidArgumentError(message, option="timeout")
         self._entered = False
         self._timeout = timeout
         self._scope: TaskScope | None = None
         self._told = False
         self._session = session
-        self._queue = queue
         self._given = turn_id is not None
         self._closing: tuple[Entry, ...] = ()
         self._resume = resume
-        self._request = None if request is None else fingerprint(request)
+        self._request = request
         self.messages: tuple[Any, ...] = ()
         """What an interrupted attempt of this id had appended: it is taken back, or, with
         ``resume=True``, still there."""
@@ -170,7 +158,7 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         self._entered = True
-        session, queue = self._session, self._queue
+        session, queue = self._session, self._session._turns
         require_outside(session._tracked, "to begin a turn")
         if not await queue.enter(session._tracked.key, self):
             earlier = "earlier ones" if queue.running is None else queue.running._named()
@@ -209,7 +197,7 @@ class Turn:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        session, queue = self._session, self._queue
+        session, queue = self._session, self._session._turns
         if self._given and not queue.is_own:
             session._warn_of_turn(self, "exit")
         try:
@@ -276,7 +264,7 @@ class Turn:
     async def _take_up(self) -> tuple[Entry, ...]:
         """Continue the interrupted attempt of this id, or return what takes it back."""
         session, self._attempt = self._session, 1
-        if not session._may_be_cut and self._queue.unended is None:
+        if not session._may_be_cut and session._turns.unended is None:
             return ()
         async with session._newest_first() as records:
             attempt = await cut_attempt(records, self.id)
@@ -471,7 +459,6 @@ class SessionBase(_Hot):
         "_contributors",
         "_folded_epoch",
         "_folded_format",
-        "_folding",
         "_may_be_cut",
         "_noted",
         "_rewrite_bytes",
@@ -492,7 +479,6 @@ class SessionBase(_Hot):
         """The agent that works on it, if one does."""
         self._contributors: Contributors | None = None
         """Made when the first one is attached."""
-        self._folding: bool = False
         manifest = restored.manifest
         self._rewrite_bytes: int = _size(manifest)
         self._folded_epoch: int = 0 if manifest is None else manifest.epoch
@@ -666,32 +652,33 @@ class SessionBase(_Hot):
                 have not ended; None to wait for ever.
 
         """
-        return Turn(self, self._turns, id, resume=resume, request=request, timeout=timeout)
+        if id is not None:
+            require_name("turn id", id)
+        seconds: Any = timeout
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if timeout is not None and not (is_number and seconds >= 0):
+            message = f"invalid timeout={timeout!r}: give seconds, or None to wait for ever"
+            raise InvalidArgumentError(message, option="timeout")
+        asked = None if request is None else fingerprint(request)
+        return Turn(self, id, resume=resume, request=asked, timeout=timeout)
 
     def _accept(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in as one group; every change of the session comes through here."""
         runtime, tracked = self._runtime, self._tracked
         if tracked.refuses or runtime.running() is not runtime.loop:
             self._check_open()
-        has_labels = False
+        labels: list[bytes] = []
         for kind, payload, _ in entries:
             if len(payload) > runtime.max_record_bytes:
                 check_sizes(
                     tracked.key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes
                 )
             if kind == META:
-                has_labels = True
+                labels.append(payload)
         version = runtime.append(tracked, entries)
-        if has_labels:
-            self._relabel(entries)
+        for payload in labels:  # the next save tells the directory
+            tracked.labels, tracked.labels_due = described(tracked.labels, payload), True
         return version
-
-    def _relabel(self, entries: tuple[Entry, ...]) -> None:
-        """Have the next save tell the directory what records have changed."""
-        tracked = self._tracked
-        for kind, payload, _ in entries:
-            if kind == META:
-                tracked.labels, tracked.labels_due = described(tracked.labels, payload), True
 
     def _accept_now(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in, and apply them to the contents at once."""
@@ -724,11 +711,6 @@ class SessionBase(_Hot):
         if size > LEAST and self._behind.context.lifts:
             size = sum([text_bytes(entry[1]) for entry in entries])
         return size
-
-    @property
-    def _needs_mark(self) -> bool:
-        """Whether a fold has to say that its messages refer to media in blobs."""
-        return self._folded_format < FORMAT and self._behind.context.has_lifted
 
     def _close_with(self, error: Exception) -> None:
         """Refuse every append from now on."""

@@ -8,6 +8,7 @@ that is not attached is carried along untouched.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 
 KIB = 1024
+Fields = dict[str, msgspec.Raw]
 LARGE = 32 * KIB
 """Above this, only what changed is written."""
 
@@ -68,7 +70,7 @@ def kept_of(
     data, tags = encode_value(state, types)
     keys = None
     if len(data) > LARGE and not tags and isinstance(state, dict):
-        keys = {key: _hash(bytes(raw)) for key, raw in _fields(data).items()}
+        keys = {key: _hash(bytes(raw)) for key, raw in decode(data, Fields).items()}
     typed_data = data if not tags else data + encode(tags)
     return StoredContribution(_hash(typed_data), version, keys), data, tags
 
@@ -95,7 +97,7 @@ def change_of(
     full_state = StateSet(document, msgspec.Raw(data), tags, version=version)
     if now.keys is None or before.keys is None:
         return _entry(full_state), now
-    fields = _fields(data)
+    fields = decode(data, Fields)
     changed = {key: fields[key] for key, hash_ in now.keys.items() if before.keys.get(key) != hash_}
     part = StateSet(
         document,
@@ -121,14 +123,7 @@ def _entry(change: StateSet) -> Entry:
     return Entry(STATE, encode(change))
 
 
-def _fields(data: bytes) -> dict[str, msgspec.Raw]:
-    fields: dict[str, msgspec.Raw] = decode(data, dict[str, msgspec.Raw])
-    return fields
-
-
 def _hash(data: bytes) -> bytes:
-    import hashlib  # slow to import, and most sessions have no contributor
-
     return hashlib.sha256(data).digest()
 
 

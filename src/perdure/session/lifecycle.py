@@ -23,7 +23,7 @@ from contextlib import (
 from functools import partial
 from math import inf
 from types import MethodType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, final
 
 import anyio
 import msgspec
@@ -47,7 +47,7 @@ from perdure.errors import (
 from perdure.lease import OnHeld, acquire_lease, not_found
 from perdure.lineage import require_plain
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import origin_in
+from perdure.records.manifest import FORMAT, origin_in
 from perdure.records.media import filled
 from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
@@ -141,15 +141,18 @@ class _Fold:
         self.session: SessionBase = session
         self._runtime = lifecycle._runtime
         self._failed = lifecycle._fold_failed
-        self._begin()
+        self.begun: anyio.Event = anyio.Event()
 
-    def _begin(self) -> None:
+    def begin(self) -> Self:
+        """Take what the session has in memory, as of its newest durable record."""
         session = self.session
+        self.begun.set()
         self._upto = session._tracked.durable
         self._open_tail = session._open_tail()
         self._tail = session._durable_tail()
         self._since = session._contents.as_of_seq
         self._prepared: PreparedFold | None = None
+        return self
 
     async def prepare(self) -> None:
         """Compute what to write."""
@@ -175,7 +178,7 @@ class _Fold:
             return
         session = self.session
         if session._contents.as_of_seq != self._since:
-            self._begin()
+            self.begin()
             await self.prepare()
         if self._prepared is None:
             return
@@ -187,17 +190,6 @@ class _Fold:
         session._folded(manifest, self._tail)
         facts = SessionFolded(str(session.key), manifest.as_of_seq)
         self._runtime.hooks.emit("folded", facts)
-
-
-class _Rest:
-    """A session's wait for a moment in which a fold delays no turn."""
-
-    __slots__ = ("ended", "fold")
-
-    def __init__(self) -> None:
-        self.ended = anyio.Event()
-        self.fold: _Fold | None = None
-        """What to write, once that is known."""
 
 
 Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdown"]
@@ -257,8 +249,8 @@ class SessionLifecycle:
         self.sessions: dict[SessionKey, SessionBase] = {}
         """The sessions in memory. One stays until it is durable and its lease is released."""
         self._handing_over: set[SessionKey] = set()
-        # Sessions whose fold waits until they are at rest.
-        self._resting: dict[SessionBase, _Rest] = {}
+        self._folding: dict[SessionBase, _Fold] = {}
+        """Folds in the background: one waits until its session is at rest."""
         self._given: dict[SessionKey, int] = {}
         # Bound once: a session's hooks bind these to it, which takes a third of closures' memory.
         self._on_saved = self._saved
@@ -316,20 +308,25 @@ class SessionLifecycle:
     def _saved(self, session: SessionBase, _durable: int) -> None:
         """Decide, after each save, whether to fold."""
         limits = self._runtime.limits
-        if session._needs_mark and not session._folding and limits.fold_ratio < inf:
+        if (
+            session._folded_format < FORMAT
+            and session._behind.context.has_lifted
+            and session not in self._folding
+            and limits.fold_ratio < inf
+        ):
+            # A fold has to say that messages refer to media in blobs.
             self.fold_soon(session)
             return
         if session._tail_bytes < LEAST_TAIL and session._tail_records < limits.fold_records:
             return  # nearly always: the rest costs more than this
-        if session._folding:
-            rest = self._resting.get(session)
-            if rest is None or rest.fold is not None or self._runtime.saver.crowded:
-                return
-            if self._is_due(session, LONG_TAIL):
-                rest.fold = _Fold(self, session)  # now, while memory has what is durable
-                rest.ended.set()
-        elif self._is_due(session) and not self._runtime.saver.crowded:
-            self.fold_soon(session)
+        if self._runtime.saver.crowded:
+            return
+        fold = self._folding.get(session)
+        if fold is None:
+            if self._is_due(session):
+                self.fold_soon(session)
+        elif not fold.begun.is_set() and self._is_due(session, LONG_TAIL):
+            fold.begin()  # now, while memory has what is durable
 
     def _is_due(self, session: SessionBase, times: float = 1.0) -> bool:
         """Whether the log's tail is long enough for a fold, or this many times as long."""
@@ -346,40 +343,39 @@ class SessionLifecycle:
 
         A session that never is at rest is folded once its log's tail is long.
         """
-        if session._folding or self._runtime.draining or session._closed_by is not None:
+        if session in self._folding or self._runtime.draining or session._closed_by is not None:
             return
-        self._runtime.host.spawn(self._fold_in_background, session)
-        session._folding = True
+        fold = _Fold(self, session)
+        self._runtime.host.spawn(self._fold_in_background, fold)
+        self._folding[session] = fold
 
-    async def _fold_in_background(self, session: SessionBase) -> None:
-        self._resting[session] = rest = _Rest()
+    async def _fold_in_background(self, fold: _Fold) -> None:
         try:
-            await self._wait_for_rest(session, rest)
-            if rest.fold is not None:
+            await self._wait_for_rest(fold)
+            if fold.begun.is_set():
                 # It may wait until the manager has closed: then the next holder folds.
                 with suppress(HostClosedError):
-                    await self._fold_alone(rest.fold, urgent=False)
+                    await self._fold_alone(fold, urgent=False)
         finally:
-            self._resting.pop(session, None)
-            session._folding = False
+            del self._folding[fold.session]
 
-    async def _wait_for_rest(self, session: SessionBase, rest: _Rest) -> None:
-        """Wait until all is saved and nothing was appended for a moment, or the tail is long.
+    async def _wait_for_rest(self, fold: _Fold) -> None:
+        """Begin when all is saved and nothing was appended for a moment, or the tail is long.
 
         A session that is busy for long is looked at more and more rarely: thousands may be.
         """
-        pause = 0.0
-        while rest.fold is None:
+        session, pause = fold.session, 0.0
+        while not fold.begun.is_set():
             with anyio.move_on_after(pause):
-                await rest.ended.wait()
+                await fold.begun.wait()
             version = session.version
             with anyio.move_on_after(REST):
-                await rest.ended.wait()
+                await fold.begun.wait()
             if session._closed_by is not None or self._runtime.draining:
                 return
             at_rest = session.version == version and session._tracked.clean
-            if at_rest and not (rest.ended.is_set() or self._runtime.saver.crowded):
-                rest.fold = _Fold(self, session)
+            if at_rest and not (fold.begun.is_set() or self._runtime.saver.crowded):
+                fold.begin()
             pause = min(2 * pause + REST, LONGEST_PAUSE)
 
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
@@ -391,12 +387,9 @@ class SessionLifecycle:
         except StoreUnavailableError as error:  # given up, since it took too long
             self._fold_failed(fold.session, error)
 
-    async def _fold_at_once(self, session: SessionBase) -> None:
-        await self._fold_alone(_Fold(self, session), urgent=True)
-
     async def fold(self, session: SessionBase) -> None:
         """Fold what is durable of a session; a failure is an event and a warning."""
-        fold = _Fold(self, session)
+        fold = _Fold(self, session).begin()
         await fold.prepare()
         await fold.write()
 
@@ -462,8 +455,13 @@ class SessionLifecycle:
         row, able = LEAVES[why], self._runtime.store.capabilities
         # A store that takes batches joins calls as well.
         at_once = max(able.parallelism, min(able.batch_max, AT_ONCE))
-        # At the shutdown nothing is saved any more that a fold could meet.
-        fold = self.fold if why == "shutdown" else self._fold_at_once
+
+        async def fold(session: SessionBase) -> None:
+            if why == "shutdown":  # nothing is saved any more that a fold could meet
+                await self.fold(session)
+            else:
+                await self._fold_alone(_Fold(self, session).begin(), urgent=True)
+
         try:
             behind = [session for session in sessions if _is_to_fold(session, row)]
             if behind:
