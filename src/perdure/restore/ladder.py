@@ -63,6 +63,9 @@ class _Schema(msgspec.Struct):
     schema_version: int
 
 
+_OTHER_SCHEMA = "its schema version is {}, not {}"
+
+
 def validated(
     have: Documents, key: SessionKey, *, known: Mapping[str, str | None] | None = None
 ) -> Documents:
@@ -103,7 +106,10 @@ def problem_of(name: str, data: bytes, key: SessionKey, as_of_seq: int) -> str |
             snapshot = snapshot_of(data, key, as_of_seq)
             return snapshot if isinstance(snapshot, str) else None
         if name == SESSION:
-            return _session_problem(decode(data, SessionDocument), key)
+            document = decode(data, SessionDocument)
+            if (document.agent_id, document.session_id) != (key.agent, key.session):
+                return f"it belongs to {document.agent_id}/{document.session_id}"
+            return _version_problem(document.version)
         if name == MEMORY:
             return _version_problem(decode(data, _Versioned).version)
         if name in {EPISODIC, SEMANTIC}:
@@ -114,12 +120,6 @@ def problem_of(name: str, data: bytes, key: SessionKey, as_of_seq: int) -> str |
     except FormatError as error:
         return f"it is not well-formed ({error})"
     return None
-
-
-def _session_problem(document: SessionDocument, key: SessionKey) -> str | None:
-    if (document.agent_id, document.session_id) != (key.agent, key.session):
-        return f"it belongs to {document.agent_id}/{document.session_id}"
-    return _version_problem(document.version)
 
 
 def _version_problem(version: int) -> str | None:
@@ -135,36 +135,23 @@ def snapshot_of(data: bytes, key: SessionKey, as_of_seq: int) -> Snapshot | str:
     try:
         snapshot = decode(data, Snapshot)
     except FormatError as error:
-        return _schema_problem(data) or f"it is not well-formed ({error})"
+        with contextlib.suppress(FormatError):
+            version = decode(data, _Schema).schema_version
+            if version != SCHEMA_VERSION:  # one of another shape
+                return _OTHER_SCHEMA.format(version, SCHEMA_VERSION)
+        return f"it is not well-formed ({error})"
     if snapshot.schema_version != SCHEMA_VERSION:
-        return _other_schema(snapshot.schema_version)
+        return _OTHER_SCHEMA.format(snapshot.schema_version, SCHEMA_VERSION)
     if (snapshot.agent_id, snapshot.session_id) != (key.agent, key.session):
         return f"it belongs to {snapshot.agent_id}/{snapshot.session_id}"
     if snapshot.seq != as_of_seq:
         return f"it is as of record {snapshot.seq}, the manifest says {as_of_seq}"
-    return _shape_problem(snapshot) or snapshot
-
-
-def _schema_problem(data: bytes) -> str | None:
-    """Return the problem with the version of a snapshot that cannot be decoded."""
-    try:
-        version = decode(data, _Schema).schema_version
-    except FormatError:
-        return None
-    return None if version == SCHEMA_VERSION else _other_schema(version)
-
-
-def _other_schema(version: int) -> str:
-    return f"its schema version is {version}, not {SCHEMA_VERSION}"
-
-
-def _shape_problem(snapshot: Snapshot) -> str | None:
     unpinned = len(snapshot.messages) - snapshot.pinned
     if unpinned < 0 or len(snapshot.message_seqs) != len(snapshot.messages):
         return "its messages and their seqs differ in number"
     if sum(snapshot.atoms) != unpinned or min(snapshot.atoms, default=1) < 1:
         return "its atoms do not add up to its messages"
-    return None
+    return snapshot
 
 
 RESTORED = frozenset({SESSION, SNAPSHOT})
@@ -276,12 +263,14 @@ async def restore(
     async with contextlib.aclosing(_log_after(store, key, data, after)) as log:
         async for chunk in log:
             settled = settled and chunk.settled
-            for record in chunk.records:
-                _take_in(restored, record, since, counted, folded)
             records += len(chunk.records)
-            content = content or any(
-                document.kind not in HOLDER_KINDS for document in chunk.records
-            )
+            for record in chunk.records:
+                is_content = record.kind not in HOLDER_KINDS
+                content = content or is_content
+                _take_in(restored, record, since, counted)
+                if is_content and record.seq > folded:
+                    restored.tail_bytes += len(record.payload)
+                    restored.tail_records += 1
     if restored.head < folded and documents.manifest is not None:
         # Nothing came after the fold: it ends with a record of the holder that made it.
         restored.head, restored.epoch = folded, documents.manifest.epoch
@@ -349,24 +338,16 @@ def cached_context(
     return WorkingContext.of_snapshot(snapshot, limit, data), snapshot.seq
 
 
-def _take_in(
-    restored: RestoredSession, record: Record, since: int, counted: int, folded: int
-) -> None:
+def _take_in(restored: RestoredSession, record: Record, since: int, counted: int) -> None:
+    """Apply a record to the context after *since*, and to the counters after *counted*."""
     seq, kind = record.seq, record.kind
     restored.head, restored.epoch = seq, record.epoch
     if seq > since and restored.has_context:
         restored.context.feed(seq, kind, record.payload)
-    if seq > counted:
-        _count(restored, record)
     if kind in KEPT_FOR_LATER and (kind != META or seq > counted):
         restored.tail.append(record)
-    if seq > folded and kind not in HOLDER_KINDS:
-        restored.tail_bytes += len(record.payload)
-        restored.tail_records += 1
-
-
-def _count(restored: RestoredSession, record: Record) -> None:
-    kind = record.kind
+    if seq <= counted:
+        return
     if kind in MESSAGE_KINDS:
         restored.messages += 1
     elif kind == TURN:

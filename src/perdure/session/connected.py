@@ -16,7 +16,7 @@ from perdure._lib.signals import Exit, exit_in
 from perdure._lib.tasks import Host, was_cancelled
 from perdure.autosave.deadline import Deadline
 from perdure.autosave.reports import NAMED, Health
-from perdure.errors import InvalidArgumentError
+from perdure.errors import InvalidArgumentError, StoreUnavailableError
 from perdure.lease import renew_heartbeat
 from perdure.records.keys import SessionKey, require_filters
 from perdure.restore.ladder import restore
@@ -33,12 +33,12 @@ from perdure.session.fork import ForkBuilder
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms, SessionLifecycle
 from perdure.session.media import hold_media
-from perdure.session.open import Opener, OpenRequest, SessionOpening
+from perdure.session.open import Opener
 from perdure.session.options import require_sessions
 from perdure.session.prune import Pruner, PruneReport
 from perdure.session.rebuild import RebuildReport, rebuild_session
 from perdure.session.retention import Retention
-from perdure.session.runtime import ManagerOptions, Patience, Runtime, within
+from perdure.session.runtime import LEAST_PATIENCE, ManagerOptions, Patience, Runtime, require_wait
 from perdure.session.session import SessionView
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
 from perdure.session.stored import SessionStore
@@ -196,13 +196,23 @@ class ManagerParts:
         return await self.runtime.host.call(act, wait=patience.wait_for)
 
     async def save_here(self, key: SessionKey, wait: float) -> None:
-        """Save what is unsaved of a session here, in as long as a caller waits for the store."""
-        with within(wait, f"what is unsaved of session {key}"):
-            await self.runtime.host.call(self.access.save_here, key)
+        """Save what is unsaved of a session here, in as long as a caller waits for a store.
 
-    def open(self, wanted: OpenRequest) -> SessionOpening:
-        """Open a session to write."""
-        return SessionOpening(self.opener, wanted)
+        Raises:
+            StoreUnavailableError: It is not durable by then.
+
+        """
+        require_wait(wait)
+        seconds = max(wait, LEAST_PATIENCE)
+        with anyio.move_on_after(seconds) as scope:
+            await self.runtime.host.call(self.access.save_here, key)
+        if scope.cancelled_caught:
+            message = (
+                f"what is unsaved of session {key} could not be saved within {seconds:g} s, and "
+                "may still be: look whether the store can be reached (sessions.health()), and do "
+                "it again"
+            )
+            raise StoreUnavailableError(message, wait=seconds)
 
     async def load(self, key: SessionKey, *, context: bool = True) -> SessionView | None:
         """Read a session; None if there is none."""

@@ -85,7 +85,7 @@ from perdure.session.fold import OpenTail, system_prompt_of
 from perdure.session.media import Filled, load_media, media_of
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
-from perdure.store import Store
+from perdure.store import Store, all_records
 
 _NONE: frozenset[str] = frozenset()
 _UNSHOWN = RESERVED_KINDS - MESSAGE_KINDS
@@ -192,12 +192,11 @@ class Contents:
         "_dated",
         "_listed",
         "_memory",
-        "_overlay",
         "_owner",
         "_registry",
-        "_session_tail",
         "_state",
         "_store",
+        "_tail",
         "_told",
         "as_of_seq",
         "clock",
@@ -253,8 +252,8 @@ class Contents:
         """The record that the newest fold was as of; 0 before the first."""
         # The names of what was folded; None if that is unknown.
         self._listed = None if restored.documents.damaged else _listed(manifest)
-        self._overlay = [record for record in restored.tail if record.kind != META]
-        self._session_tail = [record for record in restored.tail if record.kind == META]
+        # The records that came since the last fold, of the kinds that documents need.
+        self._tail = list(restored.tail)
         self._dated = _DatedRecords(
             is_known=not (restored.tail_records or restored.documents.damaged)
         )
@@ -346,7 +345,7 @@ class Contents:
         if dated is None or self.damaged or self.context.limit != limit:
             return None
         self.context.seq = upto
-        records = {one.seq: one for one in (*dated, *self._overlay, *self._session_tail)}
+        records = {one.seq: one for one in (*dated, *self._tail)}
         return OpenTail(
             since=self.as_of_seq,
             records=[records[seq] for seq in sorted(records)],
@@ -370,17 +369,14 @@ class Contents:
 
     def changes(self, kinds: Collection[str]) -> list[Record]:
         """Return the records of these kinds that came since the last fold."""
-        return [record for record in self._overlay + self._session_tail if record.kind in kinds]
+        return [record for record in self._tail if record.kind in kinds]
 
     def _note_later(self, record: Record) -> None:
-        if record.kind == META:
-            self._session_tail.append(record)
-            return
-        self._overlay.append(record)
+        self._tail.append(record)
         if record.kind in {MEMORY_SET, MEMORY_DROP}:
             if self._memory is not None:
                 self._memory.note((record,))
-        elif self._chain is not None and self._chain.value is not None:
+        elif record.kind != META and self._chain is not None and self._chain.value is not None:
             self._chain.value.apply(record.kind, record.payload)
 
     def folded(self, manifest: Manifest) -> None:
@@ -388,9 +384,8 @@ class Contents:
         as_of_seq = self.as_of_seq = manifest.as_of_seq
         self._listed = _listed(manifest)
         self.damaged = _NONE
-        self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
         self.info_document = self.describe()
-        self._session_tail = [record for record in self._session_tail if record.seq > as_of_seq]
+        self._tail = [record for record in self._tail if record.seq > as_of_seq]
         self._dated.folded(as_of_seq)
         if self._memory is not None:
             self._memory.folded(as_of_seq)
@@ -399,7 +394,7 @@ class Contents:
         """Return a document, and the records on top of it; nothing is awaited in between."""
         self._owner._catch_up()
         if self._listed is not None and name not in self._listed:
-            return None, [record for record in self._overlay if name in names_of(record)]
+            return None, [record for record in self._tail if name in names_of(record)]
         for _ in range(MOST_FOLDS):
             documents = validated(await self._store.read_documents(self.key, {name}), self.key)
             document = documents.found.get(name)
@@ -408,16 +403,17 @@ class Contents:
             if lost:
                 self.damaged |= {name}
                 self.report = self.report.with_damaged(name, documents.why.get(name))
-            older = await self._older(name, as_of) if lost else []
+            older: list[Record] = []
+            if lost:  # it was folded from durable records
+                log = await all_records(self._store.read_log(self.key, after=as_of))
+                older = [record for record in log if name in names_of(record)]
             manifest = documents.manifest
             folded_up_to = 0 if manifest is None else manifest.as_of_seq
             if folded_up_to < self.as_of_seq:  # a fold came between
                 continue
             floor = max(as_of, older[-1].seq if older else 0)
             newer = [
-                record
-                for record in self._overlay
-                if record.seq > floor and name in names_of(record)
+                record for record in self._tail if record.seq > floor and name in names_of(record)
             ]
             return (None if document is None else document.data), older + newer
         message = (
@@ -434,14 +430,6 @@ class Contents:
         """Return the lines of a memory document, with what is not folded yet."""
         return fold_items(*await self._read(name)).splitlines()
 
-    async def _older(self, name: str, as_of: int) -> list[Record]:
-        """Return the durable records after one that a lost document was folded from."""
-        records: list[Record] = []
-        async with contextlib.aclosing(self._store.read_log(self.key, after=as_of)) as log:
-            async for chunk in log:
-                records.extend(record for record in chunk.records if name in names_of(record))
-        return records
-
     async def _load_chain(self) -> CheckpointChain:
         return CheckpointChain.of(*await self._read(CHECKPOINTS))
 
@@ -449,14 +437,14 @@ class Contents:
         self._owner._catch_up()
         documents = await self._store.read_documents(self.key, ())
         names = set() if documents.manifest is None else set(documents.manifest.documents)
-        names.update(name for record in self._overlay for name in names_of(record))
+        names.update(name for record in self._tail for name in names_of(record))
         states = [name for name in names if name.startswith(("state/", "typed/"))]
         return {name for name in states if await self.state_document(name) is not None}
 
     def describe(self) -> SessionDocument:
         """Return session.json with what came since the last fold."""
         old = None if self.info_document is None else msgspec.json.encode(self.info_document)
-        folded = fold_session(old, self.key, self._session_tail)
+        folded = fold_session(old, self.key, self.changes((META,)))
         document = decode(folded, SessionDocument)
         document.turns = self.turns
         document.messages = self.messages
@@ -468,7 +456,7 @@ class Contents:
     def about(self) -> About:
         """Return what a listing shows, as of now; as cheap as the labels that no fold has yet."""
         about = About() if self.info_document is None else self.info_document.about
-        for record in self._session_tail:
+        for record in self.changes((META,)):
             about = described(about, record.payload)
         first, newest = self._dated.times()
         return msgspec.structs.replace(
@@ -551,7 +539,9 @@ class Contents:
         for record in records:
             if page.is_full:
                 return
-            if record.kind in _UNSHOWN and not _is_application_event(record):
+            # An event without a stamp is an application's, from before the kind was reserved.
+            is_event = record.kind == EVENT and not stamp_of(record.payload)
+            if record.kind in _UNSHOWN and not is_event:
                 continue
             if page.items and len(record.payload) > page.bytes_left:
                 page.is_full = True
@@ -644,11 +634,6 @@ class Contents:
 
 def _listed(manifest: Manifest | None) -> tuple[str, ...]:
     return () if manifest is None else tuple(manifest.documents)
-
-
-def _is_application_event(record: Record) -> bool:
-    """Whether an event is an application's, from before the kind was reserved."""
-    return record.kind == EVENT and not stamp_of(record.payload)
 
 
 def meta_entry(

@@ -15,7 +15,6 @@ import logging
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
-    aclosing,
     asynccontextmanager,
     nullcontext,
     suppress,
@@ -82,7 +81,7 @@ from perdure.session.runtime import (
     wait_idle,
 )
 from perdure.session.stored import SessionStore
-from perdure.store import Batch, Status, Store, Terms, first_record
+from perdure.store import Batch, Status, Store, Terms, first_record, record_at
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -856,14 +855,8 @@ class ExclusiveAccess:
         Mostly one of the newest is asked for, which a reverse read finds first.
         """
         newest = self.store.read_log(key, reverse=True, limit=_NEWEST)
-        exactly = self.store.read_log(key, after=seq - 1, before=seq + 1)
-        async with aclosing(newest), aclosing(exactly):
-            for log in (newest, exactly):
-                async for chunk in log:
-                    for record in chunk.records:
-                        if record.seq == seq:
-                            return record
-        return None
+        record = await first_record(newest, lambda record: record.seq == seq)
+        return record or await record_at(self.store, key, seq)
 
     async def head(self, key: SessionKey) -> int:
         """Return a session's durable end; what is unsaved of it here is saved first.

@@ -229,7 +229,7 @@ class SessionManager:
             strict=strict,
             autosave=autosave,
         )
-        return self._check().open(wanted)
+        return SessionOpening(self._check().opener, wanted)
 
     async def load(
         self,

@@ -46,7 +46,7 @@ from perdure.session.runtime import (
 )
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
-from perdure.store import About, Beginning, Store, Taken, Terms, require_same
+from perdure.store import About, Beginning, Store, Taken, Terms, all_records, require_same
 
 _LONGEST_OWNER = 64
 
@@ -300,11 +300,7 @@ class Opener:
             store, header.key, begun=header.begun, epoch=header.epoch, owner=header.owner
         ):
             return "it is of another store, which was at this place before"
-        records: list[Record] = []
-        chunks = store.read_log(header.key, after=max(header.base - 1, 0))
-        async with contextlib.aclosing(chunks):
-            async for chunk in chunks:
-                records.extend(chunk.records)
+        records = await all_records(store.read_log(header.key, after=max(header.base - 1, 0)))
         remaining = spill.missing_records(spilled, records)
         return "other records follow in the log" if remaining is None else remaining
 

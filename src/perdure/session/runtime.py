@@ -334,26 +334,6 @@ class Patience:
         return False
 
 
-@contextmanager
-def within(wait: float, what: str) -> Iterator[None]:
-    """Give a short act as long as a caller waits for a store.
-
-    Raises:
-        StoreUnavailableError: It has not ended by then.
-
-    """
-    require_wait(wait)
-    seconds = max(wait, LEAST_PATIENCE)
-    with anyio.move_on_after(seconds) as scope:
-        yield
-    if scope.cancelled_caught:
-        message = (
-            f"{what} could not be saved within {seconds:g} s, and may still be: look whether the "
-            "store can be reached (sessions.health()), and do it again"
-        )
-        raise StoreUnavailableError(message, wait=seconds)
-
-
 PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
 """What is under way, one a session at most."""
 

@@ -23,7 +23,7 @@ from perdure.records.records import MEMORY_DROP, MEMORY_SET, TURN
 from perdure.records.values import decode_value, encode_value
 from perdure.session.delete import SessionFilter
 from perdure.session.lifecycle import HandoverTerms
-from perdure.session.open import OpenRequest
+from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.session import Session, SessionView
 
 if TYPE_CHECKING:
@@ -214,7 +214,7 @@ class Scope:
     async def _changing(self) -> AsyncIterator[Session]:
         """Open the scope for one change: it is a turn, so there is one at a time."""
         wanted = OpenRequest(key=self._key, owner=self._owner, wait=self._wait)
-        async with self._parts().open(wanted) as session, session.turn():
+        async with SessionOpening(self._parts().opener, wanted) as session, session.turn():
             yield session
 
     async def _peek(self) -> Session | SessionView | None:
