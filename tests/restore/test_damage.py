@@ -29,9 +29,10 @@ from perdure import (
 from perdure.cli.check import audit
 from perdure.memory.compaction import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.context import SNAPSHOT
+from perdure.providers import render
 from perdure.restore.report import RestorePlan
 from perdure.session.internals import accept, contents_of, store_below
-from perdure.session.session import Session, render
+from perdure.session.session import Session
 from perdure.store import Store, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -231,7 +232,7 @@ def test_a_damaged_document_is_made_anew_and_the_state_is_the_same(
     assert any(step.what == "damaged" and name in step.detail for step in report.steps)
     assert report.source == ("rebuild" if name == SNAPSHOT else "snapshot")
     assert {one.name for one in plan.documents if one.fate == "rebuild"} == {name}
-    assert render(plan.messages, "openai") == state["context"]
+    assert render(plan.messages, "openai").messages == state["context"]
     # It is sound again, and what lay there is kept.
     assert left == []
     kept = root / "agents" / "ada" / "quarantine"

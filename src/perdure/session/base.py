@@ -32,7 +32,7 @@ from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError, StoreError, TurnReusedError
 from perdure.memory.attempts import cut_attempt, request_of
 from perdure.memory.context import RetractionPayload, WorkingContext
-from perdure.memory.documents import SessionDocument, TurnPayload, described, note_turn
+from perdure.memory.documents import TurnPayload, described, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
@@ -41,8 +41,8 @@ from perdure.records.messages import EncodedRecord, Message, encode_message, mes
 from perdure.records.records import CONTEXT, META, OUTSIDE, RETRACT, TURN, Entry, Record
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
-from perdure.restore.report import RestoreReport, RestoreStep
-from perdure.session.contents import Contents, check_sizes
+from perdure.restore.report import RestoreStep
+from perdure.session.contents import Contents, ReadableSession, check_sizes
 from perdure.session.contributors import Contributors
 from perdure.session.runtime import (
     MediaLeftOut,
@@ -56,7 +56,6 @@ from perdure.session.runtime import (
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.memory.media import FittedMedia
-    from perdure.memory.working_memory import WorkingMemory
     from perdure.providers import Issuer
     from perdure.providers.context_fit import Format
     from perdure.records.manifest import Manifest
@@ -445,7 +444,7 @@ class Receipt(msgspec.Struct, frozen=True):
     """What durable means on this store: "fsync", "memory", …"""
 
 
-class _Hot:
+class _Hot(ReadableSession):
     """Fields that an append touches come first, so that they are adjacent in memory."""
 
     __slots__ = ("_closed_by", "_runtime", "_tracked")
@@ -455,7 +454,6 @@ class SessionBase(_Hot):
     """The part of a session that every record passes."""
 
     __slots__ = (
-        "_behind",
         "_contributors",
         "_folded_epoch",
         "_folded_format",
@@ -489,7 +487,7 @@ class SessionBase(_Hot):
     def _hold(self, restored: RestoredSession) -> None:
         """Begin with the contents that were restored."""
         runtime = self._runtime
-        self._behind: Contents = Contents(runtime.store, runtime.registry, restored, self)
+        self._behind = Contents(runtime.store, runtime.registry, restored, self)
         contents, tracked = self._behind, self._tracked
         tracked.turns, tracked.labels = contents.turns, contents.about()
         tracked.labels_due = bool(contents.changes((META,)))  # no save may have said them
@@ -503,19 +501,9 @@ class SessionBase(_Hot):
         self._behind.turns = self._tracked.turns = number
 
     @property
-    def key(self) -> SessionKey:
-        """Tenant, agent id and session id."""
-        return self._contents.key
-
-    @property
     def version(self) -> int:
         """The seq of the newest record that was accepted."""
         return self._tracked.version
-
-    @property
-    def info(self) -> SessionDocument:
-        """Title, tags, owner, counters and times, as of now."""
-        return self._contents.describe()
 
     @property
     def epoch(self) -> int:
@@ -531,16 +519,6 @@ class SessionBase(_Hot):
     def is_writable(self) -> bool:
         """Whether an append would be accepted: the session is open and held here."""
         return self._closed_by is None and self._tracked.writable
-
-    @property
-    def restore_report(self) -> RestoreReport:
-        """How it came back; a document that loads later and is damaged is added when it does."""
-        return self._behind.report
-
-    @property
-    def memory(self) -> WorkingMemory:
-        """The working memory; it loads when it is first awaited."""
-        return self._contents.memory
 
     def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items as one group, and return the new version.

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
 
 import msgspec
 
@@ -86,6 +86,9 @@ from perdure.session.media import Filled, load_media, media_of
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
 from perdure.store import Store, all_records
+
+if TYPE_CHECKING:
+    from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
 
 _NONE: frozenset[str] = frozenset()
 _UNSHOWN = RESERVED_KINDS - MESSAGE_KINDS
@@ -630,6 +633,112 @@ class Contents:
         payloads = list(self.context.messages())
         read = decode_held if holds_references(b"".join(payloads)) else decode_message
         return [read(payload, self._registry) for payload in payloads]
+
+
+Listed = Literal["openai", "openai-responses"]
+"""Formats whose conversation holds the instructions too: a context is a list of dicts."""
+Separate = Literal["anthropic", "gemini"]
+"""Formats with the instructions apart: a context is a `RenderedContext`."""
+ContextFormat = Literal["openai", "openai-responses", "anthropic", "gemini"] | None
+"""None for `Message` objects, else whose API the context is for."""
+
+
+class ReadableSession:
+    """The part that a session and a read-only view of one have in common."""
+
+    __slots__ = ("_behind",)
+
+    _behind: Contents
+
+    @property
+    def _contents(self) -> Contents:
+        """Return what it holds."""
+        return self._behind
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._contents.key
+
+    @property
+    def info(self) -> SessionDocument:
+        """Title, tags, owner, counters and times, as of now or as of the view."""
+        return self._contents.describe()
+
+    @property
+    def restore_report(self) -> RestoreReport:
+        """How it came back; a document that loads later and is damaged is added when it does."""
+        return self._contents.report
+
+    @property
+    def memory(self) -> WorkingMemory:
+        """The working memory; it loads when it is first awaited."""
+        return self._contents.memory
+
+    @property
+    def state(self) -> States:
+        """Named states; each loads when it is first awaited."""
+        return self._contents.state
+
+    @overload
+    def context(
+        self,
+        format: Listed | None = None,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> list[Any]: ...
+
+    @overload
+    def context(
+        self,
+        format: Separate,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> RenderedContext: ...
+
+    def context(
+        self,
+        format: ContextFormat = None,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> list[Any] | RenderedContext:
+        """Return what the model sees next: the newest whole messages within the limit.
+
+        Images and other media are shown up to ``Limits.context_media_tokens``, the newest; older
+        ones are replaced by a note. It keeps the provider's rules (docs/contexts.md has them),
+        however the last turn ended.
+        Calls without a result are shown as interrupted.
+
+        Args:
+            format: None for `Message` objects, as they are in the log. ``"openai"`` and
+                ``"openai-responses"`` give a list of dicts; ``"anthropic"`` and ``"gemini"`` a
+                `RenderedContext` with ``messages`` and ``system``.
+            to: Who reads it, if that is not the one whose format it is: ``"deepseek"``, or an
+                `Issuer` with a model.
+            reasoning: Who gets reasoning, signatures and unknown fields: ``"strip_foreign"``
+                sends them to the provider that issued them, ``"strip_all"`` to none, ``"keep"`` to
+                every provider of the format.
+
+        Raises:
+            InvalidArgumentError: There is no such format or policy.
+
+        """
+        provider = None if format is None else format.partition("-")[0]
+        messages = self._contents.decoded(provider)
+        if format is None:
+            return messages
+        # Imported when used: who opens a session need not render it.
+        from perdure.providers import FORMATS, render
+
+        if format not in FORMATS:
+            choices = ", ".join(map(repr, FORMATS))
+            message = f"context format {format!r} is unknown: choose None, {choices}"
+            raise InvalidArgumentError(message, format=format)
+        context = render(messages, format, to=to, reasoning=reasoning)
+        return context if format in {"anthropic", "gemini"} else context.messages
 
 
 def _listed(manifest: Manifest | None) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ from typing import Final, final
 import anyio
 import anyio.to_thread
 import msgspec
-from anyio.lowlevel import RunVar
 
 from perdure._lib.tasks import each
 from perdure.autosave.core import complete, outcome_of
@@ -116,20 +115,9 @@ async def _lifted(batch: Batch) -> tuple[tuple[Entry, ...], dict[str, bytes]]:
     """Return a batch's records with references to their media, and these."""
     if sum(len(entry.payload) for entry in batch.records) <= OFFLOAD:
         return lifted_entries(batch.records)
-    lift, limiter = partial(lifted_entries, batch.records), _lifting()
+    lift = partial(lifted_entries, batch.records)
+    limiter = anyio.CapacityLimiter(1)  # callers' own threads may all be waiting for the save
     return await anyio.to_thread.run_sync(lift, abandon_on_cancel=True, limiter=limiter)
-
-
-_LIFTING: RunVar[anyio.CapacityLimiter] = RunVar("perdure_lifting")
-
-
-def _lifting() -> anyio.CapacityLimiter:
-    """Return what limits these threads: callers' own may all be waiting for the save."""
-    try:
-        return _LIFTING.get()
-    except LookupError:
-        _LIFTING.set(limiter := anyio.CapacityLimiter(4))
-        return limiter
 
 
 def referred_in(record: Record) -> list[Medium]:

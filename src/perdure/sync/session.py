@@ -34,11 +34,10 @@ if TYPE_CHECKING:
     from perdure.restore.report import RestorePlan, RestoreReport
     from perdure.session import base, fork, scope, session, session as view
     from perdure.session.base import Receipt
-    from perdure.session.contents import HistoryItem
+    from perdure.session.contents import ContextFormat, HistoryItem, Listed, Separate
     from perdure.session.contributors import Contributor as AsyncContributor
     from perdure.session.fork import Fork, History
     from perdure.session.scope import ScopeChange
-    from perdure.session.session import ContextFormat, Listed, Separate
     from perdure.sync.loop import LoopThread
 
 
