@@ -868,10 +868,8 @@ class SessionBase(_Hot):
 
     def _open_tail(self) -> OpenTail | None:
         """Return what a fold needs of a session at rest; None if it has to read the store."""
-        if not self._tracked.clean:
-            return None
-        upto = self._tracked.durable
-        return self._contents.open_tail(upto, self._runtime.limits.context_bytes)
+        tracked = self._tracked
+        return self._contents.open_tail(tracked.durable) if tracked.clean else None
 
     def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
         """Update the contents after a fold; ``tail`` is its ``_durable_tail`` when it began."""

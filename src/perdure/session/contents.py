@@ -339,13 +339,10 @@ class Contents:
                 self.clock = max(self.clock, stamp_of(payload))
         self._dated.note(first, entries, epoch)
 
-    def open_tail(self, upto: int, limit: int) -> OpenTail | None:
-        """Return a fold's input as of the newest record, *upto*; None if memory has too little.
-
-        A fold keeps *limit* bytes of context.
-        """
+    def open_tail(self, upto: int) -> OpenTail | None:
+        """Return a fold's input as of the newest record, *upto*; None if memory has too little."""
         dated = self._dated.records()
-        if dated is None or self.damaged or self.context.limit != limit:
+        if dated is None or self.damaged:
             return None
         self.context.seq = upto
         records = {one.seq: one for one in (*dated, *self._tail)}
@@ -565,17 +562,14 @@ class Contents:
 
         *unsaved* is what the store does not have yet, newest first.
         """
-        cut = (await followed(self._store).beginning_of(self.key)).cut
+        store = followed(self._store)  # without media: only retractions are looked at
+        cut = (await store.beginning_of(self.key)).cut
         if not cut:
             return []
         context = await context_at(self._store, self.key, cut, self.context.limit)
         retractions = Retractions()
-        for record in unsaved:
+        for record in (*unsaved, *await all_records(store.read_log(self.key, reverse=True))):
             retractions.shows(record)
-        async with contextlib.aclosing(self._store.read_log(self.key, reverse=True)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    retractions.shows(record)
         messages = [
             (seq, payload) for seq, payload in context.by_seq() if not retractions.takes(seq)
         ]

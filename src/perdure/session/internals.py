@@ -7,7 +7,6 @@ long-term memory, and the claim that makes a worker the only one.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -49,7 +48,7 @@ from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import Filled
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
-from perdure.store import SupportsFolders, all_records, capability
+from perdure.store import SupportsFolders, all_records, capability, first_record
 
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
@@ -410,28 +409,19 @@ async def fork_at(
 
     async def begin() -> None:
         await acts.access.head(parent)  # what is unsaved of it here is saved
-        end, is_more = seq, False
-        log = store.read_log(parent, after=seq - 1)
-        async with contextlib.aclosing(log):
-            async for chunk in log:
-                for record in chunk.records:
-                    end = record.seq
-                    is_more |= end > seq and record.kind in CONTEXT_KINDS
-                    if record.end:
-                        break
-                else:
-                    continue
-                break
+        last = await first_record(store.read_log(parent, after=seq - 1), lambda record: record.end)
+        end = seq if last is None else last.seq
+        group = await all_records(store.read_log(parent, after=seq, before=end + 1))
         more = list(entries)
-        if is_more:
+        if any(record.kind in CONTEXT_KINDS for record in group):
             limit = acts.access.runtime.limits.context_bytes
             taken = RetractionPayload(seq)
             if not (await context_at(store, parent, end, limit)).reaches(taken):
                 context = await context_at(store, parent, seq, limit)
                 more.insert(0, Entry(CONTEXT, context.as_record("retract")))
             more.insert(0, Entry(RETRACT, encode(taken)))
-        group = [*(entry._replace(end=False) for entry in more[:-1]), more[-1]]
-        await acts.forker.fork(parent, child, end, group)
+        together = [*(entry._replace(end=False) for entry in more[:-1]), more[-1]]
+        await acts.forker.fork(parent, child, end, together)
 
     await acts.access.runtime.host.call(begin)
 
@@ -485,20 +475,18 @@ async def exclusively(
         StoreUnavailableError: The store is not well, or the session is not held any more.
 
     """
-    done = False
 
-    async def run() -> None:
-        nonlocal done
+    async def run() -> bool:
         if fold:
             await session._lifecycle.fold(session)
-        if not fold or session._contents.as_of_seq >= upto:
+        is_folded = session._contents.as_of_seq >= upto
+        if is_folded:
             await job()
             session._contents.documents_changed()
-            done = True
+        return is_folded
 
     upto = (await session.save()).version if fold else 0
-    await session._runtime.saver.exclusive(session._tracked, run, urgent=True)
-    if not done:
+    if not await session._runtime.saver.exclusive(session._tracked, run, urgent=True):
         message = f"session {session.key} could not be folded, the store is not well: try again"
         raise StoreUnavailableError(message, key=str(session.key))
 

@@ -559,9 +559,8 @@ class SessionLifecycle:
 
     async def _close(self, session: SessionBase) -> None:
         deadline, loads = self.deadline(), self._runtime.pending_loads
-        if session.key in loads:
-            with deadline.scope("saves"):
-                await wait_idle(loads, session.key)
+        with deadline.scope("saves"):
+            await wait_idle(loads, session.key)
         with try_exclusive(loads, session.key) as free:
             if free and session._closed_by is None:
                 await self.leave(session, "close", deadline)
@@ -615,19 +614,21 @@ class SessionLifecycle:
         if session._closed_by is not None:
             return
         unsaved = session.version - session.durable_version
-        cure = "keep them with session.fork_unsaved(new_id), or drop them with " if unsaved else ""
-        cure += (
-            "session.discard_unsaved(). To continue, open it again" if unsaved else "open it again"
-        )
         message = (
             f"session {session.key} was taken over by another process, with {unsaved} records "
-            f"unsaved here: {cure}"
+            "unsaved here: "
         )
-        session._close_with(LeaseLostError(message, key=str(session.key), unsaved=unsaved))
-        session._catch_up()  # it may hear no more of records that leave memory
+        if unsaved:
+            message += (
+                "keep them with session.fork_unsaved(new_id), or drop them with "
+                "session.discard_unsaved(). To continue, "
+            )
+        message += "open it again"
         tracked = session._tracked
+        error = LeaseLostError(message, key=str(session.key), unsaved=unsaved)
+        session._close_with(ended(tracked) if tracked.missing else error)
+        session._catch_up()  # it may hear no more of records that leave memory
         if tracked.missing:
-            session._close_with(ended(tracked))
             tracked.rescue = partial(rescued, session)  # what it holds is needed, then
         self._forget(session, LEAVES["lost"].event)
         # What autosave keeps for its records is not to keep all that the session holds.

@@ -83,10 +83,8 @@ class ManagerShutdown:
         """Why the store was not closed."""
         self._closed = False
         runtime.host.at_end(self.done.set)  # whatever ended it: every waiter returns
-        self._written: set[_Id] = set()
-        """The records that are in spill files."""
         self._spilled: set[_Id] = set()
-        """Those whose files are durable."""
+        """The records that are durable in spill files."""
 
     def drain(self) -> None:
         """Save every change at once, and open nothing new; turns continue."""
@@ -203,21 +201,20 @@ class ManagerShutdown:
 
     def _spill_all(self, folder: str, tracked: Sequence[Tracked], seconds: float = 0.0) -> None:
         """Spill what is in no file yet; blocking, but a disk that hangs is not waited for."""
-        until = time.monotonic() + seconds
-        unwritten = [unsaved for unsaved in tracked if _id(unsaved) not in self._written]
+        until, written = time.monotonic() + seconds, set[_Id]()
+        remaining = [unsaved for unsaved in tracked if _id(unsaved) not in self._spilled]
         write = partial(self._spill_one, folder)
-        for unsaved, outcome in spilling.completed(folder, unwritten, write, seconds):
+        for unsaved, outcome in spilling.completed(folder, remaining, write, seconds):
             session = str(unsaved.key)
             if isinstance(outcome, Exception):  # the others' are to be kept all the same
                 log.error("spill failed", extra={"session": session}, exc_info=outcome)
             else:
-                self._written.add(_id(unsaved))
+                written.add(_id(unsaved))
                 log.warning("spilled", extra={"session": session, "path": outcome})
-        unsettled, left = self._written - self._spilled, until - time.monotonic()
-        folders = [folder] if unsettled else []
+        folders, left = [folder] if written else [], until - time.monotonic()
         for _, error in spilling.completed(folder, folders, spilling.settle, left):
             if error is None:
-                self._spilled |= unsettled
+                self._spilled |= written
             else:
                 log.error("spill failed", extra={"path": folder}, exc_info=error)
 
