@@ -278,6 +278,16 @@ class SessionCounts(msgspec.Struct, frozen=True):
     clock: int
 
 
+def session_document(key: SessionKey) -> SessionDocument:
+    """Return the document of a session that has no records."""
+    return SessionDocument(
+        agent_id=key.agent,
+        session_id=key.session,
+        tenant=key.tenant,
+        context=ContextState(SessionCounters(HistorySource(as_of_seq=0))),
+    )
+
+
 def fold_session(
     old: bytes | None,
     key: SessionKey,
@@ -299,9 +309,10 @@ def fold_session(
         if old is None
         else decode(old, WholeSessionDocument)
     )
-    _note_times(in_one_form(document), records)
+    note_times(in_one_form(document), records)
     for record in records:
-        _count(document, record)
+        note_record(document, record)
+        document.context.core.history_source.as_of_seq = record.seq
     if counts is not None:
         document.messages = counts.messages
         document.turn_ids, document.taken = counts.turn_ids, counts.taken
@@ -337,7 +348,7 @@ def _part(new: bytes | None, old: msgspec.Raw | msgspec.UnsetType, usual: bytes)
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
-def _note_times(document: SessionDocument, records: Sequence[Record]) -> None:
+def note_times(document: SessionDocument, records: Sequence[Record]) -> None:
     """Set the times of the first and the last record; reads few payloads to find them."""
     if not document.created_at:
         document.created_at = _first_time(records) or document.created_at
@@ -349,8 +360,8 @@ def _first_time(records: Iterable[Record]) -> str | None:
     return next(map(iso_of, times), None)
 
 
-def _count(document: SessionDocument, record: Record) -> None:
-    document.context.core.history_source.as_of_seq = record.seq
+def note_record(document: SessionDocument, record: Record) -> None:
+    """Apply a record to a session's counters and labels."""
     if record.kind in MESSAGE_KINDS:
         document.messages += 1
     elif record.kind == TURN:

@@ -22,12 +22,9 @@ from perdure.memory.documents import (
     EPISODIC,
     SEMANTIC,
     SESSION,
-    TIMED_KINDS,
     SessionDocument,
-    TurnPayload,
-    note_taken,
-    note_turn,
-    stamp_of,
+    note_record,
+    session_document,
 )
 from perdure.memory.index import MEMORY
 from perdure.memory.ledger import LEDGER_KINDS
@@ -41,11 +38,8 @@ from perdure.records.records import (
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,
-    MESSAGE_KINDS,
     META,
     STATE,
-    TAKEN,
-    TURN,
     Record,
 )
 from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
@@ -172,19 +166,13 @@ class RestoredSession(msgspec.Struct, kw_only=True):
     """Empty if it was not asked for."""
     has_context: bool = True
     documents: Documents
-    info: SessionDocument | None
-    """session.json as folded; later changes are in ``tail``."""
+    info: SessionDocument
+    """session.json with its counters and labels as of ``head``, and its times as folded."""
     tail: list[Record]
-    """The records that memory, state and metadata need after their documents."""
+    """The records that documents need after the last fold."""
     head: int = 0
     epoch: int = 0
     """The epoch that wrote the record ``head``."""
-    turns: int = 0
-    turn_ids: dict[str, int] = {}
-    taken: dict[str, int] = {}
-    messages: int = 0
-    clock: int = 0
-    """The session's logical clock."""
     tail_bytes: int = 0
     """Bytes of all records since the last fold."""
     tail_records: int = 0
@@ -238,7 +226,7 @@ async def restore(
     source = None if stored is None else stored.data
     context, since = cached_context(snapshot, context_bytes, source)
     session = documents.found.get(SESSION)
-    info = None if session is None else decode(session.data, SessionDocument)
+    info = session_document(key) if session is None else decode(session.data, SessionDocument)
     counted = 0 if session is None else session.as_of_seq
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
     since = since if with_context else folded
@@ -254,10 +242,6 @@ async def restore(
         may_have_items=data.may_have_items,
         report=RestoreReport(source="fresh"),
     )
-    if info is not None:
-        restored.turns, restored.messages = info.turns, info.messages
-        restored.turn_ids, restored.taken = dict(info.turn_ids), dict(info.taken)
-        restored.clock = info.clock or 0
     records = 0
     settled, content = True, False
     async with contextlib.aclosing(_log_after(store, key, data, after)) as log:
@@ -346,18 +330,8 @@ def _take_in(restored: RestoredSession, record: Record, since: int, counted: int
         restored.context.feed(seq, kind, record.payload)
     if kind in KEPT_FOR_LATER and (kind != META or seq > counted):
         restored.tail.append(record)
-    if seq <= counted:
-        return
-    if kind in MESSAGE_KINDS:
-        restored.messages += 1
-    elif kind == TURN:
-        turned = decode(record.payload, TurnPayload)
-        restored.turns = max(restored.turns, turned.number)
-        note_turn(restored.turn_ids, turned)
-    elif kind == TAKEN:
-        note_taken(restored.taken, record.seq, record.payload)
-    elif kind in TIMED_KINDS:
-        restored.clock = max(restored.clock, stamp_of(record.payload))
+    if seq > counted:
+        note_record(restored.info, record)
 
 
 def _report(

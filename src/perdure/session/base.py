@@ -168,7 +168,7 @@ class Turn:
         try:
             session._check_open()
             await session._runtime.saver.room(session._tracked)
-            done = session._behind.turn_ids.get(self.id)
+            done = session._behind.document.turn_ids.get(self.id)
             self.replayed = done is not None
             if self.replayed and self._request is not None:
                 async with session._newest_first() as records:
@@ -176,7 +176,7 @@ class Turn:
             if self._given and not self.replayed:
                 retraction = await self._take_up()
             # No record that was appended, and is not in the contents yet, changes their turns.
-            self.number = done or session._behind.turns + 1
+            self.number = done or session._behind.document.turns + 1
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
                 session._accept((*retraction, Entry(TURN, encode(self._turned("begin")))))
@@ -209,7 +209,7 @@ class Turn:
                 session._accept((*self._closing, Entry(TURN, encode(turned))))
                 queue.ended()
                 if self._given:
-                    note_turn(session._behind.turn_ids, turned)
+                    note_turn(session._behind.document.turn_ids, turned)
                 session._may_be_cut = exc_type is not None
                 await self._save_ended(waits=exc_type is None or issubclass(exc_type, Exception))
         finally:
@@ -471,7 +471,7 @@ class SessionBase(_Hot):
         self._tracked: Tracked = tracked
         self._closed_by: Exception | None = None
         self._turns = TurnQueue(runtime.find_task)
-        self._may_be_cut: bool = restored.turns > 0
+        self._may_be_cut: bool = restored.info.turns > 0
         """Whether the newest turn may have been interrupted."""
         self._worker: object | None = None
         """The agent that works on it, if one does."""
@@ -489,7 +489,7 @@ class SessionBase(_Hot):
         runtime = self._runtime
         self._behind = Contents(runtime.store, runtime.registry, restored, self)
         contents, tracked = self._behind, self._tracked
-        tracked.turns, tracked.labels = contents.turns, contents.about()
+        tracked.turns, tracked.labels = contents.document.turns, contents.about()
         tracked.labels_due = bool(contents.changes((META,)))  # no save may have said them
         # What a save under way has brought to the store may have been read already.
         self._noted: int = max(self._tracked.durable, restored.head)
@@ -498,7 +498,7 @@ class SessionBase(_Hot):
 
     def _count_turns(self, number: int) -> None:
         """Note the number of the turn that has begun."""
-        self._behind.turns = self._tracked.turns = number
+        self._behind.document.turns = self._tracked.turns = number
 
     @property
     def version(self) -> int:

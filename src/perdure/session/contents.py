@@ -31,17 +31,16 @@ from perdure.memory.context import (
 )
 from perdure.memory.documents import (
     DATED_KINDS,
-    TIMED_KINDS,
     MetadataPayload,
     SessionCounts,
     SessionDocument,
-    described,
     fold_items,
-    fold_session,
     fold_state,
+    in_one_form,
     iso_of,
     names_of,
-    note_taken,
+    note_record,
+    note_times,
     stamp_of,
     time_of,
 )
@@ -72,7 +71,6 @@ from perdure.records.records import (
     MEMORY_SET,
     MESSAGE_KINDS,
     META,
-    TAKEN,
     TURN,
     Entry,
     Record,
@@ -202,20 +200,15 @@ class Contents:
         "_tail",
         "_told",
         "as_of_seq",
-        "clock",
         "context",
         "damaged",
         "digest",
+        "document",
         "epoch",
         "has_context",
-        "info_document",
         "key",
         "may_lack_media",
-        "messages",
         "report",
-        "taken",
-        "turn_ids",
-        "turns",
     )
 
     def __init__(
@@ -237,19 +230,12 @@ class Contents:
         """Documents that were rebuilt when they were loaded; the next fold writes them."""
         self.context: WorkingContext = restored.context
         self.has_context: bool = restored.has_context
-        self.turns: int = restored.turns
-        self.turn_ids: dict[str, int] = restored.turn_ids
-        """The numbers of turns that ended, by the ids that their callers gave them."""
-        self.taken: dict[str, int] = restored.taken
-        """What was posted and is in the log, by op id."""
-        self.messages: int = restored.messages
+        self.document: SessionDocument = restored.info
+        """session.json: counters and labels as of now, times as of the last fold."""
         self.may_lack_media: bool = False
         """Whether media that the model may be shown again are in their blobs alone."""
-        self.clock: int = restored.clock
-        """The session's logical clock: the newest time that an event or a checkpoint has."""
         self.digest: LogDigest | None = None
         """Of the log since the last checkpoint, once a checkpoint is made."""
-        self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
         self.as_of_seq: int = 0 if manifest is None else manifest.as_of_seq
         """The record that the newest fold was as of; 0 before the first."""
@@ -293,6 +279,11 @@ class Contents:
         return self._chain
 
     @property
+    def clock(self) -> int:
+        """The session's logical clock: the newest time that an event or a checkpoint has."""
+        return self.document.clock or 0
+
+    @property
     def was_folded(self) -> bool:
         """Whether there was a fold."""
         return self.as_of_seq > 0
@@ -317,7 +308,7 @@ class Contents:
 
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
         """Take in entries that were accepted, ``first`` being the seq of the first."""
-        context, digest = self.context, self.digest
+        context, digest, document = self.context, self.digest, self.document
         for seq, (kind, payload, end) in enumerate(entries, first):
             if len(payload) >= LEAST and kind in LIFTED_KINDS and context.lifts:
                 payload = context.lifted(payload)  # noqa: PLW2901  # as it will be stored
@@ -326,17 +317,17 @@ class Contents:
             if kind in CONTEXT_KINDS:
                 context.feed(seq, kind, payload)
                 if kind in MESSAGE_KINDS:
-                    self.messages += 1
+                    document.messages += 1
                 else:
                     self.may_lack_media = True  # older ones may be shown again
                 continue
             context.seq = seq  # an application's own kind changes nothing else
+            if kind == TURN:
+                continue  # it is counted when it begins, and when it ends
+            record = Record(seq, epoch, kind, payload, end)
+            note_record(document, record)
             if kind in KEPT_FOR_LATER:
-                self._note_later(Record(seq, epoch, kind, payload, end))
-            elif kind == TAKEN:
-                note_taken(self.taken, seq, payload)
-            if kind in TIMED_KINDS:
-                self.clock = max(self.clock, stamp_of(payload))
+                self._note_later(record)
         self._dated.note(first, entries, epoch)
 
     def open_tail(self, upto: int) -> OpenTail | None:
@@ -354,9 +345,9 @@ class Contents:
             refers=self.context.has_lifted,
             counts=SessionCounts(
                 seq=upto,
-                messages=self.messages,
-                turn_ids=dict(self.turn_ids),
-                taken=dict(self.taken),
+                messages=self.document.messages,
+                turn_ids=dict(self.document.turn_ids),
+                taken=dict(self.document.taken),
                 clock=self.clock,
             ),
         )
@@ -384,7 +375,7 @@ class Contents:
         as_of_seq = self.as_of_seq = manifest.as_of_seq
         self._listed = _listed(manifest)
         self.damaged = _NONE
-        self.info_document = self.describe()
+        self._set_times(self.document)
         self._tail = [record for record in self._tail if record.seq > as_of_seq]
         self._dated.folded(as_of_seq)
         if self._memory is not None:
@@ -443,21 +434,19 @@ class Contents:
 
     def describe(self) -> SessionDocument:
         """Return session.json with what came since the last fold."""
-        old = None if self.info_document is None else msgspec.json.encode(self.info_document)
-        folded = fold_session(old, self.key, self.changes((META,)))
-        document = decode(folded, SessionDocument)
-        document.turns = self.turns
-        document.messages = self.messages
+        document = decode(msgspec.json.encode(self.document), SessionDocument)
+        self._set_times(document)
+        return document
+
+    def _set_times(self, document: SessionDocument) -> None:
+        note_times(in_one_form(document), self.changes((META,)))
         _, newest = self._dated.times()
         if newest is not None:
             document.last_active_at = iso_of(newest)
-        return document
 
     def about(self) -> About:
-        """Return what a listing shows, as of now; as cheap as the labels that no fold has yet."""
-        about = About() if self.info_document is None else self.info_document.about
-        for record in self.changes((META,)):
-            about = described(about, record.payload)
+        """Return the part of session.json that a listing shows, as of now."""
+        about = self.document.about
         first, newest = self._dated.times()
         return msgspec.structs.replace(
             about,
@@ -521,7 +510,8 @@ class Contents:
         more = True
         while more and not page.is_full:
             # As many records as have so many items among them, on average.
-            size = (limit - len(page.items)) * self.context.seq // max(self.messages, 1) + _MARGIN
+            items = limit - len(page.items)
+            size = items * self.context.seq // max(self.document.messages, 1) + _MARGIN
             log = self._store.read_log(self.key, before=stop, limit=size, reverse=True)
             more = False
             async with contextlib.aclosing(log):

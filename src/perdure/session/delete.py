@@ -29,12 +29,11 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lineage import require_unread
-from perdure.memory.documents import SessionLabels, described
 from perdure.memory.index import value_names
 from perdure.records.chunks import is_hash, named_in
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, Origin
-from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry
+from perdure.records.records import ENDING, FORK, HOLDER_KINDS, Entry
 from perdure.restore.ladder import restore
 from perdure.session import spill as spilling
 from perdure.session.copied import OWN_KINDS
@@ -128,11 +127,7 @@ async def _fits(
         restored = await restore(store, info.key, context_bytes=0, with_context=False)
     except FormatError:  # damaged: what its last fold says is all that there is
         return wanted.fits(info.owner, info.tags)
-    labels = SessionLabels() if restored.info is None else restored.info.metadata
-    about = About(owner=labels.owner, tags=tuple(labels.tags))
-    for record in restored.tail:
-        if record.kind == META:
-            about = described(about, record.payload)
+    about = restored.info.about
     if about.owner is None and not about.tags:  # its holder may have died before the first save
         about = About(owner=info.owner, tags=info.tags)
     return wanted.fits(about.owner, about.tags)

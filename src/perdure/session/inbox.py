@@ -311,7 +311,7 @@ class Inbox:
                 came = True
                 await self._runtime.saver.save(session._tracked)
                 # Not what was discarded while we waited: that is to be taken again.
-                received, durable = session._contents.taken, session.durable_version
+                received, durable = session._contents.document.taken, session.durable_version
                 done = [op_id for op_id in done if op_id in received and received[op_id] <= durable]
                 await store.ack(key, session.epoch, done)
             if not more:
@@ -350,7 +350,7 @@ class Inbox:
         opening: bool,
     ) -> list[str]:
         """Append what is not in the log yet, and return the op ids of what is."""
-        if opening or all(item.op_id in session._contents.taken for item in items):
+        if opening or all(item.op_id in session._contents.document.taken for item in items):
             return self._append(session, items, passed)
         await session._turns.enter(session.key)
         try:
@@ -361,7 +361,7 @@ class Inbox:
     def _append(
         self, session: SessionBase, items: Sequence[PendingItem], passed: dict[str, int]
     ) -> list[str]:
-        received = session._contents.taken
+        received = session._contents.document.taken
         done = [item.op_id for item in items if item.op_id in received]
         keys: list[str] = []
         for post in new_posts(items, received):

@@ -115,7 +115,7 @@ def has_worker(session: Session) -> bool:
 def has_content(session: Session) -> bool:
     """Say whether anything was ever said in a session."""
     contents = session._contents
-    return bool(contents.turns or contents.messages or contents.context.size)
+    return bool(contents.document.turns or contents.document.messages or contents.context.size)
 
 
 def accept(session: Session, entries: tuple[Entry, ...]) -> int:
@@ -155,14 +155,14 @@ def running_turn(session: Session) -> int:
 
 def next_turn(session: Session) -> int:
     """Return the number of a new turn."""
-    number = session._contents.turns + 1
+    number = session._contents.document.turns + 1
     session._count_turns(number)
     return number
 
 
 def begin_turn(session: Session, *entries: Entry, at: float) -> int:
     """Begin a turn that the next one ends, with entries in the same group; return the version."""
-    number = session._contents.turns + 1
+    number = session._contents.document.turns + 1
     turned = TurnPayload(turn=f"turn_{number:04d}", number=number, phase="begin", at=at)
     version = session._accept((Entry(TURN, encode(turned)), *entries))
     session._turns.unended = None
