@@ -177,7 +177,7 @@ class RestoredSession(msgspec.Struct, kw_only=True):
     """Bytes of all records since the last fold."""
     tail_records: int = 0
     may_have_items: bool = True
-    """Whether something may be waiting in the inbox."""
+    """True if something may be waiting in the inbox."""
     report: RestoreReport
 
     @property

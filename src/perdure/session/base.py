@@ -79,8 +79,8 @@ _WARNINGS: Final = {
     "wait": ": if that one waits for it, neither ends. Begin it afterwards, or use turn.append",
 }
 MOST_EPOCHS: Final = 16
-"""How often a session is opened without a fold, at most: each open adds a record, to be read by
-the next ones, and on files a log file."""
+"""Opens without a fold at most: each adds a record, to be read by the next ones, and on files a log
+file."""
 
 
 @final
@@ -136,12 +136,12 @@ class Turn:
         self._resume = resume
         self._request = request
         self.messages: tuple[Any, ...] = ()
-        """What an interrupted attempt of this id had appended: it is taken back, or, with
-        ``resume=True``, still there."""
+        """The messages that an interrupted attempt of this id had appended: they are taken back or,
+        with ``resume=True``, still there."""
         self.resumed: bool = False
-        """Whether it continues an interrupted attempt, whose messages are in ``messages``."""
+        """True if it continues an interrupted attempt, whose messages are in ``messages``."""
         self.replayed: bool = False
-        """Whether a turn of this id has ended before: there is nothing left to do in it."""
+        """True if a turn of this id has ended before: there is nothing left to do in it."""
         self.id: str = turn_id or ""
         """The given id, or ``turn_0001`` and so on; numbers continue after a restore."""
         self.number: int = 0
@@ -350,12 +350,12 @@ class TurnQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is running."""
+        """Return whether a turn is running."""
         return self._holder is not None
 
     @property
     def is_own(self) -> bool:
-        """Whether the running turn is this task's own."""
+        """Return whether the running turn is this task's own."""
         return self._holder is not None and self._holder is self._find_task()
 
     async def used(self, within: float) -> None:
@@ -441,7 +441,7 @@ class Receipt(msgspec.Struct, frozen=True):
     version: int
     """Every record up to this seq is durable."""
     durability: str
-    """What durable means on this store: "fsync", "memory", …"""
+    """The meaning of durable on this store: "fsync", "memory", …"""
 
 
 class _Hot(ReadableSession):
@@ -472,7 +472,7 @@ class SessionBase(_Hot):
         self._closed_by: Exception | None = None
         self._turns = TurnQueue(runtime.find_task)
         self._may_be_cut: bool = restored.info.turns > 0
-        """Whether the newest turn may have been interrupted."""
+        """True if the newest turn may have been interrupted."""
         self._worker: object | None = None
         """The agent that works on it, if one does."""
         self._contributors: Contributors | None = None
@@ -517,7 +517,7 @@ class SessionBase(_Hot):
 
     @property
     def is_writable(self) -> bool:
-        """Whether an append would be accepted: the session is open and held here."""
+        """True if an append would be accepted: the session is open and held here."""
         return self._closed_by is None and self._tracked.writable
 
     def append(self, *items: Message | EncodedRecord | Any) -> int:
@@ -578,12 +578,12 @@ class SessionBase(_Hot):
         return version
 
     def _mark(self) -> tuple[Entry, ...]:
-        """Return what marks a group as no part of a named turn, anywhere in it; maybe nothing."""
+        """Return the record that marks its group as no part of the named turn, if there is one."""
         turn = self._turns.unended
         return () if turn is None else (Entry(OUTSIDE, encode({"turn": turn.id})),)
 
     def _warn_of_turn(self, turn: Turn, why: Literal["append", "exit"]) -> None:
-        """Say, once for each turn, that it may not own what it should."""
+        """Warn once for each turn that it may not own all of its messages."""
         if not turn._told:
             turn._told = True
             self._tell_of_turn(turn, why, _WARNINGS[why].format(turn=turn._named()))
@@ -666,7 +666,7 @@ class SessionBase(_Hot):
 
     @property
     def _contents(self) -> Contents:
-        """What the session holds, as of its newest record."""
+        """The session's contents as of its newest record."""
         self._catch_up()
         return self._behind
 
@@ -855,7 +855,7 @@ class SessionBase(_Hot):
 
     @property
     def _has_tail(self) -> bool:
-        """Whether a fold shortens the next restore: of records, or of many epochs without any."""
+        """Return whether a fold shortens the next restore: of records, or of many epochs."""
         epochs = self._tracked.epoch - self._folded_epoch
         return self._tail_records > 0 or (self._folded_epoch > 0 and epochs >= MOST_EPOCHS)
 

@@ -52,7 +52,7 @@ GATHER = 0.005
 
 
 class ManagerParts:
-    """What a connected manager consists of, and what can be done to its sessions from outside."""
+    """The parts of a connected manager, and the acts on its sessions from outside."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class ManagerParts:
         self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
         self._renewed_at = runtime.clock()
-        """When the last heartbeat was answered."""
+        """The time at which the last heartbeat was answered."""
         self.signals: SignalWatch = SignalWatch(self.closing, self._on_end)
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit

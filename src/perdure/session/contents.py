@@ -93,7 +93,7 @@ _UNSHOWN = RESERVED_KINDS - MESSAGE_KINDS
 _MARGIN = 16
 """Records that a page of history reads beyond those that it takes on average."""
 MOST_FOLDS = 100
-"""How many folds a read may meet in a row."""
+"""Folds at most that a read may meet in a row."""
 
 
 class HistoryItem(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ class HistoryPage(msgspec.Struct):
     shown: Callable[[HistoryItem], Any] | None
     """Returns what is kept of an item; None for all of it."""
     is_full: bool
-    """Whether it takes no more, so that there may be older items."""
+    """True if it takes no more, so that there may be older items."""
     items: list[Any] = []
 
 
@@ -225,7 +225,7 @@ class Contents:
         self.epoch: int = restored.epoch
         """The epoch of the newest record that it was restored from."""
         self.report: RestoreReport = restored.report
-        """How it came back; what loads later and is damaged is added when it does."""
+        """The report of its restore; a document that loads later and is damaged is added then."""
         self.damaged: frozenset[str] = _NONE
         """Documents that were rebuilt when they were loaded; the next fold writes them."""
         self.context: WorkingContext = restored.context
@@ -233,7 +233,7 @@ class Contents:
         self.document: SessionDocument = restored.info
         """session.json: counters and labels as of now, times as of the last fold."""
         self.may_lack_media: bool = False
-        """Whether media that the model may be shown again are in their blobs alone."""
+        """True if media that the model may be shown again are in their blobs alone."""
         self.digest: LogDigest | None = None
         """Of the log since the last checkpoint, once a checkpoint is made."""
         manifest = restored.manifest
@@ -285,11 +285,11 @@ class Contents:
 
     @property
     def was_folded(self) -> bool:
-        """Whether there was a fold."""
+        """Return whether there was a fold."""
         return self.as_of_seq > 0
 
     def primed_snapshot(self) -> Callable[[], bytes | None]:
-        """Return what says what the stored snapshot is, without reading it.
+        """Return a function for the stored snapshot as it is known here, without reading it.
 
         It returns the snapshot's bytes, b"" if there is none; None if it has to be read.
         """
@@ -303,7 +303,7 @@ class Contents:
         return primed
 
     def documents_changed(self) -> None:
-        """Note that documents were written besides a fold: what was read of them is out of date."""
+        """Note that documents were written besides a fold: their list is out of date."""
         self._listed = None
 
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
@@ -371,7 +371,7 @@ class Contents:
             self._chain.value.apply(record.kind, record.payload)
 
     def folded(self, manifest: Manifest) -> None:
-        """Drop what the documents have taken in."""
+        """Drop the records that the documents have taken in."""
         as_of_seq = self.as_of_seq = manifest.as_of_seq
         self._listed = _listed(manifest)
         self.damaged = _NONE
@@ -651,7 +651,7 @@ class ReadableSession:
 
     @property
     def restore_report(self) -> RestoreReport:
-        """How it came back; a document that loads later and is damaged is added when it does."""
+        """The report of its restore; a document that loads later and is damaged is added then."""
         return self._contents.report
 
     @property

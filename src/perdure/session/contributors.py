@@ -44,7 +44,7 @@ LARGE = 32 * KIB
 
 
 class StoredContribution(msgspec.Struct, frozen=True):
-    """What the log has of a contributor's state, by hashes."""
+    """Hashes of a contributor's state as the log has it."""
 
     digest: bytes = b""
     """Empty for no state."""
@@ -131,7 +131,7 @@ log: logging.Logger = logging.getLogger("perdure")
 
 
 class RestoreContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contributor learns when its state is restored."""
+    """Facts for a contributor whose state is restored."""
 
     key: SessionKey
     """Whose session it is."""
@@ -183,7 +183,7 @@ class Attachment:
         return f"<Attachment {self.contributor.name}>"
 
     def changed(self) -> None:
-        """Say that the state has changed: it is asked for soon, though nothing is appended.
+        """Note that the state has changed: it is asked for soon, though nothing is appended.
 
         Not needed for what changes within a turn, or before an explicit save.
         """
@@ -196,7 +196,7 @@ class Attachment:
 
 @final
 class Contributors:
-    """Those of one session, in the order in which they were attached.
+    """The contributors of one session, in the order in which they were attached.
 
     Args:
         runtime: The session's manager.

@@ -1,4 +1,4 @@
-"""What other packages may see of a session that its users do not.
+"""The inner parts of sessions and managers, for perdure's other packages.
 
 The one door from `perdure.agent`, `perdure.adapters`, `perdure.asgi`, `perdure.inspector` and
 `perdure.observe` into a session: the working context as it is folded, the store below it,
@@ -108,12 +108,12 @@ def disclaim(session: Session, worker: object) -> None:
 
 
 def has_worker(session: Session) -> bool:
-    """Say whether an agent's worker has the session in this process."""
+    """Return whether an agent's worker has the session in this process."""
     return session._worker is not None
 
 
 def has_content(session: Session) -> bool:
-    """Say whether anything was ever said in a session."""
+    """Return whether anything was ever said in a session."""
     contents = session._contents
     return bool(contents.document.turns or contents.document.messages or contents.context.size)
 
@@ -258,7 +258,7 @@ async def is_in_log(store: Store, key: SessionKey, place: LogPlace) -> bool:
 
 
 async def is_branch(session: Session) -> bool:
-    """Whether the session began as a fork or a copy of another one, which may be in use, too."""
+    """Return whether the session began as a fork or a copy of one that may be in use, too."""
     holder = await store_of(session).holder(session.key)
     return holder is not None and holder.draft is not None and holder.draft.purpose in BRANCHES
 
@@ -303,7 +303,7 @@ READ_AT_ONCE: Final = 64
 
 
 class StoredSummary(NamedTuple):
-    """What a session says of itself, and one of its documents."""
+    """A session's labels and counters, and one of its documents."""
 
     info: SessionDocument
     document: bytes | None

@@ -92,7 +92,7 @@ _MOVABLE = frozenset({ITEM, MEMORY_DROP, MEMORY_SET, META, STATE})
 
 
 def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
-    """Return what memory holds of a session's acknowledged records after one, oldest first.
+    """Return the acknowledged records of a session after one that memory holds, oldest first.
 
     That is messages of the working context, and what was changed since the last fold; and, as a
     record of its own, the working context as it is now.
@@ -195,17 +195,17 @@ Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdow
 
 
 class LeaveSteps(NamedTuple):
-    """What is done with a session that leaves memory, in this order."""
+    """The steps for a session that leaves memory, in this order."""
 
     turns: Literal["first", "ignored"]
-    """Whether those that run and wait by then come first, and no other begins meanwhile."""
+    """First: those that run and wait by then end before, and no other begins meanwhile."""
     unsaved: Literal["saved", "refused", "dropped", "kept"]
     """Saved, or it stays open; refused: it stays open if anything is unsaved, or it is in use."""
     fold: Literal["always", "if long", "never"]
-    """Whether documents are written that are behind the log."""
+    """When documents that are behind the log are written."""
     lease: Literal["released", "kept"]
     event: str
-    """How ``closed`` says it; a session without one stays registered."""
+    """The reason in the event ``closed``; a session without one stays registered."""
 
 
 LEAVES: Final[dict[Why, LeaveSteps]] = {
@@ -236,12 +236,12 @@ _ERRORS: Final[dict[Why, type[PerdureError]]] = {
 
 
 def left(key: SessionKey, why: Why) -> PerdureError:
-    """Return what the objects of a session raise that has left memory."""
+    """Return the error that the objects of a session raise once it has left memory."""
     return _ERRORS.get(why, SessionClosedError)(_MESSAGES[why].format(key), key=str(key))
 
 
 class SessionLifecycle:
-    """What happens to sessions between open and close."""
+    """The life of a manager's sessions between open and close."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
@@ -328,7 +328,7 @@ class SessionLifecycle:
             fold.begin()  # now, while memory has what is durable
 
     def _is_due(self, session: SessionBase, times: float = 1.0) -> bool:
-        """Whether the log's tail is long enough for a fold, or this many times as long."""
+        """Return whether the log's tail is long enough for a fold, or this many times as long."""
         return fold_due(
             tail_bytes=session._tail_bytes,
             tail_records=session._tail_records,
@@ -597,7 +597,7 @@ class SessionLifecycle:
         return UnsavedChangesError(message, key=str(session.key))
 
     async def discard(self, session: SessionBase) -> int:
-        """Drop what is not durable of a session, and return how many records that were.
+        """Drop the records of a session that are not durable, and return how many they were.
 
         If the store cannot be read, nothing is dropped: what the session holds would be wrong.
         """
@@ -673,7 +673,7 @@ def _is_to_fold(session: SessionBase, row: LeaveSteps) -> bool:
 
 
 _MOST_SAVES = 100
-"""How many saves a read may meet in a row."""
+"""Saves at most that a read may meet in a row."""
 
 
 async def read_again(session: SessionBase) -> None:
@@ -703,7 +703,7 @@ MAX_WAITING = 1_000_000
 
 
 class HandoverTerms(msgspec.Struct, frozen=True):
-    """What to do about a session that another process holds."""
+    """Terms for a session that another process holds."""
 
     on_held: OnHeld = "handover"
     wait: float = 10.0

@@ -429,7 +429,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> bool:
-        """Say whether there is such a session."""
+        """Return whether there is such a session."""
         self._check()
         return await self._store.head(session_key(id, session, tenant)) > 0
 
@@ -460,7 +460,7 @@ class SessionManager:
         return await self._check().runtime.saver.flush(deadline)
 
     def health(self) -> Health:
-        """Say how saving goes: for readiness probes, never for liveness.
+        """Return the state of saving: for readiness probes, never for liveness.
 
         A restart because of a store that is down would destroy the only copy.
         """
@@ -481,7 +481,7 @@ class SessionManager:
 
     @property
     def autosave(self) -> AutosaveStatus:
-        """When sessions without settings of their own save themselves, and what is in force now.
+        """The settings by which sessions without their own save themselves, and those in force now.
 
         A session's own is ``session.autosave``.
         """
@@ -579,7 +579,7 @@ class SessionManager:
 
     @property
     def shutdown_report(self) -> ShutdownReport | None:
-        """What became of every unsaved record, once the manager has been closed."""
+        """The outcome for every unsaved record, once the manager has been closed."""
         return None if self._connected is None else self._connected.closing.report
 
     async def fork(

@@ -52,7 +52,7 @@ _LONGEST_OWNER = 64
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asked to open."""
+    """A caller's request to open a session."""
 
     key: SessionKey
     owner: str | None = None
@@ -81,7 +81,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @final
 class SessionOpening:
-    """What ``sessions.open(…)`` returns: await it, or enter it."""
+    """The result of ``sessions.open(…)``: await it, or enter it."""
 
     __slots__ = ("_opener", "_session", "_wanted")
 

@@ -101,7 +101,7 @@ class MemorySearched(msgspec.Struct, frozen=True):
 
     session: str
     found: int
-    """How many entries or items were returned."""
+    """The number of entries or items that were returned."""
     took: float
     """Seconds."""
     error: str | None = None
@@ -116,10 +116,10 @@ class MediaLeftOut(msgspec.Struct, frozen=True):
 
     session: str
     count: int
-    """How many are left out now, since the budget is spent."""
+    """The number that is left out now, since the budget is spent."""
     bytes: int
     lost: int = 0
-    """How many others cannot be shown, because their blobs are missing or damaged."""
+    """The number of others that cannot be shown, because their blobs are missing or damaged."""
 
 
 class TurnWarned(msgspec.Struct, frozen=True):
@@ -134,7 +134,7 @@ class TurnWarned(msgspec.Struct, frozen=True):
 
 
 class SessionPosted(msgspec.Struct, frozen=True):
-    """What others posted has entered a session that is open here; autosave makes it durable."""
+    """Posts of others have entered a session that is open here; autosave makes them durable."""
 
     session: str
     keys: tuple[str, ...]
@@ -204,7 +204,7 @@ class Hooks:
         return off
 
     def has(self, event: EventName) -> bool:
-        """Whether an event has hooks."""
+        """Return whether an event has hooks."""
         return bool(self._hooks.get(event))
 
     def emit(self, event: EventName, facts: object) -> None:
@@ -335,7 +335,7 @@ class Patience:
 
 
 PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
-"""What is under way, one a session at most."""
+"""The operations under way, one for each session at most."""
 
 
 async def wait_idle(pending_loads: PendingLoads, key: SessionKey) -> None:
@@ -381,7 +381,7 @@ _NAMES: dict[type, EventName] = {
 
 
 class ManagerOptions(NamedTuple):
-    """What a manager was connected with."""
+    """The arguments that a manager was connected with."""
 
     registry: Registry
     autosave: Autosave | None

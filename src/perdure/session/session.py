@@ -107,7 +107,7 @@ class Session(SessionBase):
 
     @property
     def autosave(self) -> AutosaveStatus:
-        """When it saves itself: the setting, whether it is the manager's, and what is in force."""
+        """The settings by which it saves itself, the manager's or its own, and those in force."""
         return self._runtime.saver.status(self._tracked)
 
     @property
@@ -282,7 +282,7 @@ class Session(SessionBase):
         system_prompt: str | None = None,
         options: WorkingContextSnapshotBootstrapOptions | None = None,
     ) -> RestorePlan:
-        """Say what would come back after a kill at this moment, and what would be mended, and why.
+        """Plan what would come back after a kill at this moment, and what would be mended, and why.
 
         Changes nothing; `apply` does what it says. As `SessionManager.plan_restore`, which
         does the same for a session that is not open.

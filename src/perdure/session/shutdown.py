@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("perdure")
 
 _LOOKS: Final = 100
-"""How often a session that is being changed is looked at until it is at rest."""
+"""Looks at most at a session that is being changed, until it is at rest."""
 
 
 class ManagerShutdown:
@@ -72,13 +72,13 @@ class ManagerShutdown:
         self.runtime = runtime
         self._lifecycle = lifecycle
         self.begun: bool = False
-        """Whether the stop itself has; its time may be running before."""
+        """True once the stop itself has begun; its time may be running before."""
         self.deadline: Deadline | None = None
         """By when everything is over, once a close has begun."""
         self._ran: anyio.Event = anyio.Event()
         self.done: anyio.Event = anyio.Event()
         self.report: ShutdownReport | None = None
-        """What became of everything; from then on only the store is left to close."""
+        """The outcome for everything; from then on only the store is left to close."""
         self.error: Exception | None = None
         """Why the store was not closed."""
         self._closed = False
@@ -313,7 +313,7 @@ def _with_spilled(report: ShutdownReport, spilled: set[_Id], folder: str | None)
 
 
 _Id = tuple[SessionKey, int, int]
-"""Which records of which session: one may have been lost more than once."""
+"""A session and its unsaved records: one may have been lost more than once."""
 
 
 def _id(session: Unsaved | Tracked) -> _Id:
@@ -321,7 +321,7 @@ def _id(session: Unsaved | Tracked) -> _Id:
 
 
 def _is_refused(tracked: Tracked) -> bool:
-    """Say whether the store would refuse a session's records again, wherever they were kept.
+    """Return whether the store would refuse a session's records again, wherever they were kept.
 
     Not so where a newer release has changed the format: that takes them from a file.
     """
@@ -348,7 +348,7 @@ class SignalWatch:
 
     def __init__(self, closing: ManagerShutdown, on_end: Callable[[], None]) -> None:
         self.received: bool = False
-        """Whether SIGTERM has come over the default action."""
+        """True once SIGTERM has come over the default action."""
         self.finished: bool = False
         self.raising: Callable[[], BaseException | None] = lambda: None
         self._closing = closing
@@ -486,12 +486,12 @@ class ExitHandler:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is this process that connected."""
+        """Return whether this process is the one that connected."""
         return self.closing.runtime.home.stray() != "fork"
 
     @property
     def is_running(self) -> bool:
-        """Whether the event loop runs, in whichever thread."""
+        """Return whether the event loop runs, in any thread."""
         loop = _asyncio_loop(self._loop)
         if loop is not None:
             return loop.is_running()
