@@ -460,7 +460,7 @@ class MemoryManager:
         if self._history:
             internals.accept(self.session, entries)
         else:
-            internals.contents_of(self.session).overhear(entries)
+            internals.contents_of(self.session).add_unsaved_context(entries)
 
     def close_open_calls(self) -> int:
         """Give each call of this turn without a result one that says so; return how many."""

@@ -93,7 +93,7 @@ class PlannedDocument(msgspec.Struct, frozen=True):
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """Everything that a restore would use, repair, strip and rebuild, and why. Nothing has changed."""
+    """All that a restore would use, repair, strip and rebuild, and why. Nothing was changed."""
 
     key: SessionKey
     source: Source

@@ -664,12 +664,6 @@ class SessionBase(_Hot):
         self._catch_up()
         return version
 
-    @property
-    def _contents(self) -> Contents:
-        """The session's contents as of its newest record."""
-        self._catch_up()
-        return self._behind
-
     def _catch_up(self) -> None:
         """Take what was appended into the contents."""
         tracked, noted = self._tracked, self._noted

@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import TYPE_CHECKING, Any, Literal, Protocol, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
@@ -46,7 +46,7 @@ from perdure.memory.documents import (
 )
 from perdure.memory.media import FittedMedia, fitted
 from perdure.memory.state import States
-from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
+from perdure.memory.working_memory import NO_LIMIT, Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
@@ -120,13 +120,13 @@ class HistoryPage(msgspec.Struct):
 class _DatedRecords:
     """The first and the newest record since the last fold that have a time, and the newest turn."""
 
-    __slots__ = ("_first", "_is_known", "_newest", "_turn", "has_overheard")
+    __slots__ = ("_first", "_is_known", "_newest", "_turn", "has_unsaved")
 
     def __init__(self, *, is_known: bool) -> None:
         # Whether every record since the last fold has passed through `note`.
         self._is_known = is_known
         # Whether the context has what is not in the log.
-        self.has_overheard = False
+        self.has_unsaved = False
         self._first: Record | None = None
         self._newest: Record | None = None
         self._turn: Record | None = None
@@ -158,31 +158,11 @@ class _DatedRecords:
     def records(self) -> list[Record] | None:
         """Return them; None if they are not known, or have no time."""
         first, newest = self._first, self._newest
-        if self.has_overheard or not self._is_known or first is None or newest is None:
+        if self.has_unsaved or not self._is_known or first is None or newest is None:
             return None
         if None in {time_of(first), time_of(newest)}:
             return None
         return [first, newest] if self._turn is None else [first, self._turn, newest]
-
-
-class ContentsOwner(Protocol):
-    """The session, or the view of one, that contents belong to."""
-
-    def _accept_now(self, entries: tuple[Entry, ...]) -> int:
-        """Append entries as one group, and note them; return the new version."""
-        ...
-
-    def _catch_up(self) -> None:
-        """Note what was appended."""
-        ...
-
-    def _memory_limit(self) -> MemoryLimit:
-        """Return the limit of the working memory."""
-        ...
-
-    def _left_out(self, media: FittedMedia) -> None:
-        """Report that the context has not all of its media."""
-        ...
 
 
 class Contents:
@@ -216,7 +196,7 @@ class Contents:
         store: Store,
         registry: Registry,
         restored: RestoredSession,
-        owner: ContentsOwner,
+        owner: ReadableSession,
     ) -> None:
         self._store: Store = Filled(followed(store)) if store.capabilities.blobs else store
         self._owner = owner
@@ -352,9 +332,9 @@ class Contents:
             ),
         )
 
-    def overhear(self, entries: Sequence[Entry]) -> None:
+    def add_unsaved_context(self, entries: Sequence[Entry]) -> None:
         """Take entries into the context that are in no log."""
-        self._dated.has_overheard = True
+        self._dated.has_unsaved = True
         for kind, payload, _ in entries:
             self.context.feed(self.context.seq, kind, payload)
 
@@ -636,8 +616,26 @@ class ReadableSession:
 
     @property
     def _contents(self) -> Contents:
-        """Return what it holds."""
+        """The contents as of the newest record."""
+        self._catch_up()
         return self._behind
+
+    # what a session does, and a view does not
+
+    def _catch_up(self) -> None:
+        """Take what was appended into the contents."""
+
+    def _accept_now(self, entries: tuple[Entry, ...]) -> int:
+        """Append entries as one group, and apply them to the contents; return the new version."""
+        message = f"this view of session {self.key} is read-only: open the session to change it"
+        raise SessionError(message, key=str(self.key), entries=len(entries))
+
+    def _memory_limit(self) -> MemoryLimit:
+        """Return the limit of the working memory."""
+        return NO_LIMIT
+
+    def _left_out(self, media: FittedMedia) -> None:
+        """Report, once, that the model is not shown all media of the context."""
 
     @property
     def key(self) -> SessionKey:
@@ -747,7 +745,7 @@ def meta_entry(
         NotStorableError: The metadata cannot be stored.
 
     """
-    check_said(title=title, owner=owner, tags=tags)
+    validate_labels(title=title, owner=owner, tags=tags)
     clean, redacted = redact(dict(metadata or {}))
     meta = MetadataPayload(
         title=title,
@@ -774,7 +772,7 @@ def _plain(name: str, value: Any) -> msgspec.Raw:
     return msgspec.Raw(data)
 
 
-def check_said(
+def validate_labels(
     *, title: str | None = None, owner: str | None = None, tags: Sequence[str] | None = None
 ) -> None:
     """Refuse what could not be read back as what is said about a session.

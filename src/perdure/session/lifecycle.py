@@ -265,16 +265,16 @@ class SessionLifecycle:
         tracked.on_idle = MethodType(self._on_idle, session)
         tracked.on_lost = MethodType(self._on_lost, session)
         self.sessions[session.key] = session
-        self._heed_hooks(session)
+        self._attach_hooks(session)
 
-    def heed_hooks(self) -> None:
+    def attach_hooks(self) -> None:
         """Run the hooks that there are by now before saves, and after each."""
         if self._runtime.hooks.has("saved"):
             self._runtime.saver.report_saves(wanted=True)
         for session in self.sessions.values():
-            self._heed_hooks(session)
+            self._attach_hooks(session)
 
-    def _heed_hooks(self, session: SessionBase) -> None:
+    def _attach_hooks(self, session: SessionBase) -> None:
         hooks, tracked = self._runtime.hooks, session._tracked
         if tracked.before_capture is None and hooks.has("before_save"):
             tracked.before_capture = session._before_save
@@ -529,7 +529,7 @@ class SessionLifecycle:
             if holder is not None and holder.owner == store.owner and not holder.released:
                 await store.release(key, holder.epoch)
 
-    def given(self, key: SessionKey) -> int:
+    def last_handover_epoch(self, key: SessionKey) -> int:
         """Return the epoch in which a session was handed over from here last, once; else 0."""
         return self._given.pop(key, 0)
 

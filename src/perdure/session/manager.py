@@ -449,7 +449,7 @@ class SessionManager:
         """
         connected = self._check()
         off = connected.runtime.hooks.on(event, hook)
-        connected.lifecycle.heed_hooks()
+        connected.lifecycle.attach_hooks()
         return off
 
     async def flush(self, deadline: float | None = None) -> bool:

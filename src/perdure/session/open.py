@@ -30,7 +30,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import RESTORED, restore
 from perdure.session import spill
-from perdure.session.contents import check_said
+from perdure.session.contents import validate_labels
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import HeldSession, SessionLifecycle, groups_of, read_again
 from perdure.session.media import hold_media
@@ -74,7 +74,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
             message = f"invalid on_held={self.on_held!r}: choose {choices}"
             raise InvalidArgumentError(message, option="on_held", value=self.on_held)
         require_wait(self.wait)
-        check_said(owner=self.owner, tags=self.tags)
+        validate_labels(owner=self.owner, tags=self.tags)
         if not isinstance(self.autosave, Inherit):
             require_options(autosave=self.autosave)
 
@@ -226,7 +226,7 @@ class Opener:
             beginning=Beginning(about=None if labels == About() else labels),
             create=wanted.create,
             new=wanted.new,
-            given=self._lifecycle.given(key),
+            given=self._lifecycle.last_handover_epoch(key),
             names=names,
         )
         taken = await acquire_lease(

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from perdure._lib.logs import card
 from perdure._lib.task_scope import turns
 from perdure.autosave.tracked import State
-from perdure.errors import InvalidArgumentError, SessionError
-from perdure.memory.working_memory import NO_LIMIT, MemoryLimit
-from perdure.records.records import Entry, Record
+from perdure.errors import InvalidArgumentError
+from perdure.records.records import Record
 from perdure.restore.ladder import RestoredSession
 from perdure.session.base import Receipt, SessionBase
 from perdure.session.contents import Contents, HistoryItem, ReadableSession, meta_entry
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
     from perdure.checkpoints.events import KernelEventReader, KernelEventStream
-    from perdure.memory.media import FittedMedia
     from perdure.providers import Issuer
     from perdure.providers.context_fit import Format
     from perdure.records.types import Registry
@@ -369,16 +367,3 @@ class SessionView(ReadableSession):
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""
         before = self.seq + 1 if before is None else min(before, self.seq + 1)
         return await self._behind.history(before=before, limit=limit)
-
-    def _catch_up(self) -> None:
-        """Do nothing: a view stays as it is."""
-
-    def _memory_limit(self) -> MemoryLimit:
-        return NO_LIMIT
-
-    def _left_out(self, media: FittedMedia) -> None:
-        """Report nothing: the session's holder does."""
-
-    def _accept_now(self, entries: tuple[Entry, ...]) -> NoReturn:
-        message = f"this view of session {self.key} is read-only: open the session to change it"
-        raise SessionError(message, key=str(self.key), entries=len(entries))
