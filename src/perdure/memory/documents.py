@@ -272,6 +272,10 @@ class SessionCounts(msgspec.Struct, frozen=True):
 
     seq: int
     """Of the newest record."""
+    created_at: str
+    """The time of the first record, if no fold has it."""
+    last_active_at: str
+    turns: int
     messages: int
     turn_ids: dict[str, int]
     taken: dict[str, int]
@@ -297,7 +301,7 @@ def fold_session(
 ) -> bytes:
     """Return session.json after ``records``, with the given parts of the agent's description.
 
-    With ``counts``, ``records`` may leave out what changes neither labels, times nor turns.
+    With ``counts``, ``records`` may leave out what does not change the labels.
     """
     document = (
         WholeSessionDocument(
@@ -309,12 +313,17 @@ def fold_session(
         if old is None
         else decode(old, WholeSessionDocument)
     )
-    note_times(in_one_form(document), records)
+    in_one_form(document)
+    if counts is None:
+        note_times(document, records)
+    else:
+        document.created_at = document.created_at or counts.created_at
+        document.last_active_at = counts.last_active_at
     for record in records:
         note_record(document, record)
         document.context.core.history_source.as_of_seq = record.seq
     if counts is not None:
-        document.messages = counts.messages
+        document.turns, document.messages = counts.turns, counts.messages
         document.turn_ids, document.taken = counts.turn_ids, counts.taken
         document.clock = counts.clock or msgspec.UNSET
         document.context.core.history_source.as_of_seq = counts.seq

@@ -117,62 +117,17 @@ class HistoryPage(msgspec.Struct):
     items: list[Any] = []
 
 
-class _DatedRecords:
-    """The first and the newest record since the last fold that have a time, and the newest turn."""
-
-    __slots__ = ("_first", "_is_known", "_newest", "_turn", "has_unsaved")
-
-    def __init__(self, *, is_known: bool) -> None:
-        # Whether every record since the last fold has passed through `note`.
-        self._is_known = is_known
-        # Whether the context has what is not in the log.
-        self.has_unsaved = False
-        self._first: Record | None = None
-        self._newest: Record | None = None
-        self._turn: Record | None = None
-
-    def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
-        """Take in entries, ``first`` being the seq of the first."""
-        dated = [at for at, entry in enumerate(entries) if entry[0] in DATED_KINDS]
-        if dated:
-            self._newest = Record(first + dated[-1], epoch, *entries[dated[-1]])
-            self._first = self._first or Record(first + dated[0], epoch, *entries[dated[0]])
-        turns = [at for at in dated if entries[at][0] == TURN]
-        if turns:
-            self._turn = Record(first + turns[-1], epoch, *entries[turns[-1]])
-
-    def times(self) -> tuple[float | None, float | None]:
-        """Return the times of the first and the newest of them that is known here."""
-        first, newest = [
-            None if record is None else time_of(record) for record in (self._first, self._newest)
-        ]
-        return first, newest
-
-    def folded(self, as_of_seq: int) -> None:
-        """Begin again after a fold."""
-        self._is_known = True
-        if self._first is not None and self._first.seq <= as_of_seq:
-            newest = self._newest
-            self._first = newest if newest is not None and newest.seq > as_of_seq else None
-
-    def records(self) -> list[Record] | None:
-        """Return them; None if they are not known, or have no time."""
-        first, newest = self._first, self._newest
-        if self.has_unsaved or not self._is_known or first is None or newest is None:
-            return None
-        if None in {time_of(first), time_of(newest)}:
-            return None
-        return [first, newest] if self._turn is None else [first, self._turn, newest]
-
-
 class Contents:
     """A session's state in memory, as of its newest record, durable or not."""
 
     __slots__ = (
         "_chain",
-        "_dated",
+        "_first_dated",
+        "_has_unsaved",
+        "_knows_dates",
         "_listed",
         "_memory",
+        "_newest_dated",
         "_owner",
         "_registry",
         "_state",
@@ -223,9 +178,13 @@ class Contents:
         self._listed = None if restored.documents.damaged else _listed(manifest)
         # The records that came since the last fold, of the kinds that documents need.
         self._tail = list(restored.tail)
-        self._dated = _DatedRecords(
-            is_known=not (restored.tail_records or restored.documents.damaged)
-        )
+        # The first and the newest record since the last fold that have a time, as far as `note` has
+        # met them; whether it has met all of them.
+        self._first_dated: Record | None = None
+        self._newest_dated: Record | None = None
+        self._knows_dates = not (restored.tail_records or restored.documents.damaged)
+        # Whether the context has what is not in the log.
+        self._has_unsaved = False
         # Whether it was reported that media are left out, and that some are lost.
         self._told: tuple[bool, bool] = (False, False)
         # Made at the first use: most sessions use none of them.
@@ -308,23 +267,31 @@ class Contents:
             note_record(document, record)
             if kind in KEPT_FOR_LATER:
                 self._note_later(record)
-        self._dated.note(first, entries, epoch)
+        dated = [at for at, entry in enumerate(entries) if entry[0] in DATED_KINDS]
+        if dated:
+            oldest, newest = dated[0], dated[-1]
+            self._newest_dated = Record(first + newest, epoch, *entries[newest])
+            if self._first_dated is None:
+                self._first_dated = Record(first + oldest, epoch, *entries[oldest])
 
     def open_tail(self, upto: int) -> OpenTail | None:
         """Return a fold's input as of the newest record, *upto*; None if memory has too little."""
-        dated = self._dated.records()
-        if dated is None or self.damaged:
+        created, active = self._times()
+        is_whole = self._knows_dates and not (self._has_unsaved or self.damaged)
+        if not is_whole or created is None or active is None:
             return None
         self.context.seq = upto
-        records = {one.seq: one for one in (*dated, *self._tail)}
         return OpenTail(
             since=self.as_of_seq,
-            records=[records[seq] for seq in sorted(records)],
+            records=list(self._tail),
             snapshot=self.context.snapshot(self.key.agent, self.key.session),
             system_prompt=system_prompt_of(self.context),
             refers=self.context.has_lifted,
             counts=SessionCounts(
                 seq=upto,
+                created_at=iso_of(created),
+                last_active_at=iso_of(active),
+                turns=self.document.turns,
                 messages=self.document.messages,
                 turn_ids=dict(self.document.turn_ids),
                 taken=dict(self.document.taken),
@@ -334,7 +301,7 @@ class Contents:
 
     def add_unsaved_context(self, entries: Sequence[Entry]) -> None:
         """Take entries into the context that are in no log."""
-        self._dated.has_unsaved = True
+        self._has_unsaved = True
         for kind, payload, _ in entries:
             self.context.feed(self.context.seq, kind, payload)
 
@@ -357,7 +324,10 @@ class Contents:
         self.damaged = _NONE
         self._set_times(self.document)
         self._tail = [record for record in self._tail if record.seq > as_of_seq]
-        self._dated.folded(as_of_seq)
+        self._knows_dates = True
+        first, newest = self._first_dated, self._newest_dated
+        if first is not None and first.seq <= as_of_seq:
+            self._first_dated = newest if newest is not None and newest.seq > as_of_seq else None
         if self._memory is not None:
             self._memory.folded(as_of_seq)
 
@@ -420,14 +390,22 @@ class Contents:
 
     def _set_times(self, document: SessionDocument) -> None:
         note_times(in_one_form(document), self.changes((META,)))
-        _, newest = self._dated.times()
+        _, newest = self._times()
         if newest is not None:
             document.last_active_at = iso_of(newest)
+
+    def _times(self) -> tuple[float | None, float | None]:
+        """Return the times of the first and the newest dated record that are known here."""
+        first, newest = self._first_dated, self._newest_dated
+        return (
+            None if first is None else time_of(first),
+            None if newest is None else time_of(newest),
+        )
 
     def about(self) -> About:
         """Return the part of session.json that a listing shows, as of now."""
         about = self.document.about
-        first, newest = self._dated.times()
+        first, newest = self._times()
         return msgspec.structs.replace(
             about,
             created_at=first if about.created_at is None else about.created_at,

@@ -110,8 +110,7 @@ class OpenTail(msgspec.Struct, frozen=True):
     since: int
     """The record that the last fold was as of."""
     records: list[Record]
-    """The records that documents other than the context need, and those with the first and last
-    time."""
+    """The records that documents other than the context need."""
     snapshot: bytes
     system_prompt: str
     counts: SessionCounts
