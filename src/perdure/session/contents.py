@@ -56,9 +56,7 @@ from perdure.records.media import (
     LIFTED_KINDS,
     decode_held,
     decode_read,
-    filled,
     holds_references,
-    referred,
 )
 from perdure.records.messages import (
     RESERVED_KINDS,
@@ -80,7 +78,7 @@ from perdure.records.values import encode_value, redact
 from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, validated
 from perdure.restore.report import RestoreReport
 from perdure.session.fold import OpenTail, system_prompt_of
-from perdure.session.media import Filled, load_media, media_of
+from perdure.session.media import Filled, load_media, with_its_media
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
 from perdure.store import Store, all_records
@@ -525,13 +523,10 @@ class Contents:
 
     async def filled(self, messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
         """Return messages with their media in place, whatever budget there is."""
-        whole: list[tuple[int, bytes]] = []
-        for seq, payload in messages:
-            media, held = referred(payload), self.context.media
-            missing = [medium for medium in media if medium.name not in held]
-            read = await media_of(self._store, self.key.blobs, missing) if missing else {}
-            whole.append((seq, filled(payload, {**held, **read}) if media else payload))
-        return whole
+        store, held = self._store, self.context.media
+        return [
+            (seq, await with_its_media(store, self.key, payload, held)) for seq, payload in messages
+        ]
 
     async def as_of(self, seq: int, *, without: RetractionPayload | None = None) -> WorkingContext:
         """Return the working context at a durable record, as if some had never been there."""

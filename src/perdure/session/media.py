@@ -132,14 +132,22 @@ async def with_media(
     """Return records with their media in place, read one record after the other."""
     whole: list[Record] = []
     for record in records:
-        media_referred = referred_in(record)
-        if media_referred:
-            media = await media_of(store, key.blobs, media_referred)
-            payload = filled(record.payload, media)
+        if referred_in(record):
+            payload = await with_its_media(store, key, record.payload, {})
             whole.append(msgspec.structs.replace(record, payload=payload))
         else:
             whole.append(record)
     return tuple(whole)
+
+
+async def with_its_media(
+    store: Store, key: SessionKey, payload: bytes, held: Mapping[str, bytes]
+) -> bytes:
+    """Return a message with its media in place; those that are not *held* are read."""
+    media = referred(payload)
+    missing = [medium for medium in media if medium.name not in held]
+    read = await media_of(store, key.blobs, missing) if missing else {}
+    return filled(payload, {**held, **read}) if media else payload
 
 
 async def append_with_media(store: Store, batches: Sequence[Batch]) -> list[Outcome]:
