@@ -477,10 +477,7 @@ class SessionBase(_Hot):
         """The agent that works on it, if one does."""
         self._contributors: Contributors | None = None
         """Made when the first one is attached."""
-        manifest = restored.manifest
-        self._rewrite_bytes: int = _size(manifest)
-        self._folded_epoch: int = 0 if manifest is None else manifest.epoch
-        self._folded_format: int = 1 if manifest is None else manifest.format
+        self._note_fold(restored.manifest)
         self._hold(restored)
         tracked.on_captured = self._catch_up
 
@@ -865,15 +862,20 @@ class SessionBase(_Hot):
         tracked = self._tracked
         return self._contents.open_tail(tracked.durable) if tracked.clean else None
 
+    def _note_fold(self, manifest: Manifest | None) -> None:
+        """Note the size, the epoch and the format of the newest fold, if there was one."""
+        documents = {} if manifest is None else manifest.documents
+        self._rewrite_bytes: int = sum([document.size for document in documents.values()])
+        self._folded_epoch: int = 0 if manifest is None else manifest.epoch
+        self._folded_format: int = 1 if manifest is None else manifest.format
+
     def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
         """Update the contents after a fold; ``tail`` is its ``_durable_tail`` when it began."""
         self._contents.folded(manifest)
         size, records = tail
         self._tail_bytes = max(self._tail_bytes - size, 0)
         self._tail_records = max(self._tail_records - records, 0)
-        self._rewrite_bytes = _size(manifest)
-        self._folded_epoch = manifest.epoch
-        self._folded_format = manifest.format
+        self._note_fold(manifest)
 
 
 def turn_reused(key: SessionKey, turn: str) -> TurnReusedError:
@@ -908,7 +910,3 @@ def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
     if type(item) is dict:
         return encode_message(message_of(item), registry, now=time.time())
     return registry.encode_record(item)
-
-
-def _size(manifest: Manifest | None) -> int:
-    return 0 if manifest is None else sum(document.size for document in manifest.documents.values())
