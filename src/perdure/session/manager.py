@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from perdure._lib.logs import card
 from perdure._lib.tasks import wait_through
@@ -62,8 +62,6 @@ from perdure.store import DeadLetter, SessionInfo, Store
 if TYPE_CHECKING:
     from perdure.autosave.reports import Health
     from perdure.records.checkpoints import Checkpoint
-
-T = TypeVar("T")
 
 
 @final

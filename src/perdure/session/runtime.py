@@ -19,7 +19,6 @@ from typing import (
     NamedTuple,
     Protocol,
     TypeAlias,
-    TypeVar,
     final,
     get_args,
 )
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
     from perdure.records.records import Entry
     from perdure.store import LeaseState, Store
 
-
-T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("perdure")
 
