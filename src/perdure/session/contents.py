@@ -34,6 +34,7 @@ from perdure.memory.documents import (
     MetadataPayload,
     SessionCounts,
     SessionDocument,
+    TurnPayload,
     fold_items,
     fold_state,
     in_one_form,
@@ -132,6 +133,7 @@ class Contents:
         "_store",
         "_tail",
         "_told",
+        "_turn",
         "as_of_seq",
         "context",
         "damaged",
@@ -181,6 +183,8 @@ class Contents:
         self._first_dated: Record | None = None
         self._newest_dated: Record | None = None
         self._knows_dates = not (restored.tail_records or restored.documents.damaged)
+        # The newest record of a turn that `note` has met.
+        self._turn: bytes | None = None
         # Whether the context has what is not in the log.
         self._has_unsaved = False
         # Whether it was reported that media are left out, and that some are lost.
@@ -260,7 +264,8 @@ class Contents:
                 continue
             context.seq = seq  # an application's own kind changes nothing else
             if kind == TURN:
-                continue  # it is counted when it begins, and when it ends
+                self._turn = payload  # a turn counts itself: it need not be decoded here
+                continue
             record = Record(seq, epoch, kind, payload, end)
             note_record(document, record)
             if kind in KEPT_FOR_LATER:
@@ -278,6 +283,9 @@ class Contents:
         is_whole = self._knows_dates and not (self._has_unsaved or self.damaged)
         if not is_whole or created is None or active is None:
             return None
+        turns, turn = self.document.turns, self._turn
+        if turn is not None:  # one that was appended as a record has not counted itself
+            turns = max(turns, decode(turn, TurnPayload).number)
         self.context.seq = upto
         return OpenTail(
             since=self.as_of_seq,
@@ -289,7 +297,7 @@ class Contents:
                 seq=upto,
                 created_at=iso_of(created),
                 last_active_at=iso_of(active),
-                turns=self.document.turns,
+                turns=turns,
                 messages=self.document.messages,
                 turn_ids=dict(self.document.turn_ids),
                 taken=dict(self.document.taken),
