@@ -17,7 +17,7 @@ from perdure.agent import AgentConfig, AgentFactory, CompactionPolicy, EchoModel
 from perdure.memory.compaction import EpisodicItem, items_of
 from perdure.memory.documents import EPISODIC, SEMANTIC
 from perdure.memory.traces import read_turns
-from perdure.session.internals import lines_of, store_of
+from perdure.session.internals import contents_of, store_of
 from perdure.session.manager import SessionManager
 from tests.agent.test_compacting import words
 from tests.cli.conftest import Command
@@ -89,13 +89,15 @@ async def _state(root: Path) -> dict[str, Any]:
     async with perdure.connect(root, shutdown=QUIET) as sessions, sessions.open("gus") as session:
         turns = read_turns(store_of(session), session.key)
         said = [json.loads(one) async for turn in turns for one in turn.messages]
-        items = items_of(await lines_of(session, EPISODIC), EpisodicItem)
+        items = items_of(await contents_of(session).lines(EPISODIC), EpisodicItem)
         later = read_turns(store_of(session), session.key, after=items[-1].as_of_seq)
         return {
             "context": session.context(),
             "said": [(one["role"], one.get("content"), one.get("tool_payload")) for one in said],
             "episodes": [(item.id, item.turn_ids, item.summary) for item in items],
-            "facts": [json.loads(line)["fact"] for line in await lines_of(session, SEMANTIC)],
+            "facts": [
+                json.loads(line)["fact"] for line in await contents_of(session).lines(SEMANTIC)
+            ],
             "tail": [one async for turn in later for one in turn.messages],
         }
 
@@ -256,8 +258,8 @@ def test_the_memory_folder_of_another_runtime_becomes_an_agent(
     async def look() -> dict[str, Any]:
         async with perdure.connect(store, shutdown=QUIET) as sessions:
             async with sessions.open("daily_4771") as session:
-                said = [json.loads(line) for line in await lines_of(session, EPISODIC)]
-                facts = [json.loads(line) for line in await lines_of(session, SEMANTIC)]
+                said = [json.loads(line) for line in await contents_of(session).lines(EPISODIC)]
+                facts = [json.loads(line) for line in await contents_of(session).lines(SEMANTIC)]
                 history = [one.value.text for one in await session.history()]
                 context = [(one.role, one.text) for one in session.context()]
                 after = read_turns(store_of(session), session.key, after=said[0]["as_of_seq"])

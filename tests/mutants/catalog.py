@@ -195,13 +195,13 @@ l5 acquire_lease : never if 4
 l6 new_posts : set assign new 1 iter(items)
 
 restore
-r1  snapshot_of : set compare 2 snapshot.agent_id != key.agent
-r2  snapshot_of : swap compare 3 <
-r3  _shape_problem : without bool 1 2
+r1  snapshot_of : set compare 3 snapshot.agent_id != key.agent
+r2  snapshot_of : swap compare 4 <
+r3  snapshot_of : without bool 1 2
 r4  _version_problem : swap compare 1 >=
 r5  restore:restore : set call min 1 min(since, counted)
 r6  restore:_take_in : swap compare 1 >=
-r7  restore:_take_in : always if 2
+r7  restore:_take_in : always if 3
 r8  restore:restore : take bool 1 2
 r9  restore:restore : drop assign restored.head 1
 r10 restore:restore : drop call require_plain 1

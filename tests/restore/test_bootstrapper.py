@@ -24,7 +24,7 @@ from perdure.restore import (
 )
 from perdure.restore.bootstrapper import Bootstrapped
 from perdure.restore.rebuild import is_memory
-from perdure.session.internals import accept, lines_of, working_context
+from perdure.session.internals import accept, contents_of, working_context
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
@@ -40,7 +40,9 @@ class Traced:
         self.steps: list[str] = []
 
     def manager(self, session: Session) -> MemoryManager:
-        memory = MemoryManager(session, retriever=Retriever(lambda name: lines_of(session, name)))
+        memory = MemoryManager(
+            session, retriever=Retriever(lambda name: contents_of(session).lines(name))
+        )
         self._note(memory.retriever, "retrieve")
         self._note(memory.working_context_snapshot_store, "exists", "read")
         self._note(memory, "get_raw_tail", "reset_working_context_snapshot", "append_repairs")

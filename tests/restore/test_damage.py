@@ -29,9 +29,10 @@ from perdure import (
 from perdure.cli.check import audit
 from perdure.memory.compaction import EpisodicItem, SemanticItem, item_entry
 from perdure.memory.context import SNAPSHOT
+from perdure.providers import render
 from perdure.restore.report import RestorePlan
-from perdure.session.internals import accept, lines_of, store_below
-from perdure.session.session import Session, render
+from perdure.session.internals import accept, contents_of, store_below
+from perdure.session.session import Session
 from perdure.store import Store, take_after
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -125,8 +126,8 @@ async def look(session: Session) -> State:
         "memory": {key: await session.memory.get(key) for key in await session.memory.keys()},
         "states": {key: await session.state.get(key) for key in await session.state.keys()},
         "counter": counter.state,
-        "episodic": await lines_of(session, "episodic.jsonl"),
-        "semantic": await lines_of(session, "semantic.jsonl"),
+        "episodic": await contents_of(session).lines("episodic.jsonl"),
+        "semantic": await contents_of(session).lines("semantic.jsonl"),
         "history": len(await session.history(limit=1000)),
         "known turns": [await known_turn(session, f"ada-{number}") for number in (1, 2)],
     }
@@ -231,7 +232,7 @@ def test_a_damaged_document_is_made_anew_and_the_state_is_the_same(
     assert any(step.what == "damaged" and name in step.detail for step in report.steps)
     assert report.source == ("rebuild" if name == SNAPSHOT else "snapshot")
     assert {one.name for one in plan.documents if one.fate == "rebuild"} == {name}
-    assert render(plan.messages, "openai") == state["context"]
+    assert render(plan.messages, "openai").messages == state["context"]
     # It is sound again, and what lay there is kept.
     assert left == []
     kept = root / "agents" / "ada" / "quarantine"
@@ -579,7 +580,7 @@ async def test_strict_raises_for_a_damaged_manifest(kind: str, tmp_path: Path) -
         async with sessions.open("ada") as ada:
             assert {SNAPSHOT, "session.json"} <= set(ada.restore_report.damaged)
             assert [message.text for message in ada.context()] == ["hello"]
-            assert len(await lines_of(ada, "episodic.jsonl")) == 1
+            assert len(await contents_of(ada).lines("episodic.jsonl")) == 1
             await ada.aclose()
         assert (await sessions.plan_restore("ada")).is_sound
 

@@ -20,7 +20,7 @@ from perdure._lib.loop import loop_clock
 from perdure.autosave.reports import ShutdownReport
 from perdure.records.keys import SessionKey
 from perdure.session import shutdown
-from perdure.session.internals import in_managers_background
+from perdure.session.internals import parts_of
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests._virtual import BACKENDS, VirtualLoop, run
 from tests.hanging import EVERY, HELD, METHODS, Hanging
@@ -229,7 +229,7 @@ def test_what_shields_itself_beside_delays_no_close(backend: str) -> None:
 
     async def main() -> None:
         sessions = await connect("memory:", shutdown=SHUTDOWN)
-        in_managers_background(sessions, stubborn)
+        parts_of(sessions).runtime.host.spawn(stubborn)
         await anyio.wait_all_tasks_blocked()
         began = anyio.current_time()
         assert (await sessions.aclose()).clean

@@ -49,10 +49,10 @@ from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     accept,
     begin_turn,
-    document_of,
+    contents_of,
     has_content,
     other_holder,
-    post_entries,
+    parts_of,
     read_stored,
     release_unused,
     running_turn,
@@ -360,7 +360,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             raise UnknownSessionError(f"Session {session_id} not found.")
         change = _Change(self._trim_temp_delta_state(event), is_posted=True)
         await self._share(session_key, change.delta)
-        await post_entries(sessions, session_key, *change.entries, post=key or event.id)
+        inbox = parts_of(sessions).inbox
+        await inbox.post_entries(session_key, change.entries, key or event.id)
 
     async def import_session(self, session: AdkSession) -> tuple[int, int]:
         """Store a session that another service has returned: its events and its own state.
@@ -687,13 +688,13 @@ def _user_of(key: SessionKey) -> str:
 
 
 async def _session_state(source: Session | SessionView) -> dict[str, Any]:
-    data = await document_of(source, STATE_DOCUMENT)
+    data = await contents_of(source).state_document(STATE_DOCUMENT)
     state: dict[str, Any] = {} if data is None else json.loads(data)
     return state
 
 
 async def _tail_of(source: Session | SessionView) -> Tail | None:
-    data = await document_of(source, TAIL_DOCUMENT)
+    data = await contents_of(source).state_document(TAIL_DOCUMENT)
     return None if data is None else msgspec.convert(json.loads(data), Tail)
 
 

@@ -33,7 +33,8 @@ from perdure.adapters.imports import (
 from perdure.errors import PerdureError
 from perdure.records.keys import require_name
 from perdure.records.values import encode_value
-from perdure.session.internals import open_stored, registry_of
+from perdure.session.internals import parts_of, registry_of
+from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.scope import scope_key
 
 if TYPE_CHECKING:
@@ -229,7 +230,8 @@ class _SharedState:
         if _digest(await scope.values()) == _digest(self.values):
             return True  # and takes no lease
         key = scope_key(self.scope, tenant)
-        opening = open_stored(sessions, key, owner=self.owner)
+        request = OpenRequest(key=key, owner=self.owner)
+        opening = SessionOpening(parts_of(sessions).opener, request)
         async with opening as session, session.turn():
             wanted = {name: _digest(value) for name, value in self.values.items()}
             here = {name: _digest(await session.memory.get(name)) for name in await _keys(session)}

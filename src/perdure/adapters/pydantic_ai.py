@@ -48,13 +48,13 @@ from perdure.records.keys import SessionKey, session_key
 from perdure.records.media import decode_read
 from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import Entry
+from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     accept,
     begin_turn,
     delete_unchanged,
     fork_at,
     messages_in_log,
-    owner_entry,
     replace_tail,
     running_turn,
     state_entry,
@@ -482,7 +482,7 @@ class _Change:
     def entries(self, *, scope: str | None = None) -> tuple[Entry, ...]:
         """Return the group to append, to a session whose conversation has that scope."""
         owner = self.record.scope
-        about = () if not owner or owner == scope else (owner_entry(owner),)
+        about = () if not owner or owner == scope else (meta_entry(owner=owner),)
         return (*about, *self._messages, self._state)
 
     def conflict(self) -> NoReturn:

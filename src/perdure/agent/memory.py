@@ -177,7 +177,7 @@ class MemoryManager:
         self.compactor: Compactor = compactor or Compactor()
         self.builder: CompactionSnapshotBuilder = builder or CompactionSnapshotBuilder()
         self.retriever: Retriever = retriever or Retriever(
-            lambda name: internals.lines_of(session, name),
+            lambda name: internals.contents_of(session).lines(name),
             trim=partial(trimmed, policy=self.budget.policy, builder=self.builder),
             on_searched=partial(internals.note_search, session),
         )
@@ -333,7 +333,7 @@ class MemoryManager:
         if self._history:
             internals.accept(self.session, entries)
         else:
-            internals.contents_of(self.session).overhear(entries)
+            internals.contents_of(self.session).add_unsaved_context(entries)
 
     def close_open_calls(self) -> int:
         """Give each call of this turn without a result one that says so; return how many."""

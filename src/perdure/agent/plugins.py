@@ -24,8 +24,8 @@ from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.index import Priority, weight_of
 from perdure.memory.working_memory import SessionMemoryStorage
 from perdure.records.values import redact
-from perdure.session.contributors import Attachment, Contributor, RestoreContext, attach
-from perdure.session.internals import folder_of
+from perdure.session.contributors import Attachment, Contributor, RestoreContext
+from perdure.session.internals import attach, folder_of
 
 if TYPE_CHECKING:
     from perdure.memory.working_memory import MemoryStorage

@@ -39,7 +39,7 @@ from perdure.records.archives import DOCUMENT, Archive
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import STATE, Entry
-from perdure.session.internals import accept, document_of, store_of
+from perdure.session.internals import accept, contents_of, store_of
 from perdure.session.session import Session, SessionView
 from perdure.store import SupportsFolders, capability
 
@@ -228,7 +228,7 @@ class Archives:
 
     async def all(self) -> list[Archive]:
         """Return the session's archives, newest first."""
-        return listed(await document_of(self._session, DOCUMENT))
+        return listed(await contents_of(self._session).state_document(DOCUMENT))
 
     async def latest(self) -> Archive | None:
         """Return the newest archive, None if there is none."""

@@ -17,7 +17,7 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.records.keys import SessionKey, keyring_of
-from perdure.session.internals import load_stored
+from perdure.session.internals import parts_of
 from perdure.session.manager import SessionManager
 from perdure.session.options import require_no_backup
 from perdure.session.session import SessionView
@@ -162,7 +162,7 @@ async def load_view(sessions: SessionManager, id: str, where: SessionOption) -> 
         SessionNotFoundError: The session does not exist.
 
     """
-    view = await load_stored(sessions, where.key(id))
+    view = await parts_of(sessions).load(where.key(id))
     if view is None:
         raise no_session(where.key(id), existing(where.store))
     return view

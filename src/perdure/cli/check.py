@@ -47,7 +47,8 @@ from perdure.records.records import EPOCH, HOLDER_KINDS, MESSAGE_KINDS, MISSING,
 from perdure.records.types import Registry
 from perdure.restore.ladder import validated
 from perdure.session.copier import remove_drafts
-from perdure.session.internals import rebuild_stored
+from perdure.session.internals import parts_of
+from perdure.session.lifecycle import HandoverTerms
 from perdure.session.point_in_time import base_documents
 from perdure.session.reach import RESTORE, Reach
 from perdure.session.rebuild import WholeLog, differences
@@ -812,7 +813,7 @@ async def _repair(where: SessionOption, audited: Audit) -> tuple[list[CheckFindi
     """
     try:
         async with managed(existing(where.store), write=True) as sessions:
-            await rebuild_stored(sessions, audited.key)
+            await parts_of(sessions).rebuild(audited.key, HandoverTerms("raise", 0.0))
         async with opened(where.store, write=True) as store:
             for layer in layers(store):
                 if isinstance(layer, EncryptedStore | FileStore):
@@ -859,7 +860,8 @@ async def rebuild(
     }
     if not dry_run:
         async with managed(existing(where.store), write=True) as sessions:
-            answer["rebuilt"] = list((await rebuild_stored(sessions, key)).rebuilt)
+            report = await parts_of(sessions).rebuild(key, HandoverTerms("raise", 0.0))
+        answer["rebuilt"] = list(report.rebuilt)
     lines = [f"{key}: {detail}" for detail in answer["wrong"]]
     if dry_run:
         count = len(answer["wrong"])

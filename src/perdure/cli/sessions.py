@@ -48,7 +48,8 @@ from perdure.records.messages import Message
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.fork import Fork
-from perdure.session.internals import contents_of, forget_stored
+from perdure.session.internals import contents_of, parts_of
+from perdure.session.lifecycle import HandoverTerms
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
 from perdure.session.session import SessionView
@@ -553,7 +554,7 @@ async def forget(
             if id is not None:
                 stored_key(id, tenant=tenant)
             wanted = SessionFilter(id, session, tenant, owner, tag)
-            report = await forget_stored(sessions, wanted, dry_run=dry_run)
+            report = await parts_of(sessions).forget(wanted, HandoverTerms(), dry_run=dry_run)
         removed: dict[str, list[SessionKey]] = {}
         if not dry_run and retained:
             async with opened(where.store) as store:

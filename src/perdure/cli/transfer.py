@@ -57,7 +57,7 @@ from perdure.session.export import (
     memories_in,
     state_from,
 )
-from perdure.session.internals import load_stored
+from perdure.session.internals import parts_of
 from perdure.store import Store, open_read_only
 from perdure.transfer.backup_view import (
     RestoreSummary,
@@ -347,7 +347,7 @@ async def _export(
         if layout == "files":
             answer["files"] = await write_folder(out, state)
             async with managed(existing(where.store)) as sessions:
-                if (view := await load_stored(sessions, key)) is not None:
+                if (view := await parts_of(sessions).load(key)) is not None:
                     answer["files"] += await export_memories(view, out)
                     answer["files"] += await export_pair(view, out)
         else:

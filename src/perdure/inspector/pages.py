@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Awaitable, Callable, Hashable
-from functools import partial
 from typing import Any, Final, Literal, TypeVar, cast, final, get_args
 
 import anyio
@@ -25,7 +24,7 @@ from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.session.contents import HistoryItem
 from perdure.session.internals import (
     contents_of,
-    in_managers_background,
+    parts_of,
     registry_of,
     session_open_here,
     store_below,
@@ -97,7 +96,8 @@ class LongReads:
         now = anyio.current_time()
         if known.running is None and now - known.unseen_since > FRESH:
             known.running = anyio.Event()
-            in_managers_background(self.sessions, partial(self._read, known, known.running, read))
+            spawn = parts_of(self.sessions).runtime.host.spawn
+            spawn(self._read, known, known.running, read)
         if known.running is not None:
             with anyio.move_on_after(PATIENCE) as waited:
                 await known.running.wait()

@@ -271,10 +271,24 @@ class SessionCounts(msgspec.Struct, frozen=True):
 
     seq: int
     """Of the newest record."""
+    created_at: str
+    """The time of the first record, if no fold has it."""
+    last_active_at: str
+    turns: int
     messages: int
     turn_ids: dict[str, int]
     taken: dict[str, int]
     clock: int
+
+
+def session_document(key: SessionKey) -> SessionDocument:
+    """Return the document of a session that has no records."""
+    return SessionDocument(
+        agent_id=key.agent,
+        session_id=key.session,
+        tenant=key.tenant,
+        context=ContextState(SessionCounters(HistorySource(as_of_seq=0))),
+    )
 
 
 def fold_session(
@@ -286,7 +300,7 @@ def fold_session(
 ) -> bytes:
     """Return session.json after ``records``, with the given parts of the agent's description.
 
-    With ``counts``, ``records`` may leave out what changes neither labels, times nor turns.
+    With ``counts``, ``records`` may leave out what does not change the labels.
     """
     document = (
         WholeSessionDocument(
@@ -298,14 +312,17 @@ def fold_session(
         if old is None
         else decode(old, WholeSessionDocument)
     )
-    # The times of the first and the last record: few payloads are read to find them.
     in_one_form(document)
-    document.created_at = document.created_at or _first_time(records) or ""
-    document.last_active_at = _first_time(reversed(records)) or document.last_active_at
+    if counts is None:
+        note_times(document, records)
+    else:
+        document.created_at = document.created_at or counts.created_at
+        document.last_active_at = counts.last_active_at
     for record in records:
-        _count(document, record)
+        note_record(document, record)
+        document.context.core.history_source.as_of_seq = record.seq
     if counts is not None:
-        document.messages = counts.messages
+        document.turns, document.messages = counts.turns, counts.messages
         document.turn_ids, document.taken = counts.turn_ids, counts.taken
         document.clock = counts.clock or msgspec.UNSET
         document.context.core.history_source.as_of_seq = counts.seq
@@ -334,13 +351,20 @@ def _part(new: bytes | None, old: msgspec.Raw | msgspec.UnsetType, usual: bytes)
     return msgspec.Raw(msgspec.json.encode(fields))
 
 
+def note_times(document: SessionDocument, records: Sequence[Record]) -> None:
+    """Set the times of the first and the last record; reads few payloads to find them."""
+    if not document.created_at:
+        document.created_at = _first_time(records) or document.created_at
+    document.last_active_at = _first_time(reversed(records)) or document.last_active_at
+
+
 def _first_time(records: Iterable[Record]) -> str | None:
     times = (at for record in records if (at := time_of(record)) is not None)
     return next(map(iso_of, times), None)
 
 
-def _count(document: SessionDocument, record: Record) -> None:
-    document.context.core.history_source.as_of_seq = record.seq
+def note_record(document: SessionDocument, record: Record) -> None:
+    """Apply a record to a session's counters and labels."""
     if record.kind in MESSAGE_KINDS:
         document.messages += 1
     elif record.kind == TURN:

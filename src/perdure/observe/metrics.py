@@ -15,7 +15,7 @@ import anyio
 
 import perdure
 from perdure.errors import SessionClosedError, WrongLoopError
-from perdure.session.internals import in_managers_background
+from perdure.session.internals import parts_of
 
 if TYPE_CHECKING:
     from perdure.autosave.events import Saved, SaveFailed
@@ -380,7 +380,7 @@ class Metrics:
             on("stalled", lambda _: self._count(STALLS)),
         ]
         self._sessions.append(sessions)
-        in_managers_background(sessions, self._watch_loop)
+        parts_of(sessions).runtime.host.spawn(self._watch_loop)
 
     def close(self) -> None:
         """Stop counting."""

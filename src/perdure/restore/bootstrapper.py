@@ -36,12 +36,12 @@ from perdure.restore.report import RestoreStep, Source
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 
 PromptPolicy = Literal["replace", "rebuild", "keep", "error"]
-"""What to do if the agent's system prompt differs from the one that the context was made with:
+"""The policy for an agent whose system prompt differs from the one that the context was made with:
 replace it, rebuild the context, keep the old one, or raise."""
 
 
 class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a working context is restored.
+    """Options for restoring a working context.
 
     Args:
         max_episodic: How many episodes a rebuild includes.
@@ -123,7 +123,7 @@ class RestorableMemory(Protocol):
 
     @property
     def restored_from(self) -> Source:
-        """Where the working context came from when the session was opened."""
+        """The source of the working context when the session was opened."""
         ...
 
     @property
@@ -133,7 +133,7 @@ class RestorableMemory(Protocol):
 
     @property
     def snapshot_was_written(self) -> bool:
-        """Whether the cache was ever written."""
+        """True if the cache was ever written."""
         ...
 
     @property

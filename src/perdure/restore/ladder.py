@@ -22,12 +22,9 @@ from perdure.memory.documents import (
     EPISODIC,
     SEMANTIC,
     SESSION,
-    TIMED_KINDS,
     SessionDocument,
-    TurnPayload,
-    note_taken,
-    note_turn,
-    stamp_of,
+    note_record,
+    session_document,
 )
 from perdure.memory.index import MEMORY
 from perdure.memory.ledger import LEDGER_KINDS
@@ -41,11 +38,8 @@ from perdure.records.records import (
     ITEM,
     MEMORY_DROP,
     MEMORY_SET,
-    MESSAGE_KINDS,
     META,
     STATE,
-    TAKEN,
-    TURN,
     Record,
 )
 from perdure.restore.report import RestoreReport, RestoreStep, Source, lost_step
@@ -61,6 +55,9 @@ class _Versioned(msgspec.Struct):
 
 class _Schema(msgspec.Struct):
     schema_version: int
+
+
+_OTHER_SCHEMA = "its schema version is {}, not {}"
 
 
 def validated(
@@ -103,7 +100,10 @@ def problem_of(name: str, data: bytes, key: SessionKey, as_of_seq: int) -> str |
             snapshot = snapshot_of(data, key, as_of_seq)
             return snapshot if isinstance(snapshot, str) else None
         if name == SESSION:
-            return _session_problem(decode(data, SessionDocument), key)
+            document = decode(data, SessionDocument)
+            if (document.agent_id, document.session_id) != (key.agent, key.session):
+                return f"it belongs to {document.agent_id}/{document.session_id}"
+            return _version_problem(document.version)
         if name == MEMORY:
             return _version_problem(decode(data, _Versioned).version)
         if name in {EPISODIC, SEMANTIC}:
@@ -114,12 +114,6 @@ def problem_of(name: str, data: bytes, key: SessionKey, as_of_seq: int) -> str |
     except FormatError as error:
         return f"it is not well-formed ({error})"
     return None
-
-
-def _session_problem(document: SessionDocument, key: SessionKey) -> str | None:
-    if (document.agent_id, document.session_id) != (key.agent, key.session):
-        return f"it belongs to {document.agent_id}/{document.session_id}"
-    return _version_problem(document.version)
 
 
 def _version_problem(version: int) -> str | None:
@@ -135,36 +129,23 @@ def snapshot_of(data: bytes, key: SessionKey, as_of_seq: int) -> Snapshot | str:
     try:
         snapshot = decode(data, Snapshot)
     except FormatError as error:
-        return _schema_problem(data) or f"it is not well-formed ({error})"
+        with contextlib.suppress(FormatError):
+            version = decode(data, _Schema).schema_version
+            if version != SCHEMA_VERSION:  # one of another shape
+                return _OTHER_SCHEMA.format(version, SCHEMA_VERSION)
+        return f"it is not well-formed ({error})"
     if snapshot.schema_version != SCHEMA_VERSION:
-        return _other_schema(snapshot.schema_version)
+        return _OTHER_SCHEMA.format(snapshot.schema_version, SCHEMA_VERSION)
     if (snapshot.agent_id, snapshot.session_id) != (key.agent, key.session):
         return f"it belongs to {snapshot.agent_id}/{snapshot.session_id}"
     if snapshot.seq != as_of_seq:
         return f"it is as of record {snapshot.seq}, the manifest says {as_of_seq}"
-    return _shape_problem(snapshot) or snapshot
-
-
-def _schema_problem(data: bytes) -> str | None:
-    """Return the problem with the version of a snapshot that cannot be decoded."""
-    try:
-        version = decode(data, _Schema).schema_version
-    except FormatError:
-        return None
-    return None if version == SCHEMA_VERSION else _other_schema(version)
-
-
-def _other_schema(version: int) -> str:
-    return f"its schema version is {version}, not {SCHEMA_VERSION}"
-
-
-def _shape_problem(snapshot: Snapshot) -> str | None:
     unpinned = len(snapshot.messages) - snapshot.pinned
     if unpinned < 0 or len(snapshot.message_seqs) != len(snapshot.messages):
         return "its messages and their seqs differ in number"
     if sum(snapshot.atoms) != unpinned or min(snapshot.atoms, default=1) < 1:
         return "its atoms do not add up to its messages"
-    return None
+    return snapshot
 
 
 RESTORED = frozenset({SESSION, SNAPSHOT})
@@ -185,24 +166,18 @@ class RestoredSession(msgspec.Struct, kw_only=True):
     """Empty if it was not asked for."""
     has_context: bool = True
     documents: Documents
-    info: SessionDocument | None
-    """session.json as folded; later changes are in ``tail``."""
+    info: SessionDocument
+    """session.json with its counters and labels as of ``head``, and its times as folded."""
     tail: list[Record]
-    """The records that memory, state and metadata need after their documents."""
+    """The records that documents need after the last fold."""
     head: int = 0
     epoch: int = 0
     """The epoch that wrote the record ``head``."""
-    turns: int = 0
-    turn_ids: dict[str, int] = {}
-    taken: dict[str, int] = {}
-    messages: int = 0
-    clock: int = 0
-    """The session's logical clock."""
     tail_bytes: int = 0
     """Bytes of all records since the last fold."""
     tail_records: int = 0
     may_have_items: bool = True
-    """Whether something may be waiting in the inbox."""
+    """True if something may be waiting in the inbox."""
     report: RestoreReport
 
     @property
@@ -251,7 +226,7 @@ async def restore(
     source = None if stored is None else stored.data
     context, since = cached_context(snapshot, context_bytes, source)
     session = documents.found.get(SESSION)
-    info = None if session is None else decode(session.data, SessionDocument)
+    info = session_document(key) if session is None else decode(session.data, SessionDocument)
     counted = 0 if session is None else session.as_of_seq
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
     since = since if with_context else folded
@@ -267,21 +242,19 @@ async def restore(
         may_have_items=data.may_have_items,
         report=RestoreReport(source="fresh"),
     )
-    if info is not None:
-        restored.turns, restored.messages = info.turns, info.messages
-        restored.turn_ids, restored.taken = dict(info.turn_ids), dict(info.taken)
-        restored.clock = info.clock or 0
     records = 0
     settled, content = True, False
     async with contextlib.aclosing(_log_after(store, key, data, after)) as log:
         async for chunk in log:
             settled = settled and chunk.settled
-            for record in chunk.records:
-                _take_in(restored, record, since, counted, folded)
             records += len(chunk.records)
-            content = content or any(
-                document.kind not in HOLDER_KINDS for document in chunk.records
-            )
+            for record in chunk.records:
+                is_content = record.kind not in HOLDER_KINDS
+                content = content or is_content
+                _take_in(restored, record, since, counted)
+                if is_content and record.seq > folded:
+                    restored.tail_bytes += len(record.payload)
+                    restored.tail_records += 1
     if restored.head < folded and documents.manifest is not None:
         # Nothing came after the fold: it ends with a record of the holder that made it.
         restored.head, restored.epoch = folded, documents.manifest.epoch
@@ -349,34 +322,16 @@ def cached_context(
     return WorkingContext.of_snapshot(snapshot, limit, data), snapshot.seq
 
 
-def _take_in(
-    restored: RestoredSession, record: Record, since: int, counted: int, folded: int
-) -> None:
+def _take_in(restored: RestoredSession, record: Record, since: int, counted: int) -> None:
+    """Apply a record to the context after *since*, and to the counters after *counted*."""
     seq, kind = record.seq, record.kind
     restored.head, restored.epoch = seq, record.epoch
     if seq > since and restored.has_context:
         restored.context.feed(seq, kind, record.payload)
-    if seq > counted:
-        _count(restored, record)
     if kind in KEPT_FOR_LATER and (kind != META or seq > counted):
         restored.tail.append(record)
-    if seq > folded and kind not in HOLDER_KINDS:
-        restored.tail_bytes += len(record.payload)
-        restored.tail_records += 1
-
-
-def _count(restored: RestoredSession, record: Record) -> None:
-    kind = record.kind
-    if kind in MESSAGE_KINDS:
-        restored.messages += 1
-    elif kind == TURN:
-        turned = decode(record.payload, TurnPayload)
-        restored.turns = max(restored.turns, turned.number)
-        note_turn(restored.turn_ids, turned)
-    elif kind == TAKEN:
-        note_taken(restored.taken, record.seq, record.payload)
-    elif kind in TIMED_KINDS:
-        restored.clock = max(restored.clock, stamp_of(record.payload))
+    if seq > counted:
+        note_record(restored.info, record)
 
 
 def _report(

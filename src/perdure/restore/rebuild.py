@@ -25,7 +25,7 @@ class Repair(msgspec.Struct, frozen=True):
 
     messages: tuple[Message, ...]
     appended: tuple[Message, ...] | None
-    """What to append to the original to get ``messages``; None if appending is not enough."""
+    """The messages to append to the original for ``messages``; None if that is not enough."""
     closed: int = 0
     """Calls that were closed as interrupted."""
     dropped: int = 0

@@ -20,7 +20,7 @@ from perdure.records.records import HOLDER_KINDS, Record
 from perdure.store import Documents
 
 Source = Literal["fresh", "snapshot", "catch_up", "rebuild", "left_out"]
-"""Where the working context came from: nothing, since the session is new; the snapshot as it is;
+"""The source of the working context: nothing, since the session is new; the snapshot as it is;
 the snapshot and the log after it; the log alone. Left out: it was not asked for."""
 
 
@@ -42,7 +42,7 @@ def lost_step(name: str, reason: str | None) -> RestoreStep:
 
 
 class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """How a session was restored."""
+    """The report of a session's restore."""
 
     source: Source
     steps: tuple[RestoreStep, ...] = ()
@@ -79,11 +79,11 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
 
 
 Fate = Literal["use", "catch up", "rebuild"]
-"""What happens to a document: read as it is, read with the log after it, or rebuilt."""
+"""The treatment of a document: read as it is, read with the log after it, or rebuilt."""
 
 
 class PlannedDocument(msgspec.Struct, frozen=True):
-    """What happens to one document."""
+    """The treatment of one document."""
 
     name: str
     fate: Fate
@@ -93,11 +93,11 @@ class PlannedDocument(msgspec.Struct, frozen=True):
 
 
 class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What a restore would use, repair, strip and rebuild, and why. Nothing was changed."""
+    """All that a restore would use, repair, strip and rebuild, and why. Nothing was changed."""
 
     key: SessionKey
     source: Source
-    """Where the working context would come from."""
+    """The source that the working context would come from."""
     head: int = 0
     """The log's last record."""
     documents: tuple[PlannedDocument, ...] = ()
@@ -113,7 +113,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
     appended: tuple[Message, ...] = ()
     """The made-up results among them, which would be appended."""
     replaces: bool = False
-    """Whether a record would replace the whole context; nothing is erased."""
+    """True if a record would replace the whole context; nothing is erased."""
     system_prompt: str | None = None
     """The prompt that the context would have."""
     settled: bool = True
@@ -121,7 +121,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything would be used as it is, and nothing repaired."""
+        """True if everything would be used as it is, and nothing repaired."""
         rebuilt = any(document.fate == "rebuild" for document in self.documents)
         return not (rebuilt or self.appended or self.replaces)
 

@@ -32,18 +32,18 @@ from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionError, StoreError, TurnReusedError
 from perdure.memory.attempts import cut_attempt, request_of
 from perdure.memory.context import RetractionPayload, WorkingContext
-from perdure.memory.documents import SessionDocument, TurnPayload, described, note_turn
+from perdure.memory.documents import TurnPayload, described, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey, require_name
-from perdure.records.manifest import FORMAT
 from perdure.records.media import LEAST, decode_read, text_bytes
 from perdure.records.messages import EncodedRecord, Message, encode_message, message_of
 from perdure.records.records import CONTEXT, META, OUTSIDE, RETRACT, TURN, Entry, Record
 from perdure.records.types import Registry
 from perdure.restore.ladder import RestoredSession
-from perdure.restore.report import RestoreReport, RestoreStep
-from perdure.session.contents import Contents, check_sizes
+from perdure.restore.report import RestoreStep
+from perdure.session.contents import Contents, ReadableSession, check_sizes
+from perdure.session.contributors import Contributors
 from perdure.session.runtime import (
     MediaLeftOut,
     MemoryEvicted,
@@ -56,11 +56,10 @@ from perdure.session.runtime import (
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.memory.media import FittedMedia
-    from perdure.memory.working_memory import WorkingMemory
     from perdure.providers import Issuer
     from perdure.providers.context_fit import Format
     from perdure.records.manifest import Manifest
-    from perdure.session.contributors import Contributors
+    from perdure.session.contributors import Attachment, Contributor
     from perdure.session.fold import OpenTail
 
 
@@ -80,8 +79,8 @@ _WARNINGS: Final = {
     "wait": ": if that one waits for it, neither ends. Begin it afterwards, or use turn.append",
 }
 MOST_EPOCHS: Final = 16
-"""How often a session is opened without a fold, at most: each open adds a record, to be read by
-the next ones, and on files a log file."""
+"""Opens without a fold at most: each adds a record, to be read by the next ones, and on files a log
+file."""
 
 
 @final
@@ -105,7 +104,6 @@ class Turn:
         "_closing",
         "_entered",
         "_given",
-        "_queue",
         "_request",
         "_resume",
         "_scope",
@@ -122,38 +120,28 @@ class Turn:
     def __init__(
         self,
         session: SessionBase,
-        queue: TurnQueue,
         turn_id: str | None,
         *,
-        resume: bool = False,
-        request: str | bytes | None = None,
-        timeout: float | None = None,
+        resume: bool,
+        request: str | None,
+        timeout: float | None,
     ) -> None:
-        self._entered = True  # so that nothing is said of one that is refused
-        if turn_id is not None:
-            require_name("turn id", turn_id)
-        seconds: Any = timeout
-        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
-        if timeout is not None and not (is_number and seconds >= 0):
-            message = f"invalid timeout={timeout!r}: give seconds, or None to wait for ever"
-            raise InvalidArgumentError(message, option="timeout")
         self._entered = False
         self._timeout = timeout
         self._scope: TaskScope | None = None
         self._told = False
         self._session = session
-        self._queue = queue
         self._given = turn_id is not None
         self._closing: tuple[Entry, ...] = ()
         self._resume = resume
-        self._request = None if request is None else fingerprint(request)
+        self._request = request
         self.messages: tuple[Any, ...] = ()
-        """What an interrupted attempt of this id had appended: it is taken back, or, with
-        ``resume=True``, still there."""
+        """The messages that an interrupted attempt of this id had appended: they are taken back or,
+        with ``resume=True``, still there."""
         self.resumed: bool = False
-        """Whether it continues an interrupted attempt, whose messages are in ``messages``."""
+        """True if it continues an interrupted attempt, whose messages are in ``messages``."""
         self.replayed: bool = False
-        """Whether a turn of this id has ended before: there is nothing left to do in it."""
+        """True if a turn of this id has ended before: there is nothing left to do in it."""
         self.id: str = turn_id or ""
         """The given id, or ``turn_0001`` and so on; numbers continue after a restore."""
         self.number: int = 0
@@ -169,7 +157,7 @@ class Turn:
 
     async def __aenter__(self) -> Self:
         self._entered = True
-        session, queue = self._session, self._queue
+        session, queue = self._session, self._session._turns
         require_outside(session._tracked, "to begin a turn")
         if not await queue.enter(session._tracked.key, self):
             earlier = "earlier ones" if queue.running is None else queue.running._named()
@@ -180,7 +168,7 @@ class Turn:
         try:
             session._check_open()
             await session._runtime.saver.room(session._tracked)
-            done = session._behind.turn_ids.get(self.id)
+            done = session._behind.document.turn_ids.get(self.id)
             self.replayed = done is not None
             if self.replayed and self._request is not None:
                 async with session._newest_first() as records:
@@ -188,7 +176,7 @@ class Turn:
             if self._given and not self.replayed:
                 retraction = await self._take_up()
             # No record that was appended, and is not in the contents yet, changes their turns.
-            self.number = done or session._behind.turns + 1
+            self.number = done or session._behind.document.turns + 1
             self.id = self.id or f"turn_{self.number:04d}"
             if not self.replayed:
                 session._accept((*retraction, Entry(TURN, encode(self._turned("begin")))))
@@ -208,7 +196,7 @@ class Turn:
         exc: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        session, queue = self._session, self._queue
+        session, queue = self._session, self._session._turns
         if self._given and not queue.is_own:
             session._warn_of_turn(self, "exit")
         try:
@@ -221,7 +209,7 @@ class Turn:
                 session._accept((*self._closing, Entry(TURN, encode(turned))))
                 queue.ended()
                 if self._given:
-                    note_turn(session._behind.turn_ids, turned)
+                    note_turn(session._behind.document.turn_ids, turned)
                 session._may_be_cut = exc_type is not None
                 await self._save_ended(waits=exc_type is None or issubclass(exc_type, Exception))
         finally:
@@ -275,7 +263,7 @@ class Turn:
     async def _take_up(self) -> tuple[Entry, ...]:
         """Continue the interrupted attempt of this id, or return what takes it back."""
         session, self._attempt = self._session, 1
-        if not session._may_be_cut and self._queue.unended is None:
+        if not session._may_be_cut and session._turns.unended is None:
             return ()
         async with session._newest_first() as records:
             attempt = await cut_attempt(records, self.id)
@@ -362,12 +350,12 @@ class TurnQueue:
 
     @property
     def busy(self) -> bool:
-        """Whether a turn is running."""
+        """Return whether a turn is running."""
         return self._holder is not None
 
     @property
     def is_own(self) -> bool:
-        """Whether the running turn is this task's own."""
+        """Return whether the running turn is this task's own."""
         return self._holder is not None and self._holder is self._find_task()
 
     async def used(self, within: float) -> None:
@@ -453,10 +441,10 @@ class Receipt(msgspec.Struct, frozen=True):
     version: int
     """Every record up to this seq is durable."""
     durability: str
-    """What durable means on this store: "fsync", "memory", …"""
+    """The meaning of durable on this store: "fsync", "memory", …"""
 
 
-class _Hot:
+class _Hot(ReadableSession):
     """Fields that an append touches come first, so that they are adjacent in memory."""
 
     __slots__ = ("_closed_by", "_runtime", "_tracked")
@@ -466,11 +454,9 @@ class SessionBase(_Hot):
     """The part of a session that every record passes."""
 
     __slots__ = (
-        "_behind",
         "_contributors",
         "_folded_epoch",
         "_folded_format",
-        "_folding",
         "_may_be_cut",
         "_noted",
         "_rewrite_bytes",
@@ -485,26 +471,22 @@ class SessionBase(_Hot):
         self._tracked: Tracked = tracked
         self._closed_by: Exception | None = None
         self._turns = TurnQueue(runtime.find_task)
-        self._may_be_cut: bool = restored.turns > 0
-        """Whether the newest turn may have been interrupted."""
+        self._may_be_cut: bool = restored.info.turns > 0
+        """True if the newest turn may have been interrupted."""
         self._worker: object | None = None
         """The agent that works on it, if one does."""
         self._contributors: Contributors | None = None
         """Made when the first one is attached."""
-        self._folding: bool = False
-        manifest = restored.manifest
-        self._rewrite_bytes: int = _size(manifest)
-        self._folded_epoch: int = 0 if manifest is None else manifest.epoch
-        self._folded_format: int = 1 if manifest is None else manifest.format
+        self._note_fold(restored.manifest)
         self._hold(restored)
         tracked.on_captured = self._catch_up
 
     def _hold(self, restored: RestoredSession) -> None:
         """Begin with the contents that were restored."""
         runtime = self._runtime
-        self._behind: Contents = Contents(runtime.store, runtime.registry, restored, self)
+        self._behind = Contents(runtime.store, runtime.registry, restored, self)
         contents, tracked = self._behind, self._tracked
-        tracked.turns, tracked.labels = contents.turns, contents.about()
+        tracked.turns, tracked.labels = contents.document.turns, contents.about()
         tracked.labels_due = bool(contents.changes((META,)))  # no save may have said them
         # What a save under way has brought to the store may have been read already.
         self._noted: int = max(self._tracked.durable, restored.head)
@@ -513,22 +495,12 @@ class SessionBase(_Hot):
 
     def _count_turns(self, number: int) -> None:
         """Note the number of the turn that has begun."""
-        self._behind.turns = self._tracked.turns = number
-
-    @property
-    def key(self) -> SessionKey:
-        """Tenant, agent id and session id."""
-        return self._contents.key
+        self._behind.document.turns = self._tracked.turns = number
 
     @property
     def version(self) -> int:
         """The seq of the newest record that was accepted."""
         return self._tracked.version
-
-    @property
-    def info(self) -> SessionDocument:
-        """Title, tags, owner, counters and times, as of now."""
-        return self._contents.describe()
 
     @property
     def epoch(self) -> int:
@@ -542,18 +514,8 @@ class SessionBase(_Hot):
 
     @property
     def is_writable(self) -> bool:
-        """Whether an append would be accepted: the session is open and held here."""
+        """True if an append would be accepted: the session is open and held here."""
         return self._closed_by is None and self._tracked.writable
-
-    @property
-    def restore_report(self) -> RestoreReport:
-        """How it came back; a document that loads later and is damaged is added when it does."""
-        return self._behind.report
-
-    @property
-    def memory(self) -> WorkingMemory:
-        """The working memory; it loads when it is first awaited."""
-        return self._contents.memory
 
     def append(self, *items: Message | EncodedRecord | Any) -> int:
         """Append items as one group, and return the new version.
@@ -613,12 +575,12 @@ class SessionBase(_Hot):
         return version
 
     def _mark(self) -> tuple[Entry, ...]:
-        """Return what marks a group as no part of a named turn, anywhere in it; maybe nothing."""
+        """Return the record that marks its group as no part of the named turn, if there is one."""
         turn = self._turns.unended
         return () if turn is None else (Entry(OUTSIDE, encode({"turn": turn.id})),)
 
     def _warn_of_turn(self, turn: Turn, why: Literal["append", "exit"]) -> None:
-        """Say, once for each turn, that it may not own what it should."""
+        """Warn once for each turn that it may not own all of its messages."""
         if not turn._told:
             turn._told = True
             self._tell_of_turn(turn, why, _WARNINGS[why].format(turn=turn._named()))
@@ -665,44 +627,39 @@ class SessionBase(_Hot):
                 have not ended; None to wait for ever.
 
         """
-        return Turn(self, self._turns, id, resume=resume, request=request, timeout=timeout)
+        if id is not None:
+            require_name("turn id", id)
+        seconds: Any = timeout
+        is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if timeout is not None and not (is_number and seconds >= 0):
+            message = f"invalid timeout={timeout!r}: give seconds, or None to wait for ever"
+            raise InvalidArgumentError(message, option="timeout")
+        asked = None if request is None else fingerprint(request)
+        return Turn(self, id, resume=resume, request=asked, timeout=timeout)
 
     def _accept(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in as one group; every change of the session comes through here."""
         runtime, tracked = self._runtime, self._tracked
         if tracked.refuses or runtime.running() is not runtime.loop:
             self._check_open()
-        has_labels = False
+        labels: list[bytes] = []
         for kind, payload, _ in entries:
             if len(payload) > runtime.max_record_bytes:
                 check_sizes(
                     tracked.key, entries, runtime.max_record_bytes, most=runtime.store_record_bytes
                 )
             if kind == META:
-                has_labels = True
+                labels.append(payload)
         version = runtime.append(tracked, entries)
-        if has_labels:
-            self._relabel(entries)
+        for payload in labels:  # the next save tells the directory
+            tracked.labels, tracked.labels_due = described(tracked.labels, payload), True
         return version
-
-    def _relabel(self, entries: tuple[Entry, ...]) -> None:
-        """Have the next save tell the directory what records have changed."""
-        tracked = self._tracked
-        for kind, payload, _ in entries:
-            if kind == META:
-                tracked.labels, tracked.labels_due = described(tracked.labels, payload), True
 
     def _accept_now(self, entries: tuple[Entry, ...]) -> int:
         """Take entries in, and apply them to the contents at once."""
         version = self._accept(entries)
         self._catch_up()
         return version
-
-    @property
-    def _contents(self) -> Contents:
-        """What the session holds, as of its newest record."""
-        self._catch_up()
-        return self._behind
 
     def _catch_up(self) -> None:
         """Take what was appended into the contents."""
@@ -723,11 +680,6 @@ class SessionBase(_Hot):
         if size > LEAST and self._behind.context.lifts:
             size = sum([text_bytes(entry[1]) for entry in entries])
         return size
-
-    @property
-    def _needs_mark(self) -> bool:
-        """Whether a fold has to say that its messages refer to media in blobs."""
-        return self._folded_format < FORMAT and self._behind.context.has_lifted
 
     def _close_with(self, error: Exception) -> None:
         """Refuse every append from now on."""
@@ -851,6 +803,30 @@ class SessionBase(_Hot):
 
     # for the manager, turns and the agent
 
+    async def _attach(self, contributor: Contributor, *, restore: bool) -> Attachment:
+        """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
+        self._check_open()
+        if self._contributors is None:
+            self._contributors = Contributors(
+                self._runtime,
+                self._tracked,
+                check_open=self._check_open,
+                accept=self._accept,
+                read=self._read_state,
+            )
+            self._tracked.before_capture = self._before_save
+        return await self._contributors.attach(contributor, restore=restore)
+
+    async def _read_state(self, name: str) -> bytes | None:
+        """Return a document of states, with what is not folded or saved yet; None for none."""
+        return await self._contents.state_document(name)
+
+    async def _before_save(self) -> None:
+        """Run the hooks that wait for a save, and ask the contributors."""
+        await self._runtime.hooks.run("before_save", self)
+        if self._contributors is not None:
+            await self._contributors.capture()
+
     def _renew(self, restored: RestoredSession) -> None:
         """Replace the contents by what was read, plus what was appended while it was read."""
         restored.report = self._behind.report
@@ -870,7 +846,7 @@ class SessionBase(_Hot):
 
     @property
     def _has_tail(self) -> bool:
-        """Whether a fold shortens the next restore: of records, or of many epochs without any."""
+        """Return whether a fold shortens the next restore: of records, or of many epochs."""
         epochs = self._tracked.epoch - self._folded_epoch
         return self._tail_records > 0 or (self._folded_epoch > 0 and epochs >= MOST_EPOCHS)
 
@@ -883,10 +859,15 @@ class SessionBase(_Hot):
 
     def _open_tail(self) -> OpenTail | None:
         """Return what a fold needs of a session at rest; None if it has to read the store."""
-        if not self._tracked.clean:
-            return None
-        upto = self._tracked.durable
-        return self._contents.open_tail(upto, self._runtime.limits.context_bytes)
+        tracked = self._tracked
+        return self._contents.open_tail(tracked.durable) if tracked.clean else None
+
+    def _note_fold(self, manifest: Manifest | None) -> None:
+        """Note the size, the epoch and the format of the newest fold, if there was one."""
+        documents = {} if manifest is None else manifest.documents
+        self._rewrite_bytes: int = sum([document.size for document in documents.values()])
+        self._folded_epoch: int = 0 if manifest is None else manifest.epoch
+        self._folded_format: int = 1 if manifest is None else manifest.format
 
     def _folded(self, manifest: Manifest, tail: tuple[int, int]) -> None:
         """Update the contents after a fold; ``tail`` is its ``_durable_tail`` when it began."""
@@ -894,9 +875,7 @@ class SessionBase(_Hot):
         size, records = tail
         self._tail_bytes = max(self._tail_bytes - size, 0)
         self._tail_records = max(self._tail_records - records, 0)
-        self._rewrite_bytes = _size(manifest)
-        self._folded_epoch = manifest.epoch
-        self._folded_format = manifest.format
+        self._note_fold(manifest)
 
 
 def turn_reused(key: SessionKey, turn: str) -> TurnReusedError:
@@ -931,7 +910,3 @@ def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
     if type(item) is dict:
         return encode_message(message_of(item), registry, now=time.time())
     return registry.encode_record(item)
-
-
-def _size(manifest: Manifest | None) -> int:
-    return 0 if manifest is None else sum(document.size for document in manifest.documents.values())

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from perdure._lib.logs import log_failure
 from perdure._lib.signals import Exit, exit_in
 from perdure._lib.tasks import Host, was_cancelled
 from perdure.autosave.deadline import Deadline
 from perdure.autosave.reports import NAMED, Health
+from perdure.errors import InvalidArgumentError, StoreUnavailableError
 from perdure.lease import renew_heartbeat
+from perdure.records.keys import SessionKey, require_filters
+from perdure.restore.ladder import restore
 from perdure.session import spill
 from perdure.session.delete import (
     ForgetReport,
@@ -27,13 +32,18 @@ from perdure.session.delete import (
 from perdure.session.fork import ForkBuilder
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms, SessionLifecycle
+from perdure.session.media import hold_media
 from perdure.session.open import Opener
 from perdure.session.options import require_sessions
 from perdure.session.prune import Pruner, PruneReport
+from perdure.session.rebuild import RebuildReport, rebuild_session
 from perdure.session.retention import Retention
-from perdure.session.runtime import ManagerOptions, Runtime, catch_up
+from perdure.session.runtime import LEAST_PATIENCE, ManagerOptions, Patience, Runtime, require_wait
+from perdure.session.session import SessionView
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
 from perdure.session.stored import SessionStore
+
+T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -42,7 +52,7 @@ GATHER = 0.005
 
 
 class ManagerParts:
-    """What a connected manager consists of, and what can be done to its sessions from outside."""
+    """The parts of a connected manager, and the acts on its sessions from outside."""
 
     def __init__(
         self,
@@ -52,7 +62,7 @@ class ManagerParts:
     ) -> None:
         self.runtime: Runtime = runtime
         self.lifecycle: SessionLifecycle = SessionLifecycle(runtime)
-        self.inbox: Inbox = Inbox(runtime)
+        self.inbox: Inbox = Inbox(runtime, self.lifecycle.sessions)
         self.opener: Opener = Opener(runtime, self.lifecycle, self.inbox)
         self.access: ExclusiveAccess = ExclusiveAccess(runtime, self.lifecycle)
         self.forker: ForkBuilder = ForkBuilder(self.access)
@@ -62,7 +72,7 @@ class ManagerParts:
         self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
         self._renewed_at = runtime.clock()
-        """When the last heartbeat was answered."""
+        """The time at which the last heartbeat was answered."""
         self.signals: SignalWatch = SignalWatch(self.closing, self._on_end)
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit
@@ -176,23 +186,87 @@ class ManagerParts:
         await anyio.sleep(min(self.runtime.shutdown.hard_grace, closing.time_left()))
         await self.signals.end_process_by_force()
 
+    # what can be done to sessions, perdure's own among them
+
+    async def act(
+        self, key: SessionKey, wait: float, act: Callable[[], Coroutine[Any, Any, T]]
+    ) -> T:
+        """Run an act in the background, and wait for it as long as the store gives a sign."""
+        patience = Patience(self.runtime.store.inner, key, wait)
+        return await self.runtime.host.call(act, wait=patience.wait_for)
+
+    async def save_here(self, key: SessionKey, wait: float) -> None:
+        """Save what is unsaved of a session here, in as long as a caller waits for a store.
+
+        Raises:
+            StoreUnavailableError: It is not durable by then.
+
+        """
+        require_wait(wait)
+        seconds = max(wait, LEAST_PATIENCE)
+        with anyio.move_on_after(seconds) as scope:
+            await self.runtime.host.call(self.access.save_here, key)
+        if scope.cancelled_caught:
+            message = (
+                f"what is unsaved of session {key} could not be saved within {seconds:g} s, and "
+                "may still be: look whether the store can be reached (sessions.health()), and do "
+                "it again"
+            )
+            raise StoreUnavailableError(message, wait=seconds)
+
+    async def load(self, key: SessionKey, *, context: bool = True) -> SessionView | None:
+        """Read a session; None if there is none."""
+        store, limits = self.runtime.store, self.runtime.limits
+        restored = await restore(
+            store, key, context_bytes=limits.context_bytes, with_context=context
+        )
+        await hold_media(store, key, restored.context, limits._media)
+        return SessionView(store, self.runtime.registry, restored) if restored.head else None
+
     async def forget(
-        self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
+        self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool = False
     ) -> ForgetReport:
-        """Forget the sessions that a filter finds, also those that were only posted to."""
-        found = await chosen(self.access.store, wanted, self.access.runtime.sessions)
-        # One that was deleted since, and posted to, is among both.
-        keys = sorted({*found, *await only_posted_to(self.access.store, wanted)})
-        return await self.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
+        """Forget the sessions that a filter finds, also those that were only posted to.
+
+        Raises:
+            InvalidArgumentError: It names neither an id, an owner nor a tag, or one is no text.
+
+        """
+        require_filters(tenant=wanted.tenant, owner=wanted.owner, tag=wanted.tag)
+        if wanted.id is None and wanted.owner is None and wanted.tag is None:
+            message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
+            raise InvalidArgumentError(message, option="id")
+
+        async def forget() -> ForgetReport:
+            found = await chosen(self.access.store, wanted, self.access.sessions)
+            # One that was deleted since, and posted to, is among both.
+            keys = sorted({*found, *await only_posted_to(self.access.store, wanted)})
+            return await self.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
+
+        return await self.act(
+            SessionKey(wanted.id or "-", tenant=wanted.tenant), terms.wait, forget
+        )
 
     async def prune(
         self, retention: Retention, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
     ) -> PruneReport:
         """Prune the sessions that a filter finds; all of the tenant's if it names no id."""
-        keys = None
-        if wanted.id is not None:
-            keys = await chosen(self.access.store, wanted, self.access.runtime.sessions)
-        return await self.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)
+
+        async def prune() -> PruneReport:
+            keys = None
+            if wanted.id is not None:
+                keys = await chosen(self.access.store, wanted, self.access.sessions)
+            return await self.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)
+
+        key = SessionKey(wanted.id or "-", tenant=wanted.tenant)
+        return await self.act(key, terms.wait, prune)
+
+    async def rebuild(
+        self, key: SessionKey, terms: HandoverTerms, *, dry_run: bool = False
+    ) -> RebuildReport:
+        """Compare a session's documents with its log, and rewrite those that are wrong."""
+        rebuild = partial(rebuild_session, self.access, key, terms, dry_run=dry_run)
+        return await self.act(key, terms.wait, rebuild)
 
 
 async def connected(
@@ -221,11 +295,27 @@ async def connected(
     except BaseException:
         await host.aclose()
         raise
-    runtime = Runtime(store, host, options)
+    parts = ManagerParts(Runtime(store, host, options), close, by_owner)
     if options.clock is not None:
-        options.clock.drive(partial(catch_up, runtime))
+        options.clock.drive(partial(_catch_up, parts))
     log.info("connected", extra={"location": store.location, "owner": store.owner})
-    return ManagerParts(runtime, close, by_owner)
+    return parts
+
+
+async def _catch_up(parts: ManagerParts) -> float:
+    """Do what autosave has to do by now, and return when it will have more to do."""
+    due = await parts.runtime.saver.catch_up()
+    # Sessions that became idle leave memory in tasks of their own. Those begin by the
+    # second checkpoint: trio runs what is ready in any order.
+    await checkpoint()
+    await checkpoint()
+    for key, pending_load in list(parts.runtime.pending_loads.items()):
+        session = parts.lifecycle.sessions.get(key)
+        if session is None or session._tracked.pins or session._turns.busy:
+            continue
+        if session._tracked.clean:  # it can leave memory at once
+            await pending_load.done.wait()
+    return due
 
 
 def manager_facts(connected: ManagerParts | None) -> dict[str, object]:

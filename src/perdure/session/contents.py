@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
@@ -31,23 +31,23 @@ from perdure.memory.context import (
 )
 from perdure.memory.documents import (
     DATED_KINDS,
-    TIMED_KINDS,
     MetadataPayload,
     SessionCounts,
     SessionDocument,
-    described,
+    TurnPayload,
     fold_items,
-    fold_session,
     fold_state,
+    in_one_form,
     iso_of,
     names_of,
-    note_taken,
+    note_record,
+    note_times,
     stamp_of,
     time_of,
 )
 from perdure.memory.media import FittedMedia, fitted
 from perdure.memory.state import States
-from perdure.memory.working_memory import Lazy, MemoryLimit, SessionValues, WorkingMemory
+from perdure.memory.working_memory import NO_LIMIT, Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
@@ -57,9 +57,7 @@ from perdure.records.media import (
     LIFTED_KINDS,
     decode_held,
     decode_read,
-    filled,
     holds_references,
-    referred,
 )
 from perdure.records.messages import (
     RESERVED_KINDS,
@@ -72,7 +70,6 @@ from perdure.records.records import (
     MEMORY_SET,
     MESSAGE_KINDS,
     META,
-    TAKEN,
     TURN,
     Entry,
     Record,
@@ -82,17 +79,20 @@ from perdure.records.values import encode_value, redact
 from perdure.restore.ladder import KEPT_FOR_LATER, RestoredSession, validated
 from perdure.restore.report import RestoreReport
 from perdure.session.fold import OpenTail, system_prompt_of
-from perdure.session.media import Filled, load_media, media_of
+from perdure.session.media import Filled, load_media, with_its_media
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
-from perdure.store import Store
+from perdure.store import Store, all_records
+
+if TYPE_CHECKING:
+    from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
 
 _NONE: frozenset[str] = frozenset()
 _UNSHOWN = RESERVED_KINDS - MESSAGE_KINDS
 _MARGIN = 16
 """Records that a page of history reads beyond those that it takes on average."""
 MOST_FOLDS = 100
-"""How many folds a read may meet in a row."""
+"""Folds at most that a read may meet in a row."""
 
 
 class HistoryItem(msgspec.Struct, frozen=True):
@@ -112,76 +112,8 @@ class HistoryPage(msgspec.Struct):
     shown: Callable[[HistoryItem], Any] | None
     """Returns what is kept of an item; None for all of it."""
     is_full: bool
-    """Whether it takes no more, so that there may be older items."""
+    """True if it takes no more, so that there may be older items."""
     items: list[Any] = []
-
-
-class _DatedRecords:
-    """The first and the newest record since the last fold that have a time, and the newest turn."""
-
-    __slots__ = ("_first", "_is_known", "_newest", "_turn", "has_overheard")
-
-    def __init__(self, *, is_known: bool) -> None:
-        # Whether every record since the last fold has passed through `note`.
-        self._is_known = is_known
-        # Whether the context has what is not in the log.
-        self.has_overheard = False
-        self._first: Record | None = None
-        self._newest: Record | None = None
-        self._turn: Record | None = None
-
-    def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
-        """Take in entries, ``first`` being the seq of the first."""
-        dated = [at for at, entry in enumerate(entries) if entry[0] in DATED_KINDS]
-        if dated:
-            self._newest = Record(first + dated[-1], epoch, *entries[dated[-1]])
-            self._first = self._first or Record(first + dated[0], epoch, *entries[dated[0]])
-        turns = [at for at in dated if entries[at][0] == TURN]
-        if turns:
-            self._turn = Record(first + turns[-1], epoch, *entries[turns[-1]])
-
-    def times(self) -> tuple[float | None, float | None]:
-        """Return the times of the first and the newest of them that is known here."""
-        first, newest = [
-            None if record is None else time_of(record) for record in (self._first, self._newest)
-        ]
-        return first, newest
-
-    def folded(self, as_of_seq: int) -> None:
-        """Begin again after a fold."""
-        self._is_known = True
-        if self._first is not None and self._first.seq <= as_of_seq:
-            newest = self._newest
-            self._first = newest if newest is not None and newest.seq > as_of_seq else None
-
-    def records(self) -> list[Record] | None:
-        """Return them; None if they are not known, or have no time."""
-        first, newest = self._first, self._newest
-        if self.has_overheard or not self._is_known or first is None or newest is None:
-            return None
-        if None in {time_of(first), time_of(newest)}:
-            return None
-        return [first, newest] if self._turn is None else [first, self._turn, newest]
-
-
-class ContentsOwner(Protocol):
-    """The session, or the view of one, that contents belong to."""
-
-    def _accept_now(self, entries: tuple[Entry, ...]) -> int:
-        """Append entries as one group, and note them; return the new version."""
-        ...
-
-    def _catch_up(self) -> None:
-        """Note what was appended."""
-        ...
-
-    def _memory_limit(self) -> MemoryLimit:
-        """Return the limit of the working memory."""
-        ...
-
-    def _left_out(self, media: FittedMedia) -> None:
-        """Report that the context has not all of its media."""
-        ...
 
 
 class Contents:
@@ -189,31 +121,29 @@ class Contents:
 
     __slots__ = (
         "_chain",
-        "_dated",
+        "_first_dated",
+        "_has_unsaved",
+        "_knows_dates",
         "_listed",
         "_memory",
-        "_overlay",
+        "_newest_dated",
         "_owner",
         "_registry",
-        "_session_tail",
         "_state",
         "_store",
+        "_tail",
         "_told",
+        "_turn",
         "as_of_seq",
-        "clock",
         "context",
         "damaged",
         "digest",
+        "document",
         "epoch",
         "has_context",
-        "info_document",
         "key",
         "may_lack_media",
-        "messages",
         "report",
-        "taken",
-        "turn_ids",
-        "turns",
     )
 
     def __init__(
@@ -221,7 +151,7 @@ class Contents:
         store: Store,
         registry: Registry,
         restored: RestoredSession,
-        owner: ContentsOwner,
+        owner: ReadableSession,
     ) -> None:
         self._store: Store = Filled(followed(store)) if store.capabilities.blobs else store
         self._owner = owner
@@ -230,34 +160,33 @@ class Contents:
         self.epoch: int = restored.epoch
         """The epoch of the newest record that it was restored from."""
         self.report: RestoreReport = restored.report
-        """How it came back; what loads later and is damaged is added when it does."""
+        """The report of its restore; a document that loads later and is damaged is added then."""
         self.damaged: frozenset[str] = _NONE
         """Documents that were rebuilt when they were loaded; the next fold writes them."""
         self.context: WorkingContext = restored.context
         self.has_context: bool = restored.has_context
-        self.turns: int = restored.turns
-        self.turn_ids: dict[str, int] = restored.turn_ids
-        """The numbers of turns that ended, by the ids that their callers gave them."""
-        self.taken: dict[str, int] = restored.taken
-        """What was posted and is in the log, by op id."""
-        self.messages: int = restored.messages
+        self.document: SessionDocument = restored.info
+        """session.json: counters and labels as of now, times as of the last fold."""
         self.may_lack_media: bool = False
-        """Whether media that the model may be shown again are in their blobs alone."""
-        self.clock: int = restored.clock
-        """The session's logical clock: the newest time that an event or a checkpoint has."""
+        """True if media that the model may be shown again are in their blobs alone."""
         self.digest: LogDigest | None = None
         """Of the log since the last checkpoint, once a checkpoint is made."""
-        self.info_document: SessionDocument | None = restored.info
         manifest = restored.manifest
         self.as_of_seq: int = 0 if manifest is None else manifest.as_of_seq
         """The record that the newest fold was as of; 0 before the first."""
         # The names of what was folded; None if that is unknown.
         self._listed = None if restored.documents.damaged else _listed(manifest)
-        self._overlay = [record for record in restored.tail if record.kind != META]
-        self._session_tail = [record for record in restored.tail if record.kind == META]
-        self._dated = _DatedRecords(
-            is_known=not (restored.tail_records or restored.documents.damaged)
-        )
+        # The records that came since the last fold, of the kinds that documents need.
+        self._tail = list(restored.tail)
+        # The first and the newest record since the last fold that have a time, as far as `note` has
+        # met them; whether it has met all of them.
+        self._first_dated: Record | None = None
+        self._newest_dated: Record | None = None
+        self._knows_dates = not (restored.tail_records or restored.documents.damaged)
+        # The newest record of a turn that `note` has met.
+        self._turn: bytes | None = None
+        # Whether the context has what is not in the log.
+        self._has_unsaved = False
         # Whether it was reported that media are left out, and that some are lost.
         self._told: tuple[bool, bool] = (False, False)
         # Made at the first use: most sessions use none of them.
@@ -291,12 +220,17 @@ class Contents:
         return self._chain
 
     @property
+    def clock(self) -> int:
+        """The session's logical clock: the newest time that an event or a checkpoint has."""
+        return self.document.clock or 0
+
+    @property
     def was_folded(self) -> bool:
-        """Whether there was a fold."""
+        """Return whether there was a fold."""
         return self.as_of_seq > 0
 
     def primed_snapshot(self) -> Callable[[], bytes | None]:
-        """Return what says what the stored snapshot is, without reading it.
+        """Return a function for the stored snapshot as it is known here, without reading it.
 
         It returns the snapshot's bytes, b"" if there is none; None if it has to be read.
         """
@@ -310,12 +244,12 @@ class Contents:
         return primed
 
     def documents_changed(self) -> None:
-        """Note that documents were written besides a fold: what was read of them is out of date."""
+        """Note that documents were written besides a fold: their list is out of date."""
         self._listed = None
 
     def note(self, first: int, entries: Sequence[Entry], epoch: int) -> None:
         """Take in entries that were accepted, ``first`` being the seq of the first."""
-        context, digest = self.context, self.digest
+        context, digest, document = self.context, self.digest, self.document
         for seq, (kind, payload, end) in enumerate(entries, first):
             if len(payload) >= LEAST and kind in LIFTED_KINDS and context.lifts:
                 payload = context.lifted(payload)  # noqa: PLW2901  # as it will be stored
@@ -324,74 +258,82 @@ class Contents:
             if kind in CONTEXT_KINDS:
                 context.feed(seq, kind, payload)
                 if kind in MESSAGE_KINDS:
-                    self.messages += 1
+                    document.messages += 1
                 else:
                     self.may_lack_media = True  # older ones may be shown again
                 continue
             context.seq = seq  # an application's own kind changes nothing else
+            if kind == TURN:
+                self._turn = payload  # a turn counts itself: it need not be decoded here
+                continue
+            record = Record(seq, epoch, kind, payload, end)
+            note_record(document, record)
             if kind in KEPT_FOR_LATER:
-                self._note_later(Record(seq, epoch, kind, payload, end))
-            elif kind == TAKEN:
-                note_taken(self.taken, seq, payload)
-            if kind in TIMED_KINDS:
-                self.clock = max(self.clock, stamp_of(payload))
-        self._dated.note(first, entries, epoch)
+                self._note_later(record)
+        dated = [at for at, entry in enumerate(entries) if entry[0] in DATED_KINDS]
+        if dated:
+            oldest, newest = dated[0], dated[-1]
+            self._newest_dated = Record(first + newest, epoch, *entries[newest])
+            if self._first_dated is None:
+                self._first_dated = Record(first + oldest, epoch, *entries[oldest])
 
-    def open_tail(self, upto: int, limit: int) -> OpenTail | None:
-        """Return a fold's input as of the newest record, *upto*; None if memory has too little.
-
-        A fold keeps *limit* bytes of context.
-        """
-        dated = self._dated.records()
-        if dated is None or self.damaged or self.context.limit != limit:
+    def open_tail(self, upto: int) -> OpenTail | None:
+        """Return a fold's input as of the newest record, *upto*; None if memory has too little."""
+        created, active = self._times()
+        is_whole = self._knows_dates and not (self._has_unsaved or self.damaged)
+        if not is_whole or created is None or active is None:
             return None
+        turns, turn = self.document.turns, self._turn
+        if turn is not None:  # one that was appended as a record has not counted itself
+            turns = max(turns, decode(turn, TurnPayload).number)
         self.context.seq = upto
-        records = {one.seq: one for one in (*dated, *self._overlay, *self._session_tail)}
         return OpenTail(
             since=self.as_of_seq,
-            records=[records[seq] for seq in sorted(records)],
+            records=list(self._tail),
             snapshot=self.context.snapshot(self.key.agent, self.key.session),
             system_prompt=system_prompt_of(self.context),
             refers=self.context.has_lifted,
             counts=SessionCounts(
                 seq=upto,
-                messages=self.messages,
-                turn_ids=dict(self.turn_ids),
-                taken=dict(self.taken),
+                created_at=iso_of(created),
+                last_active_at=iso_of(active),
+                turns=turns,
+                messages=self.document.messages,
+                turn_ids=dict(self.document.turn_ids),
+                taken=dict(self.document.taken),
                 clock=self.clock,
             ),
         )
 
-    def overhear(self, entries: Sequence[Entry]) -> None:
+    def add_unsaved_context(self, entries: Sequence[Entry]) -> None:
         """Take entries into the context that are in no log."""
-        self._dated.has_overheard = True
+        self._has_unsaved = True
         for kind, payload, _ in entries:
             self.context.feed(self.context.seq, kind, payload)
 
     def changes(self, kinds: Collection[str]) -> list[Record]:
         """Return the records of these kinds that came since the last fold."""
-        return [record for record in self._overlay + self._session_tail if record.kind in kinds]
+        return [record for record in self._tail if record.kind in kinds]
 
     def _note_later(self, record: Record) -> None:
-        if record.kind == META:
-            self._session_tail.append(record)
-            return
-        self._overlay.append(record)
+        self._tail.append(record)
         if record.kind in {MEMORY_SET, MEMORY_DROP}:
             if self._memory is not None:
                 self._memory.note((record,))
-        elif self._chain is not None and self._chain.value is not None:
+        elif record.kind != META and self._chain is not None and self._chain.value is not None:
             self._chain.value.apply(record.kind, record.payload)
 
     def folded(self, manifest: Manifest) -> None:
-        """Drop what the documents have taken in."""
+        """Drop the records that the documents have taken in."""
         as_of_seq = self.as_of_seq = manifest.as_of_seq
         self._listed = _listed(manifest)
         self.damaged = _NONE
-        self._overlay = [record for record in self._overlay if record.seq > as_of_seq]
-        self.info_document = self.describe()
-        self._session_tail = [record for record in self._session_tail if record.seq > as_of_seq]
-        self._dated.folded(as_of_seq)
+        self._set_times(self.document)
+        self._tail = [record for record in self._tail if record.seq > as_of_seq]
+        self._knows_dates = True
+        first, newest = self._first_dated, self._newest_dated
+        if first is not None and first.seq <= as_of_seq:
+            self._first_dated = newest if newest is not None and newest.seq > as_of_seq else None
         if self._memory is not None:
             self._memory.folded(as_of_seq)
 
@@ -399,7 +341,7 @@ class Contents:
         """Return a document, and the records on top of it; nothing is awaited in between."""
         self._owner._catch_up()
         if self._listed is not None and name not in self._listed:
-            return None, [record for record in self._overlay if name in names_of(record)]
+            return None, [record for record in self._tail if name in names_of(record)]
         for _ in range(MOST_FOLDS):
             documents = validated(await self._store.read_documents(self.key, {name}), self.key)
             document = documents.found.get(name)
@@ -408,16 +350,17 @@ class Contents:
             if lost:
                 self.damaged |= {name}
                 self.report = self.report.with_damaged(name, documents.why.get(name))
-            older = await self._older(name, as_of) if lost else []
+            older: list[Record] = []
+            if lost:  # it was folded from durable records
+                log = await all_records(self._store.read_log(self.key, after=as_of))
+                older = [record for record in log if name in names_of(record)]
             manifest = documents.manifest
             folded_up_to = 0 if manifest is None else manifest.as_of_seq
             if folded_up_to < self.as_of_seq:  # a fold came between
                 continue
             floor = max(as_of, older[-1].seq if older else 0)
             newer = [
-                record
-                for record in self._overlay
-                if record.seq > floor and name in names_of(record)
+                record for record in self._tail if record.seq > floor and name in names_of(record)
             ]
             return (None if document is None else document.data), older + newer
         message = (
@@ -426,17 +369,13 @@ class Contents:
         )
         raise StoreError(message, key=str(self.key), as_of_seq=self.as_of_seq)
 
+    async def state_document(self, name: str) -> bytes | None:
+        """Return a document of states, with what is not folded yet; None for none."""
+        return fold_state(name, *await self._read(name))
+
     async def lines(self, name: str) -> list[bytes]:
         """Return the lines of a memory document, with what is not folded yet."""
         return fold_items(*await self._read(name)).splitlines()
-
-    async def _older(self, name: str, as_of: int) -> list[Record]:
-        """Return the durable records after one that a lost document was folded from."""
-        records: list[Record] = []
-        async with contextlib.aclosing(self._store.read_log(self.key, after=as_of)) as log:
-            async for chunk in log:
-                records.extend(record for record in chunk.records if name in names_of(record))
-        return records
 
     async def _load_chain(self) -> CheckpointChain:
         return CheckpointChain.of(*await self._read(CHECKPOINTS))
@@ -445,28 +384,34 @@ class Contents:
         self._owner._catch_up()
         documents = await self._store.read_documents(self.key, ())
         names = set() if documents.manifest is None else set(documents.manifest.documents)
-        names.update(name for record in self._overlay for name in names_of(record))
+        names.update(name for record in self._tail for name in names_of(record))
         states = [name for name in names if name.startswith(("state/", "typed/"))]
-        return {name for name in states if fold_state(name, *await self._read(name)) is not None}
+        return {name for name in states if await self.state_document(name) is not None}
 
     def describe(self) -> SessionDocument:
         """Return session.json with what came since the last fold."""
-        old = None if self.info_document is None else msgspec.json.encode(self.info_document)
-        folded = fold_session(old, self.key, self._session_tail)
-        document = decode(folded, SessionDocument)
-        document.turns = self.turns
-        document.messages = self.messages
-        _, newest = self._dated.times()
-        if newest is not None:
-            document.last_active_at = iso_of(newest)
+        document = decode(msgspec.json.encode(self.document), SessionDocument)
+        self._set_times(document)
         return document
 
+    def _set_times(self, document: SessionDocument) -> None:
+        note_times(in_one_form(document), self.changes((META,)))
+        _, newest = self._times()
+        if newest is not None:
+            document.last_active_at = iso_of(newest)
+
+    def _times(self) -> tuple[float | None, float | None]:
+        """Return the times of the first and the newest dated record that are known here."""
+        first, newest = self._first_dated, self._newest_dated
+        return (
+            None if first is None else time_of(first),
+            None if newest is None else time_of(newest),
+        )
+
     def about(self) -> About:
-        """Return what a listing shows, as of now; as cheap as the labels that no fold has yet."""
-        about = About() if self.info_document is None else self.info_document.about
-        for record in self._session_tail:
-            about = described(about, record.payload)
-        first, newest = self._dated.times()
+        """Return the part of session.json that a listing shows, as of now."""
+        about = self.document.about
+        first, newest = self._times()
         return msgspec.structs.replace(
             about,
             created_at=first if about.created_at is None else about.created_at,
@@ -529,7 +474,8 @@ class Contents:
         more = True
         while more and not page.is_full:
             # As many records as have so many items among them, on average.
-            size = (limit - len(page.items)) * self.context.seq // max(self.messages, 1) + _MARGIN
+            items = limit - len(page.items)
+            size = items * self.context.seq // max(self.document.messages, 1) + _MARGIN
             log = self._store.read_log(self.key, before=stop, limit=size, reverse=True)
             more = False
             async with contextlib.aclosing(log):
@@ -547,7 +493,9 @@ class Contents:
         for record in records:
             if page.is_full:
                 return
-            if record.kind in _UNSHOWN and not _is_application_event(record):
+            # An event without a stamp is an application's, from before the kind was reserved.
+            is_event = record.kind == EVENT and not stamp_of(record.payload)
+            if record.kind in _UNSHOWN and not is_event:
                 continue
             if page.items and len(record.payload) > page.bytes_left:
                 page.is_full = True
@@ -568,17 +516,14 @@ class Contents:
 
         *unsaved* is what the store does not have yet, newest first.
         """
-        cut = (await followed(self._store).beginning_of(self.key)).cut
+        store = followed(self._store)  # without media: only retractions are looked at
+        cut = (await store.beginning_of(self.key)).cut
         if not cut:
             return []
         context = await context_at(self._store, self.key, cut, self.context.limit)
         retractions = Retractions()
-        for record in unsaved:
+        for record in (*unsaved, *await all_records(store.read_log(self.key, reverse=True))):
             retractions.shows(record)
-        async with contextlib.aclosing(self._store.read_log(self.key, reverse=True)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    retractions.shows(record)
         messages = [
             (seq, payload) for seq, payload in context.by_seq() if not retractions.takes(seq)
         ]
@@ -586,13 +531,10 @@ class Contents:
 
     async def filled(self, messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
         """Return messages with their media in place, whatever budget there is."""
-        whole: list[tuple[int, bytes]] = []
-        for seq, payload in messages:
-            media, held = referred(payload), self.context.media
-            missing = [medium for medium in media if medium.name not in held]
-            read = await media_of(self._store, self.key.blobs, missing) if missing else {}
-            whole.append((seq, filled(payload, {**held, **read}) if media else payload))
-        return whole
+        store, held = self._store, self.context.media
+        return [
+            (seq, await with_its_media(store, self.key, payload, held)) for seq, payload in messages
+        ]
 
     async def as_of(self, seq: int, *, without: RetractionPayload | None = None) -> WorkingContext:
         """Return the working context at a durable record, as if some had never been there."""
@@ -638,13 +580,132 @@ class Contents:
         return [read(payload, self._registry) for payload in payloads]
 
 
+Listed = Literal["openai", "openai-responses"]
+"""Formats whose conversation holds the instructions too: a context is a list of dicts."""
+Separate = Literal["anthropic", "gemini"]
+"""Formats with the instructions apart: a context is a `RenderedContext`."""
+ContextFormat = Literal["openai", "openai-responses", "anthropic", "gemini"] | None
+"""None for `Message` objects, else whose API the context is for."""
+
+
+class ReadableSession:
+    """The part that a session and a read-only view of one have in common."""
+
+    __slots__ = ("_behind",)
+
+    _behind: Contents
+
+    @property
+    def _contents(self) -> Contents:
+        """The contents as of the newest record."""
+        self._catch_up()
+        return self._behind
+
+    # what a session does, and a view does not
+
+    def _catch_up(self) -> None:
+        """Take what was appended into the contents."""
+
+    def _accept_now(self, entries: tuple[Entry, ...]) -> int:
+        """Append entries as one group, and apply them to the contents; return the new version."""
+        message = f"this view of session {self.key} is read-only: open the session to change it"
+        raise SessionError(message, key=str(self.key), entries=len(entries))
+
+    def _memory_limit(self) -> MemoryLimit:
+        """Return the limit of the working memory."""
+        return NO_LIMIT
+
+    def _left_out(self, media: FittedMedia) -> None:
+        """Report, once, that the model is not shown all media of the context."""
+
+    @property
+    def key(self) -> SessionKey:
+        """Tenant, agent id and session id."""
+        return self._contents.key
+
+    @property
+    def info(self) -> SessionDocument:
+        """Title, tags, owner, counters and times, as of now or as of the view."""
+        return self._contents.describe()
+
+    @property
+    def restore_report(self) -> RestoreReport:
+        """The report of its restore; a document that loads later and is damaged is added then."""
+        return self._contents.report
+
+    @property
+    def memory(self) -> WorkingMemory:
+        """The working memory; it loads when it is first awaited."""
+        return self._contents.memory
+
+    @property
+    def state(self) -> States:
+        """Named states; each loads when it is first awaited."""
+        return self._contents.state
+
+    @overload
+    def context(
+        self,
+        format: Listed | None = None,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> list[Any]: ...
+
+    @overload
+    def context(
+        self,
+        format: Separate,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> RenderedContext: ...
+
+    def context(
+        self,
+        format: ContextFormat = None,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> list[Any] | RenderedContext:
+        """Return what the model sees next: the newest whole messages within the limit.
+
+        Images and other media are shown up to ``Limits.context_media_tokens``, the newest; older
+        ones are replaced by a note. It keeps the provider's rules (docs/contexts.md has them),
+        however the last turn ended.
+        Calls without a result are shown as interrupted.
+
+        Args:
+            format: None for `Message` objects, as they are in the log. ``"openai"`` and
+                ``"openai-responses"`` give a list of dicts; ``"anthropic"`` and ``"gemini"`` a
+                `RenderedContext` with ``messages`` and ``system``.
+            to: Who reads it, if that is not the one whose format it is: ``"deepseek"``, or an
+                `Issuer` with a model.
+            reasoning: Who gets reasoning, signatures and unknown fields: ``"strip_foreign"``
+                sends them to the provider that issued them, ``"strip_all"`` to none, ``"keep"`` to
+                every provider of the format.
+
+        Raises:
+            InvalidArgumentError: There is no such format or policy.
+
+        """
+        provider = None if format is None else format.partition("-")[0]
+        messages = self._contents.decoded(provider)
+        if format is None:
+            return messages
+        # Imported when used: who opens a session need not render it.
+        from perdure.providers import FORMATS, render
+
+        if format not in FORMATS:
+            choices = ", ".join(map(repr, FORMATS))
+            message = f"context format {format!r} is unknown: choose None, {choices}"
+            raise InvalidArgumentError(message, format=format)
+        context = render(messages, format, to=to, reasoning=reasoning)
+        return context if format in {"anthropic", "gemini"} else context.messages
+
+
 def _listed(manifest: Manifest | None) -> tuple[str, ...]:
     return () if manifest is None else tuple(manifest.documents)
-
-
-def _is_application_event(record: Record) -> bool:
-    """Whether an event is an application's, from before the kind was reserved."""
-    return record.kind == EVENT and not stamp_of(record.payload)
 
 
 def meta_entry(
@@ -665,7 +726,7 @@ def meta_entry(
         NotStorableError: The metadata cannot be stored.
 
     """
-    check_said(title=title, owner=owner, tags=tags)
+    validate_labels(title=title, owner=owner, tags=tags)
     clean, redacted = redact(dict(metadata or {}))
     meta = MetadataPayload(
         title=title,
@@ -692,7 +753,7 @@ def _plain(name: str, value: Any) -> msgspec.Raw:
     return msgspec.Raw(data)
 
 
-def check_said(
+def validate_labels(
     *, title: str | None = None, owner: str | None = None, tags: Sequence[str] | None = None
 ) -> None:
     """Refuse what could not be read back as what is said about a session.

@@ -8,6 +8,7 @@ that is not attached is carried along untouched.
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import logging
 from typing import TYPE_CHECKING, Any, Protocol, final
@@ -17,14 +18,17 @@ import msgspec
 
 from perdure._lib.tasks import was_cancelled
 from perdure.errors import InvalidArgumentError, UnsupportedVersionError
-from perdure.memory.documents import StateSet, fold_state, typed
+from perdure.memory.documents import StateSet, typed
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import STATE, Entry
 from perdure.records.values import Types, decode_value, encode_value
 
 if TYPE_CHECKING:
-    from perdure.session.base import SessionBase
+    from collections.abc import Awaitable, Callable
+
+    from perdure.autosave.tracked import Tracked
+    from perdure.session.runtime import Runtime
 
 
 # What a contributor's state becomes in the log: nothing, a part of it, or the whole
@@ -34,12 +38,13 @@ if TYPE_CHECKING:
 
 
 KIB = 1024
+Fields = dict[str, msgspec.Raw]
 LARGE = 32 * KIB
 """Above this, only what changed is written."""
 
 
 class StoredContribution(msgspec.Struct, frozen=True):
-    """What the log has of a contributor's state, by hashes."""
+    """Hashes of a contributor's state as the log has it."""
 
     digest: bytes = b""
     """Empty for no state."""
@@ -65,7 +70,7 @@ def kept_of(
     data, tags = encode_value(state, types)
     keys = None
     if len(data) > LARGE and not tags and isinstance(state, dict):
-        keys = {key: _hash(bytes(raw)) for key, raw in _fields(data).items()}
+        keys = {key: _hash(bytes(raw)) for key, raw in decode(data, Fields).items()}
     typed_data = data if not tags else data + encode(tags)
     return StoredContribution(_hash(typed_data), version, keys), data, tags
 
@@ -92,7 +97,7 @@ def change_of(
     full_state = StateSet(document, msgspec.Raw(data), tags, version=version)
     if now.keys is None or before.keys is None:
         return _entry(full_state), now
-    fields = _fields(data)
+    fields = decode(data, Fields)
     changed = {key: fields[key] for key, hash_ in now.keys.items() if before.keys.get(key) != hash_}
     part = StateSet(
         document,
@@ -118,14 +123,7 @@ def _entry(change: StateSet) -> Entry:
     return Entry(STATE, encode(change))
 
 
-def _fields(data: bytes) -> dict[str, msgspec.Raw]:
-    fields: dict[str, msgspec.Raw] = decode(data, dict[str, msgspec.Raw])
-    return fields
-
-
 def _hash(data: bytes) -> bytes:
-    import hashlib  # slow to import, and most sessions have no contributor
-
     return hashlib.sha256(data).digest()
 
 
@@ -133,7 +131,7 @@ log: logging.Logger = logging.getLogger("perdure")
 
 
 class RestoreContext(msgspec.Struct, frozen=True, kw_only=True):
-    """What a contributor learns when its state is restored."""
+    """Facts for a contributor whose state is restored."""
 
     key: SessionKey
     """Whose session it is."""
@@ -185,7 +183,7 @@ class Attachment:
         return f"<Attachment {self.contributor.name}>"
 
     def changed(self) -> None:
-        """Say that the state has changed: it is asked for soon, though nothing is appended.
+        """Note that the state has changed: it is asked for soon, though nothing is appended.
 
         Not needed for what changes within a turn, or before an explicit save.
         """
@@ -198,18 +196,49 @@ class Attachment:
 
 @final
 class Contributors:
-    """Those of one session, in the order in which they were attached."""
+    """The contributors of one session, in the order in which they were attached.
 
-    __slots__ = ("_attached", "_capture_due", "_coming", "_session", "_suspended", "_takes")
+    Args:
+        runtime: The session's manager.
+        tracked: Autosave's side of the session.
+        check_open: Raises if the session is closed.
+        accept: Appends records as one group.
+        read: Returns a document of states, with what is not folded or saved yet.
 
-    def __init__(self, session: SessionBase) -> None:
-        self._session = session
+    """
+
+    __slots__ = (
+        "_accept",
+        "_attached",
+        "_capture_due",
+        "_check_open",
+        "_coming",
+        "_read",
+        "_runtime",
+        "_suspended",
+        "_takes",
+        "_tracked",
+    )
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        tracked: Tracked,
+        *,
+        check_open: Callable[[], None],
+        accept: Callable[[tuple[Entry, ...]], int],
+        read: Callable[[str], Awaitable[bytes | None]],
+    ) -> None:
+        self._runtime = runtime
+        self._tracked = tracked
+        self._check_open = check_open
+        self._accept = accept
+        self._read = read
         self._capture_due = False  # a capture was requested, and has not begun
         self._attached: dict[str, Attachment] = {}
         self._coming: set[str] = set()
         self._suspended: dict[str, Attachment] = {}  # while their states are rolled back
         self._takes = 0  # how often that was
-        session._tracked.before_capture = self._before_save
 
     async def attach(self, contributor: Contributor, *, restore: bool = True) -> Attachment:
         """Restore a contributor's state, if it wants that, then ask it before each save."""
@@ -219,7 +248,7 @@ class Contributors:
             return known
         if known is not None or name in self._coming:
             message = (
-                f"session {self._session.key} has a contributor {name!r} already: "
+                f"session {self._tracked.key} has a contributor {name!r} already: "
                 "give this one another name, or detach the other first"
             )
             raise InvalidArgumentError(message, contributor=name)
@@ -270,24 +299,23 @@ class Contributors:
 
     def ask_soon(self) -> None:
         """Capture all contributors in the background."""
-        self._session._check_open()
+        self._check_open()
         if not self._capture_due:
             self._capture_due = True
             try:
-                self._session._runtime.host.spawn(self._contribute)
+                self._runtime.host.spawn(self._contribute)
             except BaseException:
                 self._capture_due = False
                 raise
 
     async def _contribute(self) -> None:
         try:
-            await self._session._runtime.saver.contribute(self._session._tracked)
+            await self._runtime.saver.contribute(self._tracked)
         finally:
             self._capture_due = False
 
     async def _restore(self, contributor: Contributor, *, wanted: bool) -> StoredContribution:
-        session, name = self._session, contributor.name
-        types = session._runtime.registry
+        name, key, types = contributor.name, self._tracked.key, self._runtime.registry
         stored_state = state_of(
             await self._read(state_name(name)), await self._read(typed(state_name(name))), types
         )
@@ -297,20 +325,10 @@ class Contributors:
         contribution, _, _ = kept_of(state, version, types)
         if not wanted:
             return contribution
-        migrated = await _migrated(contributor, state, version, session.key)
-        context = RestoreContext(key=session.key, stored_version=version)
+        migrated = await _migrated(contributor, state, version, key)
+        context = RestoreContext(key=key, stored_version=version)
         await contributor.restore(migrated, context)
         return contribution
-
-    async def _read(self, document: str) -> bytes | None:
-        data, records = await self._session._contents._read(document)
-        return fold_state(document, data, records)
-
-    # before a save
-
-    async def _before_save(self) -> None:
-        await self._session._runtime.hooks.run("before_save", self._session)
-        await self.capture()
 
     async def capture(self) -> None:
         """Ask all contributors concurrently, and append what has changed.
@@ -336,7 +354,7 @@ class Contributors:
                 for attachment in attachments
                 if attachment not in states
             ]
-            facts = {"session": str(self._session.key), "contributors": late}
+            facts = {"session": str(self._tracked.key), "contributors": late}
             log.warning("contributors did not answer in time", extra=facts)
             raise
         finally:
@@ -350,7 +368,7 @@ class Contributors:
         try:
             states[attachment] = await attachment.contributor.capture()
         except (KeyboardInterrupt, SystemExit) as error:
-            self._session._runtime.host.leave(error)  # raised here it would end the loop at once
+            self._runtime.host.leave(error)  # raised here it would end the loop at once
         except anyio.get_cancelled_exc_class() as error:
             if was_cancelled(error):
                 raise
@@ -372,7 +390,7 @@ class Contributors:
                 or self._attached.get(attachment.contributor.name) is not attachment
             ):
                 continue
-            types, contributor = self._session._runtime.registry, attachment.contributor
+            types, contributor = self._runtime.registry, attachment.contributor
             try:
                 change = change_of(
                     contributor.name,
@@ -383,7 +401,7 @@ class Contributors:
                 )
                 if change is not None:
                     entry, kept = change
-                    self._session._accept((entry,))
+                    self._accept((entry,))
                     attachment.kept = kept
             except Exception as error:  # noqa: BLE001  # one's failure is not the others'
                 errors.append(_named(error, attachment))
@@ -433,11 +451,3 @@ def _named(error: Exception, attachment: Attachment) -> Exception:
 def _raise_if_any(errors: list[Exception]) -> None:
     if errors:
         raise errors[0] if len(errors) == 1 else ExceptionGroup("contributors failed", errors)
-
-
-async def attach(session: SessionBase, contributor: Contributor, *, restore: bool) -> Attachment:
-    """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
-    session._check_open()
-    if session._contributors is None:
-        session._contributors = Contributors(session)
-    return await session._contributors.attach(contributor, restore=restore)

@@ -28,12 +28,11 @@ from perdure.errors import (
     StoreUnavailableError,
 )
 from perdure.lineage import require_unread
-from perdure.memory.documents import SessionLabels, described
 from perdure.memory.index import value_names
 from perdure.records.chunks import is_hash, named_in
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, Origin
-from perdure.records.records import ENDING, FORK, HOLDER_KINDS, META, Entry
+from perdure.records.records import ENDING, FORK, HOLDER_KINDS, Entry
 from perdure.restore.ladder import restore
 from perdure.session import spill as spilling
 from perdure.session.copied import OWN_KINDS
@@ -127,11 +126,7 @@ async def _fits(
         restored = await restore(store, info.key, context_bytes=0, with_context=False)
     except FormatError:  # damaged: what its last fold says is all that there is
         return wanted.fits(info.owner, info.tags)
-    labels = SessionLabels() if restored.info is None else restored.info.metadata
-    about = About(owner=labels.owner, tags=tuple(labels.tags))
-    for record in restored.tail:
-        if record.kind == META:
-            about = described(about, record.payload)
+    about = restored.info.about
     if about.owner is None and not about.tags:  # its holder may have died before the first save
         about = About(owner=info.owner, tags=info.tags)
     return wanted.fits(about.owner, about.tags)
@@ -226,15 +221,14 @@ class Forgetter:
         self, stack: AsyncExitStack, key: SessionKey, terms: HandoverTerms
     ) -> HeldSession:
         """Hold a session to delete it, open here or not."""
-        runtime = self._access.runtime
-        session = runtime.sessions.get(key)
+        session = self._access.sessions.get(key)
         if session is None:  # new: what was only posted to is forgotten, too
             return await stack.enter_async_context(
                 self._access.held(key, terms, new=True, goes=True)
             )
         # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
         with suppress(PerdureError), self._access.lifecycle.deadline().scope("saves"):
-            await runtime.saver.save(session._tracked)
+            await self._access.runtime.saver.save(session._tracked)
         return await self._ended_here(stack, session)
 
     async def _ended_here(self, stack: AsyncExitStack, session: SessionBase) -> HeldSession:
@@ -309,7 +303,7 @@ class Forgetter:
         for key in keys:
             await self._require_unread(key, frozenset(keys))
         # Those that are open here last: if another one is refused, they stay open.
-        open_here = self._access.runtime.sessions
+        open_here = self._access.sessions.keys() & set(keys)
         order = sorted(keys, key=lambda key: (key in open_here, key))
         holds = [await self._hold(stack, key, terms) for key in order]
         for hold in holds:
@@ -510,13 +504,13 @@ class Renamer:
 
         """
         require_different(old, new, "rename")
-        session = self._access.runtime.sessions.get(old)
+        session = self._access.sessions.get(old)
         if session is not None:  # not below: its turn may need the session
             await self._access.lifecycle.between_turns(session)
         async with AsyncExitStack() as stack:
             for key in sorted((old, new)):
                 await stack.enter_async_context(self._access.exclusive(key))
-            if new in self._access.runtime.sessions:
+            if new in self._access.sessions:
                 raise exists(new)
             return await self._rename(stack, old, new, terms)
 
@@ -560,7 +554,7 @@ class Renamer:
         self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
     ) -> HeldSession:
         """Hold the old session from here until it is deleted: what comes later would be lost."""
-        session = self._access.runtime.sessions.get(old)
+        session = self._access.sessions.get(old)
         if session is None:
             return await stack.enter_async_context(self._access.held(old, terms, goes=True))
         message = (

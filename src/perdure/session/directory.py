@@ -39,5 +39,5 @@ def _info_of(session: SessionBase) -> SessionInfo:
         owner=about.owner,
         title=about.title,
         tags=about.tags,
-        turns=session._contents.turns,
+        turns=session._contents.document.turns,
     )

@@ -194,7 +194,7 @@ async def export_state(
 
     """
     connected, key = sessions._check(), session_key(id, session, tenant)
-    open_session = connected.runtime.sessions.get(key)
+    open_session = connected.lifecycle.sessions.get(key)
     if open_session is not None:
         await open_session.save()
     return await state_from(connected.runtime.store, key, log=log)

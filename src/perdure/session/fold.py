@@ -77,7 +77,7 @@ def phase_of(key: SessionKey) -> float:
 def fold_due(
     *, tail_bytes: int, tail_records: int, rewrite_bytes: int, limits: Limits, phase: float = 1.0
 ) -> bool:
-    """Say whether a fold is worth its writing: O(1) of the log's bytes in the long run.
+    """Return whether a fold is worth its writing: O(1) of the log's bytes in the long run.
 
     >>> fold_due(tail_bytes=60_000, tail_records=9, rewrite_bytes=10, limits=Limits())
     False
@@ -91,7 +91,7 @@ def fold_due(
 
 
 def fold_first(*, tail_bytes: int, tail_records: int, rewrite_bytes: int) -> bool:
-    """Say whether to fold before another process that waits for the session gets it.
+    """Return whether to fold before another process that waits for the session gets it.
 
     A short tail is read sooner than it is folded; what was never folded is in no list.
 
@@ -102,7 +102,7 @@ def fold_first(*, tail_bytes: int, tail_records: int, rewrite_bytes: int) -> boo
 
 
 class OpenTail(msgspec.Struct, frozen=True):
-    """What an open session has in memory of its log since the last fold, as of its newest record.
+    """An open session's log since the last fold, as far as memory has it, as of its newest record.
 
     With it a fold reads no records, and of the documents only those that it changes.
     """
@@ -110,16 +110,16 @@ class OpenTail(msgspec.Struct, frozen=True):
     since: int
     """The record that the last fold was as of."""
     records: list[Record]
-    """Those that documents other than the context need, and those with the first and last time."""
+    """The records that documents other than the context need."""
     snapshot: bytes
     system_prompt: str
     counts: SessionCounts
     refers: bool = False
-    """Whether a message of it refers to media in blobs."""
+    """True if one of its messages refers to media in blobs."""
 
 
 class PreparedFold(msgspec.Struct, frozen=True):
-    """What a fold writes. Preparing it needs no lock: only the write excludes a save."""
+    """A fold ready to be written. Preparing it needs no lock: only the write excludes a save."""
 
     key: SessionKey
     blobs: Mapping[str, bytes]
@@ -251,7 +251,7 @@ class FoldInput(msgspec.Struct):
     limits: Limits
     tail: OpenTail | None = None
     blobs: dict[str, bytes] = {}
-    """What has to be durable before the documents that refer to it."""
+    """Blobs that have to be durable before the documents that refer to them."""
 
     def documents(self, touched: set[str]) -> dict[str, bytes | None]:
         """Return the documents that changed; None for one that is dropped."""
@@ -340,7 +340,7 @@ def _describes_agent(session: Document | None) -> bool:
 
 
 def refers_to_media(records: Iterable[Record]) -> bool:
-    """Whether a record refers to media in blobs."""
+    """Return whether a record refers to media in blobs."""
     return any(
         record.kind in LIFTED_KINDS and holds_references(record.payload) for record in records
     )

@@ -121,7 +121,7 @@ class ForkBuilder:
             return await self._begun_anew(parent, child, more)
         access, store = self._access, self._store.inner
         draft = Draft(source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose)
-        if child in access.runtime.sessions:
+        if child in access.sessions:
             raise exists(child)
         is_there = await is_made(store, child, draft)
         if is_there is None:  # it was opened, and never written
@@ -176,7 +176,7 @@ class ForkBuilder:
     async def _begun_anew(
         self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
     ) -> Fork:
-        if child in self._access.runtime.sessions or not await self._access.is_empty(child):
+        if child in self._access.sessions or not await self._access.is_empty(child):
             raise exists(child)
         async with self._access.held(child, HandoverTerms("raise", 0), new=True) as hold:
             if not await self._access.is_empty(child):

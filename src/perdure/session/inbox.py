@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from math import inf
 from random import Random
@@ -96,8 +96,9 @@ class PostReceipt(msgspec.Struct, frozen=True):
 class Inbox:
     """The inboxes of the sessions that one manager holds, and the way to those of all others."""
 
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, sessions: Mapping[SessionKey, SessionBase]) -> None:
         self._runtime = runtime
+        self._sessions = sessions
         self._random = Random().random
         self._taking: dict[SessionKey, bool] = {}
         """Sessions whose posts are being taken, and whether to look again afterwards."""
@@ -203,7 +204,7 @@ class Inbox:
         """Say for which sessions that are open here posts cannot be taken, and why."""
         reasons: dict[str, str] = {}
         for key, failures in self._failures.items():
-            if key in self._runtime.sessions:
+            if key in self._sessions:
                 name = _ALL if _ALL in failures else next(iter(failures))
                 what = "posts" if name == _ALL else f"the post {name!r}"
                 reasons[str(key)] = f"{what} cannot be taken: {failures[name].reason}"
@@ -230,7 +231,7 @@ class Inbox:
         """Take what waits for a session that is open here, between two of its turns."""
         runtime = self._runtime
         await wait_idle(runtime.pending_loads, key)
-        session = runtime.sessions.get(key)
+        session = self._sessions.get(key)
         if session is None or runtime.draining:
             self._succeeded(key, [_ALL])
             return
@@ -317,7 +318,7 @@ class Inbox:
                 came = True
                 await self._runtime.saver.save(session._tracked)
                 # Not what was discarded while we waited: that is to be taken again.
-                received, durable = session._contents.taken, session.durable_version
+                received, durable = session._contents.document.taken, session.durable_version
                 done = [op_id for op_id in done if op_id in received and received[op_id] <= durable]
                 await store.ack(key, session.epoch, done)
             if not more:
@@ -357,7 +358,7 @@ class Inbox:
         opening: bool,
     ) -> list[str]:
         """Append what is not in the log yet, and return the op ids of what is."""
-        if opening or all(item.op_id in session._contents.taken for item in items):
+        if opening or all(item.op_id in session._contents.document.taken for item in items):
             return self._append(session, items, passed)
         await session._turns.enter(session.key)
         try:
@@ -368,7 +369,7 @@ class Inbox:
     def _append(
         self, session: SessionBase, items: Sequence[PendingItem], passed: dict[str, int]
     ) -> list[str]:
-        received = session._contents.taken
+        received = session._contents.document.taken
         done = [item.op_id for item in items if item.op_id in received]
         keys: list[str] = []
         for post in new_posts(items, received):

@@ -1,4 +1,4 @@
-"""What other packages may see of a session that its users do not.
+"""The inner parts of sessions and managers, for perdure's other packages.
 
 The one door from `perdure.agent`, `perdure.adapters`, `perdure.asgi`, `perdure.inspector` and
 `perdure.observe` into a session: the working context as it is folded, the store below it,
@@ -7,7 +7,6 @@ long-term memory, and the claim that makes a worker the only one.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -44,13 +43,12 @@ from perdure.records.records import (
     Record,
 )
 from perdure.session.base import SessionBase
-from perdure.session.contents import meta_entry
 from perdure.session.copier import BRANCHES
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import Filled
 from perdure.session.point_in_time import context_at
 from perdure.session.stored import followed
-from perdure.store import SupportsFolders, all_records, capability
+from perdure.store import SupportsFolders, all_records, capability, first_record
 
 if TYPE_CHECKING:
     from perdure._lib.loop import Affinity
@@ -61,14 +59,17 @@ if TYPE_CHECKING:
     from perdure.records.manifest import LogChunk
     from perdure.records.types import Registry
     from perdure.session.base import Turn
+    from perdure.session.connected import ManagerParts
     from perdure.session.contents import Contents
-    from perdure.session.delete import ForgetReport, SessionFilter
-    from perdure.session.inbox import PostReceipt
+    from perdure.session.contributors import Attachment, Contributor
     from perdure.session.manager import SessionManager
-    from perdure.session.open import SessionOpening
-    from perdure.session.rebuild import RebuildReport
     from perdure.session.session import Session, SessionView
     from perdure.store import Documents, Store
+
+
+async def attach(session: Session, contributor: Contributor, *, restore: bool) -> Attachment:
+    """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
+    return await session._attach(contributor, restore=restore)
 
 
 def claim(session: Session, worker: object) -> None:
@@ -107,14 +108,14 @@ def disclaim(session: Session, worker: object) -> None:
 
 
 def has_worker(session: Session) -> bool:
-    """Say whether an agent's worker has the session in this process."""
+    """Return whether an agent's worker has the session in this process."""
     return session._worker is not None
 
 
 def has_content(session: Session) -> bool:
-    """Say whether anything was ever said in a session."""
+    """Return whether anything was ever said in a session."""
     contents = session._contents
-    return bool(contents.turns or contents.messages or contents.context.size)
+    return bool(contents.document.turns or contents.document.messages or contents.context.size)
 
 
 def accept(session: Session, entries: tuple[Entry, ...]) -> int:
@@ -154,14 +155,14 @@ def running_turn(session: Session) -> int:
 
 def next_turn(session: Session) -> int:
     """Return the number of a new turn."""
-    number = session._contents.turns + 1
+    number = session._contents.document.turns + 1
     session._count_turns(number)
     return number
 
 
 def begin_turn(session: Session, *entries: Entry, at: float) -> int:
     """Begin a turn that the next one ends, with entries in the same group; return the version."""
-    number = session._contents.turns + 1
+    number = session._contents.document.turns + 1
     turned = TurnPayload(turn=f"turn_{number:04d}", number=number, phase="begin", at=at)
     version = session._accept((Entry(TURN, encode(turned)), *entries))
     session._turns.unended = None
@@ -182,16 +183,6 @@ def in_background(session: Session, job: Callable[[], Awaitable[object]]) -> Non
 
     """
     session._runtime.host.spawn(job)
-
-
-def in_managers_background(sessions: SessionManager, job: Callable[[], Awaitable[object]]) -> None:
-    """Start a job next to a manager's own tasks; it is cancelled when the manager is closed.
-
-    Raises:
-        SessionClosedError: The manager is not open.
-
-    """
-    sessions._check().runtime.host.spawn(job)
 
 
 def home_of(session: Session) -> Affinity:
@@ -218,6 +209,16 @@ def registry_of(session: Session | SessionView) -> Registry:
 def store_of(session: Session | SessionView) -> Store:
     """Return the session's store."""
     return session._contents._store
+
+
+def parts_of(sessions: SessionManager) -> ManagerParts:
+    """Return what a manager consists of, and what can be done to sessions of perdure's own.
+
+    Raises:
+        SessionClosedError: The manager is not open.
+
+    """
+    return sessions._check()
 
 
 def store_below(sessions: SessionManager) -> Store:
@@ -257,7 +258,7 @@ async def is_in_log(store: Store, key: SessionKey, place: LogPlace) -> bool:
 
 
 async def is_branch(session: Session) -> bool:
-    """Whether the session began as a fork or a copy of another one, which may be in use, too."""
+    """Return whether the session began as a fork or a copy of one that may be in use, too."""
     holder = await store_of(session).holder(session.key)
     return holder is not None and holder.draft is not None and holder.draft.purpose in BRANCHES
 
@@ -294,21 +295,7 @@ def loop_of(sessions: SessionManager) -> object:
 
 def session_open_here(sessions: SessionManager, key: SessionKey) -> Session | None:
     """Return a session that this manager has open, without pinning it."""
-    return cast("Session | None", sessions._check().runtime.sessions.get(key))
-
-
-def open_stored(
-    sessions: SessionManager, key: SessionKey, *, owner: str | None, wait: float = 10.0
-) -> SessionOpening:
-    """Open a session that may be one of perdure's own."""
-    from perdure.session.open import OpenRequest, SessionOpening
-
-    return SessionOpening(sessions._check().opener, OpenRequest(key=key, owner=owner, wait=wait))
-
-
-async def load_stored(sessions: SessionManager, key: SessionKey) -> SessionView | None:
-    """Read a session that may be one of perdure's own; None if there is none."""
-    return await sessions._load(key)
+    return cast("Session | None", sessions._check().lifecycle.sessions.get(key))
 
 
 READ_AT_ONCE: Final = 64
@@ -316,7 +303,7 @@ READ_AT_ONCE: Final = 64
 
 
 class StoredSummary(NamedTuple):
-    """What a session says of itself, and one of its documents."""
+    """A session's labels and counters, and one of its documents."""
 
     info: SessionDocument
     document: bytes | None
@@ -381,30 +368,11 @@ def _summary_in(
     return StoredSummary(info, state, active_at)
 
 
-async def forget_stored(
-    sessions: SessionManager, wanted: SessionFilter, *, wait: float = 10.0, dry_run: bool = False
-) -> ForgetReport:
-    """Forget sessions; the id may be that of scopes."""
-    return await sessions._forget(wanted, HandoverTerms("handover", wait), dry_run=dry_run)
-
-
-async def rebuild_stored(sessions: SessionManager, key: SessionKey) -> RebuildReport:
-    """Rebuild a session that may be one of perdure's own."""
-    return await sessions._rebuild(key, HandoverTerms("raise", 0.0))
-
-
 async def other_holder(sessions: SessionManager, key: SessionKey) -> str | None:
     """Name the process that holds a session, or did so last, if it is not this one."""
     store = sessions._check().runtime.store
     holder = await store.holder(key)
     return None if holder is None or holder.owner == store.owner else named(holder)
-
-
-async def post_entries(
-    sessions: SessionManager, key: SessionKey, *entries: Entry, post: str | None = None
-) -> PostReceipt:
-    """Post entries of any kind as one group, as `SessionManager.post` posts items."""
-    return await sessions._check().inbox.post_entries(key, entries, post)
 
 
 async def replace_tail(
@@ -441,28 +409,19 @@ async def fork_at(
 
     async def begin() -> None:
         await acts.access.head(parent)  # what is unsaved of it here is saved
-        end, is_more = seq, False
-        log = store.read_log(parent, after=seq - 1)
-        async with contextlib.aclosing(log):
-            async for chunk in log:
-                for record in chunk.records:
-                    end = record.seq
-                    is_more |= end > seq and record.kind in CONTEXT_KINDS
-                    if record.end:
-                        break
-                else:
-                    continue
-                break
+        last = await first_record(store.read_log(parent, after=seq - 1), lambda record: record.end)
+        end = seq if last is None else last.seq
+        group = await all_records(store.read_log(parent, after=seq, before=end + 1))
         more = list(entries)
-        if is_more:
+        if any(record.kind in CONTEXT_KINDS for record in group):
             limit = acts.access.runtime.limits.context_bytes
             taken = RetractionPayload(seq)
             if not (await context_at(store, parent, end, limit)).reaches(taken):
                 context = await context_at(store, parent, seq, limit)
                 more.insert(0, Entry(CONTEXT, context.as_record("retract")))
             more.insert(0, Entry(RETRACT, encode(taken)))
-        group = [*(entry._replace(end=False) for entry in more[:-1]), more[-1]]
-        await acts.forker.fork(parent, child, end, group)
+        together = [*(entry._replace(end=False) for entry in more[:-1]), more[-1]]
+        await acts.forker.fork(parent, child, end, together)
 
     await acts.access.runtime.host.call(begin)
 
@@ -478,7 +437,7 @@ async def delete_unchanged(
     """
     acts, terms = sessions._check(), HandoverTerms("handover", wait)
     delete = partial(acts.forgetter.delete, key, terms, unchanged=version)
-    return await sessions._act(key, wait, delete)
+    return await acts.act(key, wait, delete)
 
 
 async def drop_history(
@@ -491,18 +450,13 @@ async def drop_history(
 
     """
     acts, terms = sessions._check(), HandoverTerms("handover", wait)
-    await sessions._act(key, wait, partial(acts.pruner.drop, key, below - 1, terms))
+    await acts.act(key, wait, partial(acts.pruner.drop, key, below - 1, terms))
 
 
 def state_entry(key: str, text: str | None) -> Entry:
     """Return the record that stores a text as a named state, or drops it."""
     value = msgspec.Raw(encode(text))
     return Entry(STATE, encode(StateSet(f"{FOLDER}{key}.json", value, dropped=text is None)))
-
-
-def owner_entry(owner: str) -> Entry:
-    """Return the record that says to whom a session belongs."""
-    return meta_entry(owner=owner)
 
 
 def fold_soon(session: Session) -> None:
@@ -521,38 +475,25 @@ async def exclusively(
         StoreUnavailableError: The store is not well, or the session is not held any more.
 
     """
-    done = False
 
-    async def run() -> None:
-        nonlocal done
+    async def run() -> bool:
         if fold:
             await session._lifecycle.fold(session)
-        if not fold or session._contents.as_of_seq >= upto:
+        is_folded = session._contents.as_of_seq >= upto
+        if is_folded:
             await job()
             session._contents.documents_changed()
-            done = True
+        return is_folded
 
     upto = (await session.save()).version if fold else 0
-    await session._runtime.saver.exclusive(session._tracked, run, urgent=True)
-    if not done:
+    if not await session._runtime.saver.exclusive(session._tracked, run, urgent=True):
         message = f"session {session.key} could not be folded, the store is not well: try again"
         raise StoreUnavailableError(message, key=str(session.key))
-
-
-async def lines_of(session: Session | SessionView, name: str) -> list[bytes]:
-    """Return the lines of a memory document, with what is not folded or saved yet."""
-    return await session._contents.lines(name)
 
 
 def note_search(session: Session, search: MemorySearch) -> None:
     """Report a search of a session's long-term memory: the event ``memory_searched``."""
     session._note_search(search)
-
-
-async def document_of(session: Session | SessionView, name: str) -> bytes | None:
-    """Return a document of STATE records, with what is not folded or saved yet; None for none."""
-    data, records = await session._contents._read(name)
-    return fold_state(name, data, records)
 
 
 async def ledger_of(session: Session | SessionView) -> Ledger:
@@ -607,7 +548,7 @@ async def kill(manager: SessionManager) -> None:
     runtime.draining = True
     closing.begun = True
     await runtime.host.aclose()
-    for session in runtime.sessions.values():
+    for session in connected.lifecycle.sessions.values():
         message = f"session {session.key} ended with its manager's crash: open it again"
         session._close_with(SessionClosedError(message, key=str(session.key)))
     # Its host has ended: this only counts what is unsaved, and ends every wait.

@@ -15,7 +15,6 @@ import logging
 from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Sequence
 from contextlib import (
     AbstractAsyncContextManager,
-    aclosing,
     asynccontextmanager,
     nullcontext,
     suppress,
@@ -23,7 +22,7 @@ from contextlib import (
 from functools import partial
 from math import inf
 from types import MethodType
-from typing import TYPE_CHECKING, Final, Literal, NamedTuple, final
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, final
 
 import anyio
 import msgspec
@@ -47,7 +46,7 @@ from perdure.errors import (
 from perdure.lease import OnHeld, acquire_lease, not_found
 from perdure.lineage import require_plain
 from perdure.records.keys import SessionKey
-from perdure.records.manifest import origin_in
+from perdure.records.manifest import FORMAT, origin_in
 from perdure.records.media import filled
 from perdure.records.messages import decode_message, kind_of
 from perdure.records.records import (
@@ -82,7 +81,7 @@ from perdure.session.runtime import (
     wait_idle,
 )
 from perdure.session.stored import SessionStore
-from perdure.store import Batch, Status, Store, Terms, first_record
+from perdure.store import Batch, Status, Store, Terms, first_record, record_at
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -93,7 +92,7 @@ _MOVABLE = frozenset({ITEM, MEMORY_DROP, MEMORY_SET, META, STATE})
 
 
 def rescued(session: SessionBase, after: int) -> tuple[list[Entry], Entry]:
-    """Return what memory holds of a session's acknowledged records after one, oldest first.
+    """Return the acknowledged records of a session after one that memory holds, oldest first.
 
     That is messages of the working context, and what was changed since the last fold; and, as a
     record of its own, the working context as it is now.
@@ -141,15 +140,18 @@ class _Fold:
         self.session: SessionBase = session
         self._runtime = lifecycle._runtime
         self._failed = lifecycle._fold_failed
-        self._begin()
+        self.begun: anyio.Event = anyio.Event()
 
-    def _begin(self) -> None:
+    def begin(self) -> Self:
+        """Take what the session has in memory, as of its newest durable record."""
         session = self.session
+        self.begun.set()
         self._upto = session._tracked.durable
         self._open_tail = session._open_tail()
         self._tail = session._durable_tail()
         self._since = session._contents.as_of_seq
         self._prepared: PreparedFold | None = None
+        return self
 
     async def prepare(self) -> None:
         """Compute what to write."""
@@ -175,7 +177,7 @@ class _Fold:
             return
         session = self.session
         if session._contents.as_of_seq != self._since:
-            self._begin()
+            self.begin()
             await self.prepare()
         if self._prepared is None:
             return
@@ -189,32 +191,21 @@ class _Fold:
         self._runtime.hooks.emit("folded", facts)
 
 
-class _Rest:
-    """A session's wait for a moment in which a fold delays no turn."""
-
-    __slots__ = ("ended", "fold")
-
-    def __init__(self) -> None:
-        self.ended = anyio.Event()
-        self.fold: _Fold | None = None
-        """What to write, once that is known."""
-
-
 Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdown"]
 
 
 class LeaveSteps(NamedTuple):
-    """What is done with a session that leaves memory, in this order."""
+    """The steps for a session that leaves memory, in this order."""
 
     turns: Literal["first", "ignored"]
-    """Whether those that run and wait by then come first, and no other begins meanwhile."""
+    """First: those that run and wait by then end before, and no other begins meanwhile."""
     unsaved: Literal["saved", "refused", "dropped", "kept"]
     """Saved, or it stays open; refused: it stays open if anything is unsaved, or it is in use."""
     fold: Literal["always", "if long", "never"]
-    """Whether documents are written that are behind the log."""
+    """When documents that are behind the log are written."""
     lease: Literal["released", "kept"]
     event: str
-    """How ``closed`` says it; a session without one stays registered."""
+    """The reason in the event ``closed``; a session without one stays registered."""
 
 
 LEAVES: Final[dict[Why, LeaveSteps]] = {
@@ -245,18 +236,20 @@ _ERRORS: Final[dict[Why, type[PerdureError]]] = {
 
 
 def left(key: SessionKey, why: Why) -> PerdureError:
-    """Return what the objects of a session raise that has left memory."""
+    """Return the error that the objects of a session raise once it has left memory."""
     return _ERRORS.get(why, SessionClosedError)(_MESSAGES[why].format(key), key=str(key))
 
 
 class SessionLifecycle:
-    """What happens to sessions between open and close."""
+    """The life of a manager's sessions between open and close."""
 
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
+        self.sessions: dict[SessionKey, SessionBase] = {}
+        """The sessions in memory. One stays until it is durable and its lease is released."""
         self._handing_over: set[SessionKey] = set()
-        # Sessions whose fold waits until they are at rest.
-        self._resting: dict[SessionBase, _Rest] = {}
+        self._folding: dict[SessionBase, _Fold] = {}
+        """Folds in the background: one waits until its session is at rest."""
         self._given: dict[SessionKey, int] = {}
         # Bound once: a session's hooks bind these to it, which takes a third of closures' memory.
         self._on_saved = self._saved
@@ -271,20 +264,20 @@ class SessionLifecycle:
         tracked.on_saved = MethodType(self._on_saved, session)
         tracked.on_idle = MethodType(self._on_idle, session)
         tracked.on_lost = MethodType(self._on_lost, session)
-        self._runtime.sessions[session.key] = session
-        self._heed_hooks(session)
+        self.sessions[session.key] = session
+        self._attach_hooks(session)
 
-    def heed_hooks(self) -> None:
+    def attach_hooks(self) -> None:
         """Run the hooks that there are by now before saves, and after each."""
         if self._runtime.hooks.has("saved"):
             self._runtime.saver.report_saves(wanted=True)
-        for session in self._runtime.sessions.values():
-            self._heed_hooks(session)
+        for session in self.sessions.values():
+            self._attach_hooks(session)
 
-    def _heed_hooks(self, session: SessionBase) -> None:
+    def _attach_hooks(self, session: SessionBase) -> None:
         hooks, tracked = self._runtime.hooks, session._tracked
         if tracked.before_capture is None and hooks.has("before_save"):
-            tracked.before_capture = lambda: hooks.run("before_save", session)
+            tracked.before_capture = session._before_save
 
     def pin(self, session: SessionBase, *, force: bool = False) -> None:
         """Pin a session for a caller.
@@ -314,23 +307,28 @@ class SessionLifecycle:
     def _saved(self, session: SessionBase, _durable: int) -> None:
         """Decide, after each save, whether to fold."""
         limits = self._runtime.limits
-        if session._needs_mark and not session._folding and limits.fold_ratio < inf:
+        if (
+            session._folded_format < FORMAT
+            and session._behind.context.has_lifted
+            and session not in self._folding
+            and limits.fold_ratio < inf
+        ):
+            # A fold has to say that messages refer to media in blobs.
             self.fold_soon(session)
             return
         if session._tail_bytes < LEAST_TAIL and session._tail_records < limits.fold_records:
             return  # nearly always: the rest costs more than this
-        if session._folding:
-            rest = self._resting.get(session)
-            if rest is None or rest.fold is not None or self._runtime.saver.crowded:
-                return
-            if self._is_due(session, LONG_TAIL):
-                rest.fold = _Fold(self, session)  # now, while memory has what is durable
-                rest.ended.set()
-        elif self._is_due(session) and not self._runtime.saver.crowded:
-            self.fold_soon(session)
+        if self._runtime.saver.crowded:
+            return
+        fold = self._folding.get(session)
+        if fold is None:
+            if self._is_due(session):
+                self.fold_soon(session)
+        elif not fold.begun.is_set() and self._is_due(session, LONG_TAIL):
+            fold.begin()  # now, while memory has what is durable
 
     def _is_due(self, session: SessionBase, times: float = 1.0) -> bool:
-        """Whether the log's tail is long enough for a fold, or this many times as long."""
+        """Return whether the log's tail is long enough for a fold, or this many times as long."""
         return fold_due(
             tail_bytes=session._tail_bytes,
             tail_records=session._tail_records,
@@ -344,40 +342,39 @@ class SessionLifecycle:
 
         A session that never is at rest is folded once its log's tail is long.
         """
-        if session._folding or self._runtime.draining or session._closed_by is not None:
+        if session in self._folding or self._runtime.draining or session._closed_by is not None:
             return
-        self._runtime.host.spawn(self._fold_in_background, session)
-        session._folding = True
+        fold = _Fold(self, session)
+        self._runtime.host.spawn(self._fold_in_background, fold)
+        self._folding[session] = fold
 
-    async def _fold_in_background(self, session: SessionBase) -> None:
-        self._resting[session] = rest = _Rest()
+    async def _fold_in_background(self, fold: _Fold) -> None:
         try:
-            await self._wait_for_rest(session, rest)
-            if rest.fold is not None:
+            await self._wait_for_rest(fold)
+            if fold.begun.is_set():
                 # It may wait until the manager has closed: then the next holder folds.
                 with suppress(HostClosedError):
-                    await self._fold_alone(rest.fold, urgent=False)
+                    await self._fold_alone(fold, urgent=False)
         finally:
-            self._resting.pop(session, None)
-            session._folding = False
+            del self._folding[fold.session]
 
-    async def _wait_for_rest(self, session: SessionBase, rest: _Rest) -> None:
-        """Wait until all is saved and nothing was appended for a moment, or the tail is long.
+    async def _wait_for_rest(self, fold: _Fold) -> None:
+        """Begin when all is saved and nothing was appended for a moment, or the tail is long.
 
         A session that is busy for long is looked at more and more rarely: thousands may be.
         """
-        pause = 0.0
-        while rest.fold is None:
+        session, pause = fold.session, 0.0
+        while not fold.begun.is_set():
             with anyio.move_on_after(pause):
-                await rest.ended.wait()
+                await fold.begun.wait()
             version = session.version
             with anyio.move_on_after(REST):
-                await rest.ended.wait()
+                await fold.begun.wait()
             if session._closed_by is not None or self._runtime.draining:
                 return
             at_rest = session.version == version and session._tracked.clean
-            if at_rest and not (rest.ended.is_set() or self._runtime.saver.crowded):
-                rest.fold = _Fold(self, session)
+            if at_rest and not (fold.begun.is_set() or self._runtime.saver.crowded):
+                fold.begin()
             pause = min(2 * pause + REST, LONGEST_PAUSE)
 
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
@@ -389,12 +386,9 @@ class SessionLifecycle:
         except StoreUnavailableError as error:  # given up, since it took too long
             self._fold_failed(fold.session, error)
 
-    async def _fold_at_once(self, session: SessionBase) -> None:
-        await self._fold_alone(_Fold(self, session), urgent=True)
-
     async def fold(self, session: SessionBase) -> None:
         """Fold what is durable of a session; a failure is an event and a warning."""
-        fold = _Fold(self, session)
+        fold = _Fold(self, session).begin()
         await fold.prepare()
         await fold.write()
 
@@ -460,8 +454,13 @@ class SessionLifecycle:
         row, able = LEAVES[why], self._runtime.store.capabilities
         # A store that takes batches joins calls as well.
         at_once = max(able.parallelism, min(able.batch_max, AT_ONCE))
-        # At the shutdown nothing is saved any more that a fold could meet.
-        fold = self.fold if why == "shutdown" else self._fold_at_once
+
+        async def fold(session: SessionBase) -> None:
+            if why == "shutdown":  # nothing is saved any more that a fold could meet
+                await self.fold(session)
+            else:
+                await self._fold_alone(_Fold(self, session).begin(), urgent=True)
+
         try:
             behind = [session for session in sessions if _is_to_fold(session, row)]
             if behind:
@@ -499,7 +498,7 @@ class SessionLifecycle:
         runtime = self._runtime
         try:
             await wait_idle(runtime.pending_loads, key)
-            session = runtime.sessions.get(key)
+            session = self.sessions.get(key)
             if session is None:
                 await self._release_stray(key)
                 return
@@ -507,7 +506,7 @@ class SessionLifecycle:
             await session._turns.used(FIRST_TURN)
             await runtime.saver.save(session._tracked)  # turns continue as long as the store takes
             with try_exclusive(runtime.pending_loads, key) as free:
-                if not free or runtime.draining or runtime.sessions.get(key) is not session:
+                if not free or runtime.draining or self.sessions.get(key) is not session:
                     return  # it is being let go of already, or will be when the manager stops
                 if await self.leave(session, "handover"):  # else who wants it asks again
                     self._given[key] = session.epoch
@@ -530,7 +529,7 @@ class SessionLifecycle:
             if holder is not None and holder.owner == store.owner and not holder.released:
                 await store.release(key, holder.epoch)
 
-    def given(self, key: SessionKey) -> int:
+    def last_handover_epoch(self, key: SessionKey) -> int:
         """Return the epoch in which a session was handed over from here last, once; else 0."""
         return self._given.pop(key, 0)
 
@@ -560,9 +559,8 @@ class SessionLifecycle:
 
     async def _close(self, session: SessionBase) -> None:
         deadline, loads = self.deadline(), self._runtime.pending_loads
-        if session.key in loads:
-            with deadline.scope("saves"):
-                await wait_idle(loads, session.key)
+        with deadline.scope("saves"):
+            await wait_idle(loads, session.key)
         with try_exclusive(loads, session.key) as free:
             if free and session._closed_by is None:
                 await self.leave(session, "close", deadline)
@@ -599,7 +597,7 @@ class SessionLifecycle:
         return UnsavedChangesError(message, key=str(session.key))
 
     async def discard(self, session: SessionBase) -> int:
-        """Drop what is not durable of a session, and return how many records that were.
+        """Drop the records of a session that are not durable, and return how many they were.
 
         If the store cannot be read, nothing is dropped: what the session holds would be wrong.
         """
@@ -616,19 +614,21 @@ class SessionLifecycle:
         if session._closed_by is not None:
             return
         unsaved = session.version - session.durable_version
-        cure = "keep them with session.fork_unsaved(new_id), or drop them with " if unsaved else ""
-        cure += (
-            "session.discard_unsaved(). To continue, open it again" if unsaved else "open it again"
-        )
         message = (
             f"session {session.key} was taken over by another process, with {unsaved} records "
-            f"unsaved here: {cure}"
+            "unsaved here: "
         )
-        session._close_with(LeaseLostError(message, key=str(session.key), unsaved=unsaved))
-        session._catch_up()  # it may hear no more of records that leave memory
+        if unsaved:
+            message += (
+                "keep them with session.fork_unsaved(new_id), or drop them with "
+                "session.discard_unsaved(). To continue, "
+            )
+        message += "open it again"
         tracked = session._tracked
+        error = LeaseLostError(message, key=str(session.key), unsaved=unsaved)
+        session._close_with(ended(tracked) if tracked.missing else error)
+        session._catch_up()  # it may hear no more of records that leave memory
         if tracked.missing:
-            session._close_with(ended(tracked))
             tracked.rescue = partial(rescued, session)  # what it holds is needed, then
         self._forget(session, LEAVES["lost"].event)
         # What autosave keeps for its records is not to keep all that the session holds.
@@ -655,8 +655,8 @@ class SessionLifecycle:
             log_failure(log, logging.WARNING, "release failed", error, extra=extra)
 
     def _forget(self, session: SessionBase, reason: str) -> None:
-        if self._runtime.sessions.get(session.key) is session:
-            del self._runtime.sessions[session.key]
+        if self.sessions.get(session.key) is session:
+            del self.sessions[session.key]
         self._runtime.saver.untrack(session._tracked)
         facts = SessionClosed(str(session.key), reason, session._tracked.durable)
         self._runtime.hooks.emit("closed", facts)
@@ -673,7 +673,7 @@ def _is_to_fold(session: SessionBase, row: LeaveSteps) -> bool:
 
 
 _MOST_SAVES = 100
-"""How many saves a read may meet in a row."""
+"""Saves at most that a read may meet in a row."""
 
 
 async def read_again(session: SessionBase) -> None:
@@ -703,7 +703,7 @@ MAX_WAITING = 1_000_000
 
 
 class HandoverTerms(msgspec.Struct, frozen=True):
-    """What to do about a session that another process holds."""
+    """Terms for a session that another process holds."""
 
     on_held: OnHeld = "handover"
     wait: float = 10.0
@@ -764,6 +764,7 @@ class ExclusiveAccess:
         self.runtime: Runtime = runtime
         self.lifecycle: SessionLifecycle = lifecycle
         self.store: SessionStore = runtime.store
+        self.sessions: dict[SessionKey, SessionBase] = lifecycle.sessions
 
     def exclusive(self, key: SessionKey) -> AbstractAsyncContextManager[None]:
         """Keep others of this process from opening or closing a session meanwhile."""
@@ -784,7 +785,7 @@ class ExclusiveAccess:
 
         """
         runtime = self.runtime
-        if key in runtime.sessions:
+        if key in self.sessions:
             raise SessionError(f"session {key} is open here: close it first", key=str(key))
         if not goes:
             require_plain(key, await self.store.base_of(key))
@@ -817,7 +818,7 @@ class ExclusiveAccess:
 
     def open_here(self, key: SessionKey) -> SessionBase | None:
         """Return a session that is open in this process, and can be saved."""
-        session = self.runtime.sessions.get(key)
+        session = self.sessions.get(key)
         saves = session is not None and session.is_writable and not session._tracked.quarantined
         return session if saves else None
 
@@ -855,14 +856,8 @@ class ExclusiveAccess:
         Mostly one of the newest is asked for, which a reverse read finds first.
         """
         newest = self.store.read_log(key, reverse=True, limit=_NEWEST)
-        exactly = self.store.read_log(key, after=seq - 1, before=seq + 1)
-        async with aclosing(newest), aclosing(exactly):
-            for log in (newest, exactly):
-                async for chunk in log:
-                    for record in chunk.records:
-                        if record.seq == seq:
-                            return record
-        return None
+        record = await first_record(newest, lambda record: record.seq == seq)
+        return record or await record_at(self.store, key, seq)
 
     async def head(self, key: SessionKey) -> int:
         """Return a session's durable end; what is unsaved of it here is saved first.
@@ -873,7 +868,7 @@ class ExclusiveAccess:
         """
         await self.save_here(key)
         loads = self.runtime.pending_loads
-        is_coming = key in loads and key not in self.runtime.sessions
+        is_coming = key in loads and key not in self.sessions
         if is_coming and await self.is_empty(key):  # it is just being made
             await wait_idle(loads, key)
         head = await self.store.head(key)

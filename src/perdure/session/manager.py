@@ -7,10 +7,10 @@ closed in another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Self, final
 
 from perdure._lib.logs import card
 from perdure._lib.tasks import wait_through
@@ -28,11 +28,10 @@ from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
 from perdure.lease import LeaseOptions, OnHeld
 from perdure.providers.context_fit import Format
-from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters, session_key
+from perdure.records.keys import DEFAULT_SESSION, SCOPES, session_key
 from perdure.records.manifest import SessionQuery
 from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-from perdure.restore.ladder import restore
 from perdure.restore.report import RestorePlan
 from perdure.session.connected import ManagerParts, connected, manager_facts
 from perdure.session.delete import (
@@ -43,19 +42,16 @@ from perdure.session.directory import list_sessions
 from perdure.session.fork import Fork, History, LostSession, require_history
 from perdure.session.inbox import PostReceipt
 from perdure.session.lifecycle import HandoverTerms
-from perdure.session.media import hold_media
 from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.options import Limits, require_options
 from perdure.session.prune import PruneReport
-from perdure.session.rebuild import RebuildReport, rebuild_session
+from perdure.session.rebuild import RebuildReport
 from perdure.session.retention import Retention
 from perdure.session.runtime import (
     Clock,
     EventName,
     Hook,
     ManagerOptions,
-    Patience,
-    within,
     wrong_loop,
 )
 from perdure.session.scope import Scope, list_scopes, scope_key
@@ -66,8 +62,6 @@ from perdure.store import DeadLetter, SessionInfo, Store
 if TYPE_CHECKING:
     from perdure.autosave.reports import Health
     from perdure.records.checkpoints import Checkpoint
-
-T = TypeVar("T")
 
 
 @final
@@ -248,15 +242,7 @@ class SessionManager:
         Of a session that is open here, it shows what is durable. With ``context=False`` it has no
         working context, and costs the same however large that is: to show history.
         """
-        return await self._load(session_key(id, session, tenant), context=context)
-
-    async def _load(self, key: SessionKey, *, context: bool = True) -> SessionView | None:
-        limits = self._check().runtime.limits
-        restored = await restore(
-            self._store, key, context_bytes=limits.context_bytes, with_context=context
-        )
-        await hold_media(self._store, key, restored.context, limits._media)
-        return SessionView(self._store, self.registry, restored) if restored.head else None
+        return await self._check().load(session_key(id, session, tenant), context=context)
 
     async def post(
         self,
@@ -367,7 +353,7 @@ class SessionManager:
             InvalidArgumentError: The id is empty or too long.
 
         """
-        return Scope(self, scope_key(id, tenant), owner=owner, wait=wait)
+        return Scope(self._check, scope_key(id, tenant), owner=owner, wait=wait)
 
     async def list_scopes(
         self,
@@ -416,7 +402,7 @@ class SessionManager:
             before: Only sessions that were not saved since.
 
         """
-        runtime = self._check().runtime
+        parts = self._check()
         query = SessionQuery(
             tenant=tenant,
             owner=owner,
@@ -430,7 +416,7 @@ class SessionManager:
         )
         if after is not None:
             query = query.after_page(after)
-        open_here = map(runtime.sessions.get, runtime.saver.unsaved_keys())
+        open_here = map(parts.lifecycle.sessions.get, parts.runtime.saver.unsaved_keys())
         unsaved = [session for session in open_here if session and session.is_writable]
         return await list_sessions(self._store, query, unsaved)
 
@@ -441,7 +427,7 @@ class SessionManager:
         session: str = DEFAULT_SESSION,
         tenant: str = "",
     ) -> bool:
-        """Say whether there is such a session."""
+        """Return whether there is such a session."""
         self._check()
         return await self._store.head(session_key(id, session, tenant)) > 0
 
@@ -461,7 +447,7 @@ class SessionManager:
         """
         connected = self._check()
         off = connected.runtime.hooks.on(event, hook)
-        connected.lifecycle.heed_hooks()
+        connected.lifecycle.attach_hooks()
         return off
 
     async def flush(self, deadline: float | None = None) -> bool:
@@ -472,7 +458,7 @@ class SessionManager:
         return await self._check().runtime.saver.flush(deadline)
 
     def health(self) -> Health:
-        """Say how saving goes: for readiness probes, never for liveness.
+        """Return the state of saving: for readiness probes, never for liveness.
 
         A restart because of a store that is down would destroy the only copy.
         """
@@ -493,7 +479,7 @@ class SessionManager:
 
     @property
     def autosave(self) -> AutosaveStatus:
-        """When sessions without settings of their own save themselves, and what is in force now.
+        """The settings by which sessions without their own save themselves, and those in force now.
 
         A session's own is ``session.autosave``.
         """
@@ -526,20 +512,20 @@ class SessionManager:
         """
         if not isinstance(autosave, Inherit):
             require_options(autosave=autosave)
-        runtime = self._check().runtime
+        parts = self._check()
         if id is not None:
             key = session_key(id, session, tenant)
-            opened = runtime.sessions.get(key)
+            opened = parts.lifecycle.sessions.get(key)
             if opened is None:
                 message = f"session {key} is not open here: give open(…, autosave=…) its settings"
                 raise SessionClosedError(message, key=key)
             if autosave is not KEEP:
-                runtime.saver.tune_one(opened._tracked, autosave)
+                parts.runtime.saver.tune_one(opened._tracked, autosave)
         elif isinstance(autosave, Inherit) or session != DEFAULT_SESSION or tenant:
             message = "tune(…) takes autosave=… for all sessions, or id=… for one of them"
             raise InvalidArgumentError(message, option="autosave")
         else:
-            runtime.saver.tune(autosave)
+            parts.runtime.saver.tune(autosave)
 
     def drain(self) -> None:
         """Begin to stop: open no more sessions, save every change at once; turns continue.
@@ -591,16 +577,8 @@ class SessionManager:
 
     @property
     def shutdown_report(self) -> ShutdownReport | None:
-        """What became of every unsaved record, once the manager has been closed."""
+        """The outcome for every unsaved record, once the manager has been closed."""
         return None if self._connected is None else self._connected.closing.report
-
-    async def _act(
-        self, key: SessionKey, wait: float, act: Callable[[], Coroutine[Any, Any, T]]
-    ) -> T:
-        """Run an act in the background, and wait for it as long as the store gives a sign."""
-        runtime = self._check().runtime
-        patience = Patience(runtime.store.inner, key, wait)
-        return await runtime.host.call(act, wait=patience.wait_for)
 
     async def fork(
         self,
@@ -646,10 +624,10 @@ class SessionManager:
         parts, key = self._check(), session_key(id, session, tenant)
         child = session_key(new_id, new_session or session, tenant)
         require_history(history)
-        with within(wait, f"what is unsaved of session {key}"):
-            await parts.runtime.host.call(parts.access.save_here, key)
-        act = partial(parts.forker.fork, key, child, at, history=history)
-        return await self._act(key, wait, act)
+        await parts.save_here(key, wait)
+        return await parts.act(
+            key, wait, partial(parts.forker.fork, key, child, at, history=history)
+        )
 
     async def copy(
         self,
@@ -681,9 +659,8 @@ class SessionManager:
         """
         parts, key = self._check(), session_key(id, session, tenant)
         new = session_key(new_id, new_session or session, tenant)
-        with within(wait, f"what is unsaved of session {key}"):
-            await parts.runtime.host.call(parts.access.save_here, key)
-        return await self._act(key, wait, partial(parts.forker.copy, key, new))
+        await parts.save_here(key, wait)
+        return await parts.act(key, wait, partial(parts.forker.copy, key, new))
 
     async def rename(
         self,
@@ -708,11 +685,11 @@ class SessionManager:
         """
         parts, key = self._check(), session_key(id, session, tenant)
         new = session_key(new_id, new_session or session, tenant)
-        open_here = parts.runtime.sessions.get(key)
+        open_here = parts.lifecycle.sessions.get(key)
         if open_here is not None:
             parts.lifecycle.require_closable(open_here)
         rename = partial(parts.renamer.rename, key, new, HandoverTerms(on_held, wait))
-        return await self._act(key, wait, rename)
+        return await parts.act(key, wait, rename)
 
     async def delete(
         self,
@@ -734,7 +711,7 @@ class SessionManager:
         """
         parts, key = self._check(), session_key(id, session, tenant)
         delete = partial(parts.forgetter.delete, key, HandoverTerms(on_held, wait))
-        return await self._act(key, wait, delete)
+        return await parts.act(key, wait, delete)
 
     async def forget(
         self,
@@ -773,18 +750,8 @@ class SessionManager:
         if id is not None:
             session_key(id, tenant=tenant)
         wanted = SessionFilter(id, session, tenant, owner, tag)
-        return await self._forget(wanted, HandoverTerms(on_held, wait), dry_run=dry_run)
-
-    async def _forget(
-        self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool = False
-    ) -> ForgetReport:
-        parts, agent, owner, tag = self._check(), wanted.id, wanted.owner, wanted.tag
-        require_filters(tenant=wanted.tenant, owner=owner, tag=tag)
-        if agent is None and owner is None and tag is None:
-            message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
-            raise InvalidArgumentError(message, option="id")
-        forget = partial(parts.forget, wanted, terms, dry_run=dry_run)
-        return await self._act(SessionKey(agent or "-", tenant=wanted.tenant), terms.wait, forget)
+        terms = HandoverTerms(on_held, wait)
+        return await self._check().forget(wanted, terms, dry_run=dry_run)
 
     async def prune(
         self,
@@ -817,12 +784,9 @@ class SessionManager:
                 may not are named in the report.
 
         """
-        parts = self._check()
-        wanted = SessionFilter(id, session, tenant, None, None)
-        prune = partial(
-            parts.prune, retention, wanted, HandoverTerms(on_held, wait), dry_run=dry_run
-        )
-        return await self._act(session_key(id or "-", tenant=tenant), wait, prune)
+        session_key(id or "-", tenant=tenant)
+        wanted, terms = SessionFilter(id, session, tenant, None, None), HandoverTerms(on_held, wait)
+        return await self._check().prune(retention, wanted, terms, dry_run=dry_run)
 
     async def plan_restore(
         self,
@@ -898,10 +862,4 @@ class SessionManager:
 
         """
         key, terms = session_key(id, session, tenant), HandoverTerms(on_held, wait)
-        return await self._rebuild(key, terms, dry_run=dry_run)
-
-    async def _rebuild(
-        self, key: SessionKey, terms: HandoverTerms, *, dry_run: bool = False
-    ) -> RebuildReport:
-        rebuild = partial(rebuild_session, self._check().access, key, terms, dry_run=dry_run)
-        return await self._act(key, terms.wait, rebuild)
+        return await self._check().rebuild(key, terms, dry_run=dry_run)

@@ -13,7 +13,6 @@ from typing import Final, final
 import anyio
 import anyio.to_thread
 import msgspec
-from anyio.lowlevel import RunVar
 
 from perdure._lib.tasks import each
 from perdure.autosave.core import complete, outcome_of
@@ -116,20 +115,9 @@ async def _lifted(batch: Batch) -> tuple[tuple[Entry, ...], dict[str, bytes]]:
     """Return a batch's records with references to their media, and these."""
     if sum(len(entry.payload) for entry in batch.records) <= OFFLOAD:
         return lifted_entries(batch.records)
-    lift, limiter = partial(lifted_entries, batch.records), _lifting()
+    lift = partial(lifted_entries, batch.records)
+    limiter = anyio.CapacityLimiter(1)  # callers' own threads may all be waiting for the save
     return await anyio.to_thread.run_sync(lift, abandon_on_cancel=True, limiter=limiter)
-
-
-_LIFTING: RunVar[anyio.CapacityLimiter] = RunVar("perdure_lifting")
-
-
-def _lifting() -> anyio.CapacityLimiter:
-    """Return what limits these threads: callers' own may all be waiting for the save."""
-    try:
-        return _LIFTING.get()
-    except LookupError:
-        _LIFTING.set(limiter := anyio.CapacityLimiter(4))
-        return limiter
 
 
 def referred_in(record: Record) -> list[Medium]:
@@ -144,14 +132,22 @@ async def with_media(
     """Return records with their media in place, read one record after the other."""
     whole: list[Record] = []
     for record in records:
-        media_referred = referred_in(record)
-        if media_referred:
-            media = await media_of(store, key.blobs, media_referred)
-            payload = filled(record.payload, media)
+        if referred_in(record):
+            payload = await with_its_media(store, key, record.payload, {})
             whole.append(msgspec.structs.replace(record, payload=payload))
         else:
             whole.append(record)
     return tuple(whole)
+
+
+async def with_its_media(
+    store: Store, key: SessionKey, payload: bytes, held: Mapping[str, bytes]
+) -> bytes:
+    """Return a message with its media in place; those that are not *held* are read."""
+    media = referred(payload)
+    missing = [medium for medium in media if medium.name not in held]
+    read = await media_of(store, key.blobs, missing) if missing else {}
+    return filled(payload, {**held, **read}) if media else payload
 
 
 async def append_with_media(store: Store, batches: Sequence[Batch]) -> list[Outcome]:

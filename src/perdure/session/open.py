@@ -30,7 +30,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import Entry, Record
 from perdure.restore.ladder import RESTORED, restore
 from perdure.session import spill
-from perdure.session.contents import check_said
+from perdure.session.contents import validate_labels
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import HeldSession, SessionLifecycle, groups_of, read_again
 from perdure.session.media import hold_media
@@ -46,13 +46,13 @@ from perdure.session.runtime import (
 )
 from perdure.session.session import Session
 from perdure.session.spill import SpillFile
-from perdure.store import About, Beginning, Store, Taken, Terms, require_same
+from perdure.store import About, Beginning, Store, Taken, Terms, all_records, require_same
 
 _LONGEST_OWNER = 64
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asked to open."""
+    """A caller's request to open a session."""
 
     key: SessionKey
     owner: str | None = None
@@ -74,14 +74,14 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
             message = f"invalid on_held={self.on_held!r}: choose {choices}"
             raise InvalidArgumentError(message, option="on_held", value=self.on_held)
         require_wait(self.wait)
-        check_said(owner=self.owner, tags=self.tags)
+        validate_labels(owner=self.owner, tags=self.tags)
         if not isinstance(self.autosave, Inherit):
             require_options(autosave=self.autosave)
 
 
 @final
 class SessionOpening:
-    """What ``sessions.open(…)`` returns: await it, or enter it."""
+    """The result of ``sessions.open(…)``: await it, or enter it."""
 
     __slots__ = ("_opener", "_session", "_wanted")
 
@@ -152,7 +152,7 @@ class Opener:
         while True:
             self._require_running(wanted.key)
             pending_load = runtime.pending_loads.get(wanted.key)
-            session = cast("Session | None", runtime.sessions.get(wanted.key))  # made below
+            session = cast("Session | None", self._lifecycle.sessions.get(wanted.key))  # made below
             is_current_turn = (
                 session is not None and session._turns.is_own and session._closed_by is None
             )
@@ -226,7 +226,7 @@ class Opener:
             beginning=Beginning(about=None if labels == About() else labels),
             create=wanted.create,
             new=wanted.new,
-            given=self._lifecycle.given(key),
+            given=self._lifecycle.last_handover_epoch(key),
             names=names,
         )
         taken = await acquire_lease(
@@ -300,11 +300,7 @@ class Opener:
             store, header.key, begun=header.begun, epoch=header.epoch, owner=header.owner
         ):
             return "it is of another store, which was at this place before"
-        records: list[Record] = []
-        chunks = store.read_log(header.key, after=max(header.base - 1, 0))
-        async with contextlib.aclosing(chunks):
-            async for chunk in chunks:
-                records.extend(chunk.records)
+        records = await all_records(store.read_log(header.key, after=max(header.base - 1, 0)))
         remaining = spill.missing_records(spilled, records)
         return "other records follow in the log" if remaining is None else remaining
 

@@ -29,7 +29,7 @@ _WHOLE = (
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How large things may become. Sizes are bytes.
+    """Limits on how large things may become. Sizes are bytes.
 
     Args:
         context_bytes: The working context of a session without an agent: its newest

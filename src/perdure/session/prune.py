@@ -256,7 +256,7 @@ class Pruner:
         """Return expired sessions; a default session, which holds what all share, expires last."""
         if retention.expire_days is None:
             return []
-        expired, open_here = list[SessionKey](), self._access.runtime.sessions
+        expired, open_here = list[SessionKey](), self._access.sessions
         used = {key.agent for key in open_here if key.tenant == tenant}
         async with aclosing(tenant_sessions(self._store, tenant)) as listed:
             async for info in listed:
@@ -286,7 +286,7 @@ class Pruner:
             return []
         with suppress(LeaseHeldError, LeaseLostError, SessionNotFoundError):
             async with self._access.exclusive(key):
-                session = self._access.runtime.sessions.get(key)
+                session = self._access.sessions.get(key)
                 manifest, holder = await self._manifest(key), await store.holder(key)
                 if manifest.base != base or holder is None:
                     pass
@@ -376,7 +376,7 @@ class Pruner:
         """Remove history, open here or not; return the bytes freed, None if it is gone already."""
         access, store = self._access, self._store
         async with access.exclusive(key), AsyncExitStack() as stack:
-            session = access.runtime.sessions.get(key)
+            session = access.sessions.get(key)
             append: Callable[[Entry], Awaitable[None]]
             if session is not None:
                 epoch, append = session.epoch, partial(access.append_open, session)

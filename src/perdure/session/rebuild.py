@@ -128,7 +128,7 @@ class DocumentDifference(NamedTuple):
 
     name: str
     detail: str
-    """What is wrong, in words."""
+    """The difference in words."""
 
 
 class WholeLog(msgspec.Struct):
@@ -177,7 +177,7 @@ def differences(log: WholeLog, documents: Documents) -> Iterator[DocumentDiffere
 
 
 def _is_cut_elsewhere(log: WholeLog, name: str, documents: Documents) -> bool:
-    """Whether a document is sound, and was only made under another limit than the default."""
+    """Return whether a document is sound, and was only made under another limit."""
     snapshot, document = documents.found.get(SNAPSHOT), documents.found[name]
     if snapshot is None:
         return False
@@ -187,7 +187,7 @@ def _is_cut_elsewhere(log: WholeLog, name: str, documents: Documents) -> bool:
 
 
 def _is_same(name: str, fresh: bytes | None, stored: bytes) -> bool:
-    """Whether a document is what a fresh fold of the log gives.
+    """Return whether a document is what a fresh fold of the log gives.
 
     One of an older release may lack fields that are written now, or have times in another form.
     """
@@ -206,7 +206,7 @@ def _is_same(name: str, fresh: bytes | None, stored: bytes) -> bool:
 
 
 class RebuildReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
-    """What a rebuild found, and what it rebuilt."""
+    """The findings of a rebuild, and the documents that it rebuilt."""
 
     key: SessionKey
     records: int = 0
@@ -238,7 +238,7 @@ async def rebuild_session(
         return report
     names = frozenset(difference.name for difference in wrong)
     async with access.exclusive(key):
-        session = access.runtime.sessions.get(key)
+        session = access.sessions.get(key)
         if session is not None:
             manifest = await _rebuild_open(access, session, names)
         else:

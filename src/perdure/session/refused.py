@@ -1,4 +1,4 @@
-"""What a store's refusal of a batch means: a takeover, or that it has lost acknowledged records."""
+"""The meaning of a store's refusal of a batch: a takeover, or lost acknowledged records."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ class TurnEndAt(msgspec.Struct, frozen=True):
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept when ``prune`` is called; nothing is ever removed without that.
+    """The part of sessions that ``prune`` keeps; nothing is ever removed without that call.
 
     With both of the first two, a turn stays if either keeps it. What the model sees next, memory
     and states stay in any case: only history goes.
@@ -56,7 +56,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def cuts(self) -> bool:
-        """Whether it lets go of history."""
+        """Return whether it lets go of history."""
         return self.keep_turns is not None or self.keep_days is not None
 
 
@@ -82,7 +82,7 @@ def cut_after(turns: Sequence[TurnEndAt], retention: Retention, now: float) -> i
 
 
 def is_expired(info: SessionInfo, retention: Retention, now: float) -> bool:
-    """Whether a session was unused for so long that it is removed.
+    """Return whether a session was unused for so long that it is removed.
 
     A session whose last use is not known stays.
     """

@@ -19,14 +19,12 @@ from typing import (
     NamedTuple,
     Protocol,
     TypeAlias,
-    TypeVar,
     final,
     get_args,
 )
 
 import anyio
 import msgspec
-from anyio.lowlevel import checkpoint
 
 from perdure._lib.loop import Affinity, Stray, loop_clock
 from perdure._lib.signals import exit_in
@@ -47,11 +45,8 @@ from perdure.session.stored import SessionStore
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.records.records import Entry
-    from perdure.session.base import SessionBase
     from perdure.store import LeaseState, Store
 
-
-T = TypeVar("T")
 
 log: logging.Logger = logging.getLogger("perdure")
 
@@ -103,7 +98,7 @@ class MemorySearched(msgspec.Struct, frozen=True):
 
     session: str
     found: int
-    """How many entries or items were returned."""
+    """The number of entries or items that were returned."""
     took: float
     """Seconds."""
     error: str | None = None
@@ -118,10 +113,10 @@ class MediaLeftOut(msgspec.Struct, frozen=True):
 
     session: str
     count: int
-    """How many are left out now, since the budget is spent."""
+    """The number that is left out now, since the budget is spent."""
     bytes: int
     lost: int = 0
-    """How many others cannot be shown, because their blobs are missing or damaged."""
+    """The number of others that cannot be shown, because their blobs are missing or damaged."""
 
 
 class TurnWarned(msgspec.Struct, frozen=True):
@@ -136,7 +131,7 @@ class TurnWarned(msgspec.Struct, frozen=True):
 
 
 class SessionPosted(msgspec.Struct, frozen=True):
-    """What others posted has entered a session that is open here; autosave makes it durable."""
+    """Posts of others have entered a session that is open here; autosave makes them durable."""
 
     session: str
     keys: tuple[str, ...]
@@ -206,7 +201,7 @@ class Hooks:
         return off
 
     def has(self, event: EventName) -> bool:
-        """Whether an event has hooks."""
+        """Return whether an event has hooks."""
         return bool(self._hooks.get(event))
 
     def emit(self, event: EventName, facts: object) -> None:
@@ -336,28 +331,8 @@ class Patience:
         return False
 
 
-@contextmanager
-def within(wait: float, what: str) -> Iterator[None]:
-    """Give a short act as long as a caller waits for a store.
-
-    Raises:
-        StoreUnavailableError: It has not ended by then.
-
-    """
-    require_wait(wait)
-    seconds = max(wait, LEAST_PATIENCE)
-    with anyio.move_on_after(seconds) as scope:
-        yield
-    if scope.cancelled_caught:
-        message = (
-            f"{what} could not be saved within {seconds:g} s, and may still be: look whether the "
-            "store can be reached (sessions.health()), and do it again"
-        )
-        raise StoreUnavailableError(message, wait=seconds)
-
-
 PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
-"""What is under way, one a session at most."""
+"""The operations under way, one for each session at most."""
 
 
 async def wait_idle(pending_loads: PendingLoads, key: SessionKey) -> None:
@@ -403,7 +378,7 @@ _NAMES: dict[type, EventName] = {
 
 
 class ManagerOptions(NamedTuple):
-    """What a manager was connected with."""
+    """The arguments that a manager was connected with."""
 
     registry: Registry
     autosave: Autosave | None
@@ -447,8 +422,6 @@ class Runtime:
         self.find_task: Callable[[], object] = task_finder()
         self.loop: object = self.home.loop
         self.append: Callable[[Tracked, tuple[Entry, ...]], int] = self.saver.append
-        self.sessions: dict[SessionKey, SessionBase] = {}
-        """The sessions in memory. One stays until it is durable and its lease is released."""
         self.pending_loads: PendingLoads = {}
         self.turn_waits: dict[object, str] = {}
         """Turns that wait for the one in which they were begun, with what is told of them."""
@@ -489,19 +462,3 @@ class Clock(Protocol):
         It returns when there will be more to do.
         """
         ...
-
-
-async def catch_up(runtime: Runtime) -> float:
-    """Do what autosave has to do by now, and return when it will have more to do."""
-    due = await runtime.saver.catch_up()
-    # Sessions that became idle leave memory in tasks of their own. Those begin by the
-    # second checkpoint: trio runs what is ready in any order.
-    await checkpoint()
-    await checkpoint()
-    for key, pending_load in list(runtime.pending_loads.items()):
-        session = runtime.sessions.get(key)
-        if session is None or session._tracked.pins or session._turns.busy:
-            continue
-        if session._tracked.clean:  # it can leave memory at once
-            await pending_load.done.wait()
-    return due

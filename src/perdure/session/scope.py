@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 import msgspec
 
@@ -22,18 +22,15 @@ from perdure.records.manifest import SessionQuery
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, TURN
 from perdure.records.values import decode_value, encode_value
 from perdure.session.delete import SessionFilter
-from perdure.session.internals import (
-    forget_stored,
-    load_stored,
-    open_stored,
-    registry_of,
-    session_open_here,
-)
+from perdure.session.lifecycle import HandoverTerms
+from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.session import Session, SessionView
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from perdure.memory.working_memory import WorkingMemory
-    from perdure.session.manager import SessionManager
+    from perdure.session.connected import ManagerParts
     from perdure.store import SessionInfo, Store
 
 """Sorts behind every scope's id."""
@@ -61,12 +58,17 @@ class Scope:
     takes the scope's lease, and keeps it until another process asks for it.
     """
 
-    __slots__ = ("_key", "_owner", "_sessions", "_wait")
+    __slots__ = ("_key", "_owner", "_parts", "_wait")
 
     def __init__(
-        self, sessions: SessionManager, key: SessionKey, *, owner: str | None, wait: float
+        self,
+        parts: Callable[[], ManagerParts],
+        key: SessionKey,
+        *,
+        owner: str | None,
+        wait: float,
     ) -> None:
-        self._sessions = sessions
+        self._parts = parts
         self._key = key
         self._owner = owner
         self._wait = wait
@@ -157,7 +159,7 @@ class Scope:
                 if not key.startswith(prefix):
                     message = f"edit(prefix={prefix!r}): the key {key!r} does not begin with it"
                     raise InvalidArgumentError(message, option="key")
-            types = registry_of(session)
+            types = session._runtime.registry
             changed = {
                 key: value
                 for key, value in values.items()
@@ -174,16 +176,16 @@ class Scope:
             limit: How many at most.
 
         """
-        sessions, changes = self._sessions, list[ScopeChange]()
+        runtime, changes = self._parts().runtime, list[ScopeChange]()
         values, deleted = dict[str, Any](), list[str]()
-        log = sessions._store.read_log(self._key, before=before, reverse=True)
+        log = runtime.store.read_log(self._key, before=before, reverse=True)
         async with aclosing(log) as chunks:
             async for chunk in chunks:
                 for record in chunk.records:
                     if record.kind == MEMORY_SET:
                         entry = decode(record.payload, MemoryEntry)
                         data = bytes(entry.value)
-                        value = decode_value(data, entry.types, sessions.registry)
+                        value = decode_value(data, entry.types, runtime.registry)
                         values[entry.key] = value
                     elif record.kind == MEMORY_DROP:
                         deleted.append(decode(record.payload, DroppedPayload).key)
@@ -205,23 +207,23 @@ class Scope:
         """
         key = self._key
         wanted = SessionFilter(key.agent, key.session, key.tenant, None, None)
-        report = await forget_stored(self._sessions, wanted, wait=self._wait)
+        report = await self._parts().forget(wanted, HandoverTerms("handover", self._wait))
         return bool(report.sessions)
 
     @asynccontextmanager
     async def _changing(self) -> AsyncIterator[Session]:
         """Open the scope for one change: it is a turn, so there is one at a time."""
-        opening = open_stored(self._sessions, self._key, owner=self._owner, wait=self._wait)
-        async with opening as session, session.turn():
+        wanted = OpenRequest(key=self._key, owner=self._owner, wait=self._wait)
+        async with SessionOpening(self._parts().opener, wanted) as session, session.turn():
             yield session
 
     async def _peek(self) -> Session | SessionView | None:
         """Return what to read: the session that is held here, or else what is stored."""
-        key = self._key
-        session = session_open_here(self._sessions, key)
+        parts, key = self._parts(), self._key
+        session = cast("Session | None", parts.lifecycle.sessions.get(key))
         if session is not None and session.is_writable:
             return session
-        return await load_stored(self._sessions, key)
+        return await parts.load(key)
 
 
 def scope_key(id: str, tenant: str) -> SessionKey:
@@ -256,7 +258,7 @@ async def _values(memory: WorkingMemory, prefix: str) -> dict[str, Any]:
 async def _change(session: Session, values: Mapping[str, Any], delete: Collection[str]) -> None:
     for key, value in values.items():  # before anything is appended
         require_name("key", key)
-        encode_value(value, registry_of(session))
+        encode_value(value, session._runtime.registry)
     gone = [key for key in await session.memory.keys() if key in delete and key not in values]
     for key, value in values.items():
         session.memory.set(key, value, pinned=True)  # no limit takes it away

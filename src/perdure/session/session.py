@@ -5,23 +5,20 @@ A session belongs to the event loop that opened it, and is written by one proces
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Protocol, Self, final, overload
+from typing import TYPE_CHECKING, Any, Self, final
 
 from perdure._lib.logs import card
 from perdure._lib.task_scope import turns
 from perdure.autosave.tracked import State
-from perdure.errors import InvalidArgumentError, SessionError
-from perdure.memory.working_memory import NO_LIMIT, MemoryLimit
-from perdure.records.keys import SessionKey
-from perdure.records.messages import Message
-from perdure.records.records import Entry, Record
+from perdure.errors import InvalidArgumentError
+from perdure.records.records import Record
 from perdure.restore.ladder import RestoredSession
 from perdure.session.base import Receipt, SessionBase
-from perdure.session.contents import Contents, HistoryItem, meta_entry
-from perdure.session.contributors import Attachment, Contributor, attach
+from perdure.session.contents import Contents, HistoryItem, ReadableSession, meta_entry
+from perdure.session.contributors import Attachment, Contributor
 from perdure.session.fork import fork_unsaved
 from perdure.session.runtime import Runtime
 
@@ -30,122 +27,18 @@ if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
     from perdure.checkpoints.engine import CheckpointEngine, CheckpointReader
     from perdure.checkpoints.events import KernelEventReader, KernelEventStream
-    from perdure.memory.documents import SessionDocument
-    from perdure.memory.media import FittedMedia
-    from perdure.memory.state import States
-    from perdure.memory.working_memory import WorkingMemory
-    from perdure.providers import Issuer, ReasoningPolicy, RenderedContext
+    from perdure.providers import Issuer
     from perdure.providers.context_fit import Format
     from perdure.records.types import Registry
     from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
-    from perdure.restore.report import RestorePlan, RestoreReport
+    from perdure.restore.report import RestorePlan
     from perdure.session.fork import Fork, History
     from perdure.session.lifecycle import SessionLifecycle
     from perdure.store import Store
 
 
-Listed = Literal["openai", "openai-responses"]
-"""Formats whose conversation holds the instructions too: a context is a list of dicts."""
-Separate = Literal["anthropic", "gemini"]
-"""Formats with the instructions apart: a context is a `RenderedContext`."""
-ContextFormat = Literal["openai", "openai-responses", "anthropic", "gemini"] | None
-"""None for `Message` objects, else whose API the context is for."""
-
-
-def render(
-    messages: Sequence[Message],
-    format: ContextFormat,
-    *,
-    to: Issuer | str | None = None,
-    reasoning: ReasoningPolicy = "strip_foreign",
-) -> list[Any] | RenderedContext:
-    """Return messages in a format, as every provider of it takes them.
-
-    Raises:
-        InvalidArgumentError: There is no such format or policy.
-
-    """
-    if format is None:
-        return list(messages)
-    # Imported when used: who opens a session need not render it.
-    from perdure.providers import FORMATS, render as rendered
-
-    if format not in FORMATS:
-        choices = ", ".join(map(repr, FORMATS))
-        message = f"context format {format!r} is unknown: choose None, {choices}"
-        raise InvalidArgumentError(message, format=format)
-    context = rendered(messages, format, to=to, reasoning=reasoning)
-    return context if format in {"anthropic", "gemini"} else context.messages
-
-
-class _Decoding(Protocol):
-    def decoded(self, provider: str | None = None) -> list[Message]: ...
-
-
-class _SupportsContents(Protocol):
-    """What the method below needs of a session, or of a view of one."""
-
-    @property
-    def _contents(self) -> _Decoding: ...
-
-
-class Rendered:
-    """What a model is shown of a session; `Session` and `SessionView` have this method."""
-
-    __slots__ = ()
-
-    @overload
-    def context(
-        self: _SupportsContents,
-        format: Listed | None = None,
-        *,
-        to: Issuer | str | None = None,
-        reasoning: ReasoningPolicy = "strip_foreign",
-    ) -> list[Any]: ...
-
-    @overload
-    def context(
-        self: _SupportsContents,
-        format: Separate,
-        *,
-        to: Issuer | str | None = None,
-        reasoning: ReasoningPolicy = "strip_foreign",
-    ) -> RenderedContext: ...
-
-    def context(
-        self: _SupportsContents,
-        format: ContextFormat = None,
-        *,
-        to: Issuer | str | None = None,
-        reasoning: ReasoningPolicy = "strip_foreign",
-    ) -> list[Any] | RenderedContext:
-        """Return what the model sees next: the newest whole messages within the limit.
-
-        Images and other media are shown up to ``Limits.context_media_tokens``, the newest; older
-        ones are replaced by a note. It keeps the provider's rules (docs/contexts.md has them),
-        however the last turn ended.
-        Calls without a result are shown as interrupted.
-
-        Args:
-            format: None for `Message` objects, as they are in the log. ``"openai"`` and
-                ``"openai-responses"`` give a list of dicts; ``"anthropic"`` and ``"gemini"`` a
-                `RenderedContext` with ``messages`` and ``system``.
-            to: Who reads it, if that is not the one whose format it is: ``"deepseek"``, or an
-                `Issuer` with a model.
-            reasoning: Who gets reasoning, signatures and unknown fields: ``"strip_foreign"``
-                sends them to the provider that issued them, ``"strip_all"`` to none, ``"keep"`` to
-                every provider of the format.
-
-        Raises:
-            InvalidArgumentError: There is no such format or policy.
-
-        """
-        provider = None if format is None else format.partition("-")[0]
-        return render(self._contents.decoded(provider), format, to=to, reasoning=reasoning)
-
-
 @final
-class Session(SessionBase, Rendered):
+class Session(SessionBase):
     """One conversation and its state, written by one process at a time.
 
     Made by ``SessionManager.open``. Callers in the process that open the same id share the
@@ -213,13 +106,8 @@ class Session(SessionBase, Rendered):
 
     @property
     def autosave(self) -> AutosaveStatus:
-        """When it saves itself: the setting, whether it is the manager's, and what is in force."""
+        """The settings by which it saves itself, the manager's or its own, and those in force."""
         return self._runtime.saver.status(self._tracked)
-
-    @property
-    def state(self) -> States:
-        """Named states; each loads when it is first awaited."""
-        return self._contents.state
 
     @property
     def checkpoints(self) -> CheckpointEngine:
@@ -297,7 +185,7 @@ class Session(SessionBase, Rendered):
                 and it cannot migrate; it stays as it is.
 
         """
-        return await attach(self, contributor, restore=True)
+        return await self._attach(contributor, restore=True)
 
     def unsaved(self) -> tuple[Record, ...]:
         """Return the records that are not durable: also of a session that was lost."""
@@ -395,7 +283,7 @@ class Session(SessionBase, Rendered):
         system_prompt: str | None = None,
         options: WorkingContextSnapshotBootstrapOptions | None = None,
     ) -> RestorePlan:
-        """Say what would come back after a kill at this moment, and what would be mended, and why.
+        """Plan what would come back after a kill at this moment, and what would be mended, and why.
 
         Changes nothing; `apply` does what it says. As `SessionManager.plan_restore`, which
         does the same for a session that is not open.
@@ -445,13 +333,13 @@ class Session(SessionBase, Rendered):
 
 
 @final
-class SessionView(Rendered):
+class SessionView(ReadableSession):
     """Read-only view of a session as of ``seq``, without a lease: from ``SessionManager.load``."""
 
-    __slots__ = ("_contents", "_epoch", "seq")
+    __slots__ = ("_epoch", "seq")
 
     def __init__(self, store: Store, registry: Registry, restored: RestoredSession) -> None:
-        self._contents = Contents(store, registry, restored, self)
+        self._behind = Contents(store, registry, restored, self)
         self.seq: int = restored.head
         """The last record that it shows."""
         self._epoch = restored.epoch
@@ -460,34 +348,9 @@ class SessionView(Rendered):
         return f"<SessionView {self.key} seq={self.seq}>"
 
     @property
-    def key(self) -> SessionKey:
-        """Tenant, agent id and session id."""
-        return self._contents.key
-
-    @property
     def settled(self) -> bool:
         """False when a takeover was under way, so that the newest records may be missing."""
-        return self._contents.report.settled
-
-    @property
-    def info(self) -> SessionDocument:
-        """Title, tags, owner, counters and times."""
-        return self._contents.describe()
-
-    @property
-    def restore_report(self) -> RestoreReport:
-        """How it was read."""
-        return self._contents.report
-
-    @property
-    def memory(self) -> WorkingMemory:
-        """The working memory; it loads when it is first awaited."""
-        return self._contents.memory
-
-    @property
-    def state(self) -> States:
-        """Named states; each loads when it is first awaited."""
-        return self._contents.state
+        return self._behind.report.settled
 
     @property
     def checkpoints(self) -> CheckpointReader:
@@ -508,17 +371,4 @@ class SessionView(Rendered):
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""
         before = self.seq + 1 if before is None else min(before, self.seq + 1)
-        return await self._contents.history(before=before, limit=limit)
-
-    def _catch_up(self) -> None:
-        """Do nothing: a view stays as it is."""
-
-    def _memory_limit(self) -> MemoryLimit:
-        return NO_LIMIT
-
-    def _left_out(self, media: FittedMedia) -> None:
-        """Report nothing: the session's holder does."""
-
-    def _accept_now(self, entries: tuple[Entry, ...]) -> NoReturn:
-        message = f"this view of session {self.key} is read-only: open the session to change it"
-        raise SessionError(message, key=str(self.key), entries=len(entries))
+        return await self._behind.history(before=before, limit=limit)

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
 log: logging.Logger = logging.getLogger("perdure")
 
 _LOOKS: Final = 100
-"""How often a session that is being changed is looked at until it is at rest."""
+"""Looks at most at a session that is being changed, until it is at rest."""
 
 
 class ManagerShutdown:
@@ -72,28 +72,26 @@ class ManagerShutdown:
         self.runtime = runtime
         self._lifecycle = lifecycle
         self.begun: bool = False
-        """Whether the stop itself has; its time may be running before."""
+        """True once the stop itself has begun; its time may be running before."""
         self.deadline: Deadline | None = None
         """By when everything is over, once a close has begun."""
         self._ran: anyio.Event = anyio.Event()
         self.done: anyio.Event = anyio.Event()
         self.report: ShutdownReport | None = None
-        """What became of everything; from then on only the store is left to close."""
+        """The outcome for everything; from then on only the store is left to close."""
         self.error: Exception | None = None
         """Why the store was not closed."""
         self._closed = False
         runtime.host.at_end(self.done.set)  # whatever ended it: every waiter returns
-        self._written: set[_Id] = set()
-        """The records that are in spill files."""
         self._spilled: set[_Id] = set()
-        """Those whose files are durable."""
+        """The records that are durable in spill files."""
 
     def drain(self) -> None:
         """Save every change at once, and open nothing new; turns continue."""
         if self.runtime.draining:
             return
         self.runtime.draining = True
-        log.info("draining", extra={"sessions": len(self.runtime.sessions)})
+        log.info("draining", extra={"sessions": len(self._lifecycle.sessions)})
         for pending_load in self.runtime.pending_loads.values():
             pending_load.scope.cancel()  # a load: its waiters are refused in any case
         self.runtime.saver.begin_drain()
@@ -160,11 +158,11 @@ class ManagerShutdown:
         with deadline.scope("turns"):  # and loads under way
             for pending_load in list(self.runtime.pending_loads.values()):
                 await pending_load.done.wait()
-            for session in list(self.runtime.sessions.values()):
+            for session in list(self._lifecycle.sessions.values()):
                 await session._turns.wait_idle()
         self.runtime.saver.seal()
         report = await self._spill(await self.runtime.saver.aclose(deadline), deadline)
-        here = self.runtime.sessions.values()
+        here = self._lifecycle.sessions.values()
         clean = [session for session in here if session._tracked.clean]
         await self._lifecycle.let_go(clean, "shutdown", deadline)
         for session in here:
@@ -203,21 +201,20 @@ class ManagerShutdown:
 
     def _spill_all(self, folder: str, tracked: Sequence[Tracked], seconds: float = 0.0) -> None:
         """Spill what is in no file yet; blocking, but a disk that hangs is not waited for."""
-        until = time.monotonic() + seconds
-        unwritten = [unsaved for unsaved in tracked if _id(unsaved) not in self._written]
+        until, written = time.monotonic() + seconds, set[_Id]()
+        remaining = [unsaved for unsaved in tracked if _id(unsaved) not in self._spilled]
         write = partial(self._spill_one, folder)
-        for unsaved, outcome in spilling.completed(folder, unwritten, write, seconds):
+        for unsaved, outcome in spilling.completed(folder, remaining, write, seconds):
             session = str(unsaved.key)
             if isinstance(outcome, Exception):  # the others' are to be kept all the same
                 log.error("spill failed", extra={"session": session}, exc_info=outcome)
             else:
-                self._written.add(_id(unsaved))
+                written.add(_id(unsaved))
                 log.warning("spilled", extra={"session": session, "path": outcome})
-        unsettled, left = self._written - self._spilled, until - time.monotonic()
-        folders = [folder] if unsettled else []
+        folders, left = [folder] if written else [], until - time.monotonic()
         for _, error in spilling.completed(folder, folders, spilling.settle, left):
             if error is None:
-                self._spilled |= unsettled
+                self._spilled |= written
             else:
                 log.error("spill failed", extra={"path": folder}, exc_info=error)
 
@@ -274,7 +271,7 @@ class ManagerShutdown:
 
     def _rest(self) -> list[Tracked]:
         """Return what has records that are not durable, or that others have lost us."""
-        tracked = [session._tracked for session in self.runtime.sessions.values()]
+        tracked = [session._tracked for session in self._lifecycle.sessions.values()]
         unsaved = [t for t in tracked if t.version > t.durable and t.end is not State.LOST]
         return unsaved + [t for t in self.runtime.saver.lost if t.pending]
 
@@ -316,7 +313,7 @@ def _with_spilled(report: ShutdownReport, spilled: set[_Id], folder: str | None)
 
 
 _Id = tuple[SessionKey, int, int]
-"""Which records of which session: one may have been lost more than once."""
+"""A session and its unsaved records: one may have been lost more than once."""
 
 
 def _id(session: Unsaved | Tracked) -> _Id:
@@ -324,7 +321,7 @@ def _id(session: Unsaved | Tracked) -> _Id:
 
 
 def _is_refused(tracked: Tracked) -> bool:
-    """Say whether the store would refuse a session's records again, wherever they were kept.
+    """Return whether the store would refuse a session's records again, wherever they were kept.
 
     Not so where a newer release has changed the format: that takes them from a file.
     """
@@ -351,7 +348,7 @@ class SignalWatch:
 
     def __init__(self, closing: ManagerShutdown, on_end: Callable[[], None]) -> None:
         self.received: bool = False
-        """Whether SIGTERM has come over the default action."""
+        """True once SIGTERM has come over the default action."""
         self.finished: bool = False
         self.raising: Callable[[], BaseException | None] = lambda: None
         self._closing = closing
@@ -489,12 +486,12 @@ class ExitHandler:
 
     @property
     def is_ours(self) -> bool:
-        """Whether it is this process that connected."""
+        """Return whether this process is the one that connected."""
         return self.closing.runtime.home.stray() != "fork"
 
     @property
     def is_running(self) -> bool:
-        """Whether the event loop runs, in whichever thread."""
+        """Return whether the event loop runs, in any thread."""
         loop = _asyncio_loop(self._loop)
         if loop is not None:
             return loop.is_running()

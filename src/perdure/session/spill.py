@@ -58,7 +58,7 @@ class SpillHeader(msgspec.Struct, frozen=True):
     base: int
     """The last record that was known to be durable; they follow it."""
     owner: str = ""
-    """Who held the session, by the id that its epoch record names."""
+    """The session's holder, by the id that its epoch record names."""
     begun: int = 0
     """That record's seq; 0 where it was not known any more."""
 
@@ -99,7 +99,7 @@ def require_usable(folder: str) -> None:
 
 
 def exists(folder: str) -> bool:
-    """Say whether anything was ever spilled there, at the cost of one look."""
+    """Return whether anything was ever spilled there, at the cost of one look."""
     try:
         return stat.S_ISDIR(os.stat(folder).st_mode)  # noqa: PTH116  # at each open: it is fast
     except (FileNotFoundError, NotADirectoryError):
@@ -263,7 +263,7 @@ def missing_records(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, 
 
 
 def _goes_on(record: Record) -> bool:
-    """Whether it says that the records of an earlier holder follow, as a replay does."""
+    """Return whether it says that the records of an earlier holder follow, as a replay does."""
     return record.kind == TURN and decode(record.payload, TurnPayload).resumed
 
 

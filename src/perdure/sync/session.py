@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from perdure.records.archives import Archive
     from perdure.records.records import Record
     from perdure.restore import WorkingContextSnapshotBootstrapOptions
+    from perdure.session.contents import ContextFormat, Listed, Separate
     from perdure.session.contributors import Contributor as AsyncContributor
-    from perdure.session.session import ContextFormat, Listed, Separate
     from perdure.sync.loop import LoopThread
     from perdure.types import (
         AutosaveStatus,
