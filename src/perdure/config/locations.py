@@ -261,10 +261,6 @@ def folder_trouble(path: Path, what: str) -> Iterator[None]:
     """Say in perdure's words what goes wrong with a folder of state."""
     try:
         yield
-    except NoFileError as error:
-        raise errors.CorruptRecordError(
-            f"{error.filename} is a pipe, a device or a folder: move it away", path=error.filename
-        ) from error
     except OSError as error:
         raise errors.StoreUnavailableError(
             f"the state folder {path} cannot be {what}: {error.strerror or error}", path=str(path)
@@ -402,7 +398,10 @@ class PersistentState:
             if not self._path.is_dir():
                 return None
             with Folder.root(str(self._path)) as folder:
-                return folder.read(name)
+                try:
+                    return folder.read(name)
+                except NoFileError:
+                    return b""  # a pipe or a folder in its place is damage, as an empty file is
 
     def _names(self) -> list[str]:
         with folder_trouble(self._path, "read"):

@@ -200,13 +200,22 @@ class Walk:
         found = self._found.get(steps)
         if found is None:
             *before, step = steps
-            if step.field is None:
-                owners = self.values(*before)
-                found = [place.value for owner in owners for place in _members(owner, step)]
-            else:
-                found = self._of_kind(before, step)
-            self._found[steps] = found
+            follow = self._members if step.field is None else self._of_kind
+            found = self._found[steps] = follow(before, step)
         return found
+
+    # Each rendering walks, so values are followed without making a place of each.
+    def _members(self, before: Sequence[_Step], step: _Step) -> list[Any]:
+        owners = self.values(*before)
+        found = [
+            owner[step.name] for owner in owners if isinstance(owner, dict) and step.name in owner
+        ]
+        if not step.is_list:
+            return found
+        lists = [members for members in found if isinstance(members, list)]
+        if step.is_deep:
+            return [member for members in lists for member in _nested(members, step.name)]
+        return [member for members in lists for member in members]
 
     def _of_kind(self, before: Sequence[_Step], step: _Step) -> list[Any]:
         """Return those whose field says so; they are sorted by it once."""
@@ -220,6 +229,13 @@ class Walk:
         if len(fitting) <= 1:
             return kinds[fitting[0]] if fitting else []
         return [member for member in every if _kind(member, field) in fitting]
+
+
+def _nested(members: list[Any], name: str) -> Iterator[Any]:
+    for member in members:
+        if isinstance(member, dict) and isinstance(member.get(name), list):
+            yield from _nested(member[name], name)  # a result's blocks are sent before it ends
+        yield member
 
 
 class _Step(NamedTuple):
