@@ -124,7 +124,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--store",
         default="file",
-        help="of schedules: file, sqlite, memory, postgres, valkey, or a URL",
+        help="of schedules: file, sqlite, memory, encrypted, postgres, valkey, s3, or a URL",
     )
     parser.add_argument("--theme", action="append", default=[], help="of schedules: only these")
     parser.add_argument("--episodes", type=int, help="of schedules: how many at most")

@@ -24,7 +24,8 @@ from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.crash.scratch import MEMORY
 
 SQLITE_TIMEOUT = 2.0
-KINDS = ("file", "sqlite", "memory", "postgres", "valkey")
+KINDS = ("file", "sqlite", "memory", "encrypted", "postgres", "valkey", "s3")
+KEY = "5a" * 32
 
 _backings: dict[str, MemoryBacking] = {}
 
@@ -41,6 +42,17 @@ class Place(NamedTuple):
         root = f"{self.root}/{name}"
         if self.kind == "file":
             return perdure.store_for(root)
+        if self.kind == "encrypted":
+            from perdure.stores.wrapped import EncryptedStore
+
+            return EncryptedStore(perdure.store_for(root), KEY)
+        if self.kind == "s3":
+            from perdure.stores.s3 import S3Store
+            from tests.servers import s3
+
+            prefix = s3.prefix_of(Path(root))
+            account, url = s3.CREDENTIALS, self.server
+            return S3Store(s3.BUCKET, prefix, region="us-east-1", credentials=account, endpoint=url)
         if self.kind == "sqlite":
             from perdure.stores.sqlite import SqliteStore
 
@@ -106,6 +118,10 @@ def server_of(wanted: str) -> tuple[str, str]:
             from tests.servers.valkey import shared as valkey
 
             return wanted, valkey().url
+        if wanted == "s3":
+            from tests.servers.s3 import shared as s3
+
+            return wanted, s3().endpoint
         return wanted, ""
     scheme = wanted.partition(":")[0]
     kinds = {
