@@ -11,10 +11,18 @@ Large amounts are encoded in a thread; cancellation behaves as in the inner stor
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import anyio
 import msgspec
@@ -85,6 +93,8 @@ from perdure.stores.wrapped.transform import (
     transform_item,
     transform_letter,
 )
+
+T = TypeVar("T")
 
 Encoder = Callable[[Batch], Batch]
 
@@ -314,8 +324,30 @@ class CodedStore(DelegatingStore, ABC):
         reverse: bool = False,
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records; with a hash chain, each is given once the chain proves it."""
-        chunks = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
         request = ReadRequest(after, before, limit, reverse)
+        life = None
+        while True:
+            given = False
+            try:
+                async with aclosing(self._read_log(key, request)) as chunks:
+                    async for chunk in chunks:
+                        given = True
+                        yield chunk
+                return
+            except CorruptRecordError:
+                # The session may have been deleted, or begun again, between its records and the
+                # key and manifest that they are read by: only what is so in one life is damage.
+                looked_at, life = life, await self.inner.holder(key)
+                if given and (life is None or life.deleted):
+                    return  # as a log that goes while it is read ends elsewhere
+                if given or looked_at == life:
+                    raise
+
+    async def _read_log(
+        self, key: SessionKey, request: ReadRequest
+    ) -> AsyncGenerator[LogChunk, None]:
+        after, before, limit, reverse = request
+        chunks = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
         reader: ChainReader | None = None
         settled, is_first = True, True
         async with aclosing(chunks):
@@ -372,17 +404,50 @@ class CodedStore(DelegatingStore, ABC):
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
-        stored = await self._stored_names(key, names)
-        return await self._decoded(key, await self.inner.read_documents(key, stored))
+        async def read() -> tuple[Documents, bool]:
+            stored = await self._stored_names(key, names)
+            inner = await self.inner.read_documents(key, stored)
+            have = await self._decoded(key, inner)
+            return have, len(have.damaged) > len(inner.damaged)
+
+        return await self._in_one_life(key, read)
 
     async def read_for_restore(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> RestoreData:
         """Read documents, and if the inner store can, the log after them."""
-        if self._restoring is None:
+        restoring = self._restoring
+        if restoring is None:
             return RestoreData(await self.read_documents(key, names))
-        stored = await self._stored_names(key, names)
-        return await self._decoded_all(key, await self._restoring.read_for_restore(key, stored))
+
+        async def read() -> tuple[RestoreData, bool]:
+            stored = await self._stored_names(key, names)
+            inner = await restoring.read_for_restore(key, stored)
+            have = await self._decoded_all(key, inner)
+            return have, len(have.documents.damaged) > len(inner.documents.damaged)
+
+        return await self._in_one_life(key, read)
+
+    async def _in_one_life(
+        self, key: SessionKey, read: Callable[[], Awaitable[tuple[T, bool]]]
+    ) -> T:
+        """Read again what cannot be decoded, unless nothing has happened to the session meanwhile.
+
+        It may have been deleted, or begun again, between its documents and the key that they are
+        decoded by: only what is so in one life is damage.
+        """
+        life = None
+        while True:
+            looked_at = life
+            try:
+                have, is_doubtful = await read()
+                life = await self.inner.holder(key) if is_doubtful else looked_at
+                if looked_at == life:
+                    return have
+            except CorruptRecordError:
+                life = await self.inner.holder(key)
+                if looked_at == life:
+                    raise
 
     async def _decoded_all(self, key: SessionKey, data: RestoreData) -> RestoreData:
         """Return what a restore needs; the log has to be read if what was read of it is no use."""

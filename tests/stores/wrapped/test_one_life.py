@@ -1,0 +1,94 @@
+"""An encrypted session that is deleted, or begins again, amid a read: gone or new, and never damaged."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from perdure.store import Documents, LogChunk, Store
+from perdure.stores.delegate import DelegatingStore
+from perdure.stores.memory import MemoryStore
+from perdure.stores.wrapped import EncryptedStore
+from perdure.testing.conformance._kit import (
+    KEY,
+    append_ok,
+    group,
+    manifest_of,
+    read,
+    take,
+    texts_of,
+)
+
+MASTER = "5a" * 32
+
+
+class Overtaken(DelegatingStore):
+    """Something happens to the session once it was read, before anything else is."""
+
+    def __init__(self, inner: Store, happens: Callable[[], Awaitable[None]]) -> None:
+        super().__init__(inner)
+        self._happens: Callable[[], Awaitable[None]] | None = happens
+
+    async def _happened(self) -> None:
+        happens, self._happens = self._happens, None
+        if happens is not None:
+            await happens()
+
+    async def read_documents(self, key: Any, names: Collection[str] | None = None) -> Documents:
+        have = await self.inner.read_documents(key, names)
+        await self._happened()
+        return have
+
+    async def read_log(self, *args: Any, **options: Any) -> AsyncGenerator[LogChunk, None]:
+        async with aclosing(self.inner.read_log(*args, **options)) as log:
+            async for chunk in log:
+                await self._happened()
+                yield chunk
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "read_for_restore":  # what is read in one step cannot be overtaken
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
+async def begin(store: Store, text: str) -> None:
+    grant = await take(store)
+    head = await append_ok(store, grant, grant.head + 1, *group(text))
+    documents = {"state/a.json": text.encode()}
+    await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+
+
+async def delete(store: Store) -> None:
+    grant = await take(store)
+    await store.delete(KEY, grant.epoch)
+
+
+@pytest.fixture
+async def inner() -> MemoryStore:
+    store = MemoryStore()
+    await begin(EncryptedStore(store, MASTER), "first")
+    return store
+
+
+async def test_what_is_deleted_while_it_is_read_is_gone(inner: MemoryStore) -> None:
+    gone = Overtaken(inner, lambda: delete(EncryptedStore(inner, MASTER)))
+    assert await read(EncryptedStore(gone, MASTER)) == []
+    again = MemoryStore()
+    await begin(EncryptedStore(again, MASTER), "first")
+    gone = Overtaken(again, lambda: delete(EncryptedStore(again, MASTER)))
+    have = await EncryptedStore(gone, MASTER).read_documents(KEY)
+    assert (have.manifest, have.found, have.damaged) == (None, {}, ())
+
+
+async def test_what_begins_again_while_it_is_read_is_the_new_one(inner: MemoryStore) -> None:
+    async def renew() -> None:
+        await delete(EncryptedStore(inner, MASTER))
+        await begin(EncryptedStore(inner, MASTER), "second")
+
+    assert texts_of(await read(EncryptedStore(Overtaken(inner, renew), MASTER))) == ["second"]
+    have = await EncryptedStore(Overtaken(inner, renew), MASTER).read_documents(KEY)
+    assert have.found["state/a.json"].data == b"second"
+    assert not have.damaged
