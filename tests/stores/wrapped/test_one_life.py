@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from perdure.store import Documents, LogChunk, Store
+from perdure.records.keys import SessionKey
+from perdure.store import Documents, Held, LogChunk, Store, Taken, Terms
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryStore
 from perdure.stores.wrapped import EncryptedStore
@@ -92,3 +93,20 @@ async def test_what_begins_again_while_it_is_read_is_the_new_one(inner: MemorySt
     have = await EncryptedStore(Overtaken(inner, renew), MASTER).read_documents(KEY)
     assert have.found["state/a.json"].data == b"second"
     assert not have.damaged
+
+
+async def test_a_session_that_is_taken_over_before_it_has_its_key_is_held_by_others() -> None:
+    inner = MemoryStore()
+
+    class Raced(DelegatingStore):
+        async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+            taken = await self.inner.acquire(key, terms)
+            await begin(EncryptedStore(inner, MASTER), "theirs")
+            return taken
+
+    store = EncryptedStore(Raced(inner), MASTER)
+    held = await store.acquire(KEY, Terms(me=store.owner))
+    assert isinstance(held, Held)
+    assert held.holder is not None
+    assert held.holder.epoch == 2
+    assert texts_of(await read(store)) == ["theirs"]

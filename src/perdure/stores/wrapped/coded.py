@@ -681,6 +681,8 @@ class CodedStore(DelegatingStore, ABC):
                 if terms.names == frozenset():
                     found = msgspec.structs.replace(found, records=None)
                 found = None if is_changed else await self._decoded_all(key, found)
+        except LeaseLostError:  # taken over before its key was written: others hold it
+            return Held(await self.inner.holder(key))
         except BaseException:  # the caller never learns of the lease, so release it here
             with anyio.CancelScope(shield=True), suppress(PerdureError):
                 await self.inner.release(key, taken.epoch)
