@@ -31,7 +31,7 @@ from perdure.archive.restore import (
     put_back_from,
     verify,
 )
-from perdure.archive.save import ArchiveSaved, Progress, SaveResult, take
+from perdure.archive.save import ArchiveSaved, Progress, TreeSave, take
 from perdure.archive.tar import export
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError
 from perdure.memory.documents import StateSet
@@ -145,19 +145,6 @@ def restored(
 # The list of a session's archives, as folded from its log.
 
 
-def listed(document: bytes | None) -> list[Archive]:
-    """Return the archives that a document lists, newest first."""
-    have = {} if document is None else decode(document, dict[str, Archive])
-    return [*have.values()][::-1]
-
-
-def named(have: Sequence[Archive], name: str | None) -> Archive | None:
-    """Return the archive with an id, or the newest with a label; for None the newest."""
-    by_id = [archive for archive in have if name in {None, archive.id}]
-    by_label = [archive for archive in have if archive.label == name]
-    return next(iter((*by_id, *by_label)), None)
-
-
 def differ(archive: Archive, before: Archive) -> bool:
     """Say whether an archive differs from the one before; a new label counts."""
     relabeled = archive.label not in {"", before.label}
@@ -228,7 +215,9 @@ class Archives:
 
     async def all(self) -> list[Archive]:
         """Return the session's archives, newest first."""
-        return listed(await document_of(self._session, DOCUMENT))
+        document = await document_of(self._session, DOCUMENT)
+        have = {} if document is None else decode(document, dict[str, Archive])
+        return [*have.values()][::-1]
 
     async def latest(self) -> Archive | None:
         """Return the newest archive, None if there is none."""
@@ -242,8 +231,9 @@ class Archives:
 
         """
         have = await self.all()
-        matches = named(have, name)
-        if matches is None:
+        by_id = [archive for archive in have if name in {None, archive.id}]
+        matches = by_id or [archive for archive in have if archive.label == name]
+        if not matches:
             names = ", ".join(archive.label or archive.id for archive in have) or "none"
             wanted = "no archive" if name is None else f"no archive {name!r}"
             raise ConfigError(
@@ -251,7 +241,7 @@ class Archives:
                 key=str(self._key),
                 archive=name,
             )
-        return matches
+        return matches[0]
 
     # saving
 
@@ -278,7 +268,12 @@ class Archives:
             LeaseLostError: Another process has taken the session over.
 
         """
-        session = self._writable()
+        session = self._session
+        if isinstance(session, SessionView):
+            raise SessionError(
+                f"session {self._key} was loaded to read: open it to save an archive",
+                key=str(self._key),
+            )
         require_text("archive label", label)
         if keep < 1:
             raise InvalidArgumentError(f"invalid keep={keep!r}: expected at least 1", option="keep")
@@ -312,15 +307,7 @@ class Archives:
             changing=tuple(result.changing),
         )
 
-    def _writable(self) -> Session:
-        if isinstance(self._session, SessionView):
-            raise SessionError(
-                f"session {self._key} was loaded to read: open it to save an archive",
-                key=str(self._key),
-            )
-        return self._session
-
-    def _archive(self, result: SaveResult, label: str) -> Archive:
+    def _archive(self, result: TreeSave, label: str) -> Archive:
         now = time.time()
         when = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y%m%d-%H%M%S")
         return Archive(

@@ -80,7 +80,7 @@ async def batches(
     """
 
     async def some() -> AsyncGenerator[list[T], None]:
-        while batch := await hop(place, _take, items, size_of, most):
+        while batch := await hop(place, next_batch, items, size_of, most):
             yield batch
 
     given = some()
@@ -92,7 +92,8 @@ async def batches(
             await anyio.to_thread.run_sync(getattr(items, "close", lambda: None))
 
 
-def _take(items: Iterator[T], size_of: Callable[[T], int], most: int) -> list[T]:
+def next_batch(items: Iterator[T], size_of: Callable[[T], int], most: int) -> list[T]:
+    """Return the next items, up to the one that brings their sizes to a sum; none at the end."""
     batch: list[T] = []
     size = 0
     for item in items:
@@ -105,6 +106,8 @@ def _take(items: Iterator[T], size_of: Callable[[T], int], most: int) -> list[T]
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes of contents in memory at a time."""
+ITEM_BYTES: Final = 4096
+"""Size that an entry counts besides its bytes: many small files do not make a hop too long."""
 
 
 def require_blobs(store: Store) -> None:

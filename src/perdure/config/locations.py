@@ -22,7 +22,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure import errors
-from perdure._lib.files import Folder
+from perdure._lib.files import Folder, store_errors
 from perdure._lib.platform import try_lock
 from perdure.config.schema import (
     DOCUMENT,
@@ -233,16 +233,14 @@ class FolderPlace:
         )
 
     def _read(self) -> StoredValues:
-        with folder_trouble(self.path, "read"):
-            if not self.path.is_dir():
-                return StoredValues()
-            with Folder.root(str(self.path)) as folder:
-                data = folder.read(FILE)
+        with _existing(self.path) as folder:
+            data = None if folder is None else folder.read(FILE)
         return saved_in(data, str(self.path / FILE))
 
     def _change(self, change: Change) -> StoredValues | None:
         """Apply the change; None if another process holds the lock."""
-        with folder_trouble(self.path, "written"), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(store_errors("write", str(self.path)))
             folder = stack.enter_context(made(self.path))
             fd = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, fd)
@@ -257,14 +255,14 @@ class FolderPlace:
 
 
 @contextlib.contextmanager
-def folder_trouble(path: Path, what: str) -> Iterator[None]:
-    """Say in perdure's words what goes wrong with a folder of state."""
-    try:
-        yield
-    except OSError as error:
-        raise errors.StoreUnavailableError(
-            f"the state folder {path} cannot be {what}: {error.strerror or error}", path=str(path)
-        ) from error
+def _existing(path: Path, doing: str = "read") -> Iterator[Folder | None]:
+    """Open a folder of state; None if it is not there."""
+    with store_errors(doing, str(path)):
+        if not path.is_dir():
+            yield None
+            return
+        with Folder.root(str(path)) as folder:
+            yield folder
 
 
 def made(path: Path) -> Folder:
@@ -391,29 +389,24 @@ class PersistentState:
         return await anyio.to_thread.run_sync(self._remove, _file(key))
 
     def _write(self, name: str, data: bytes) -> None:
-        with folder_trouble(self._path, "written"), made(self._path) as folder:
+        with store_errors("write", str(self._path)), made(self._path) as folder:
             folder.replace(name, data)
             folder.sync()
 
     def _read(self, name: str) -> bytes | None:
-        with folder_trouble(self._path, "read"):
-            if not self._path.is_dir():
-                return None
-            with Folder.root(str(self._path)) as folder:
-                return folder.read(name)
+        with _existing(self._path) as folder:
+            return None if folder is None else folder.read(name)
 
     def _names(self) -> list[str]:
-        with folder_trouble(self._path, "read"):
-            return [entry.name for entry in self._path.iterdir()] if self._path.is_dir() else []
+        with _existing(self._path) as folder:
+            return [] if folder is None else folder.names()
 
     def _remove(self, name: str) -> bool:
-        with folder_trouble(self._path, "written"):
-            if not self._path.is_dir():
+        with _existing(self._path, "write") as folder:
+            if folder is None or not folder.remove(name):
                 return False
-            with Folder.root(str(self._path)) as folder:
-                was_there = folder.remove(name)
-                folder.sync()
-                return was_there
+            folder.sync()
+            return True
 
 
 def _file(key: str) -> str:
@@ -510,12 +503,13 @@ async def apply_to_store(
     async for key in _keys(sessions, id, tenant):
         try:
             view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
-            saved = None if view is None else await _stored(view)
-            if view is None or (saved is None and (id is None or key.session != DEFAULT_SESSION)):
+            value = None if view is None else await view.state.get(DOCUMENT)
+            if view is None or (value is None and (id is None or key.session != DEFAULT_SESSION)):
                 continue
+            saved = _saved(value, f"session {key}")
             looked_at += 1
             keys = _keys_of(view, saved, declaration.config)
-            if not (planned := plan(saved or StoredValues(), keys, keep)):
+            if not (planned := plan(saved, keys, keep)):
                 continue
             if not dry_run:
                 await _apply(sessions, key, keys, make, keep)
@@ -547,21 +541,14 @@ async def _keys(sessions: SessionManager, id: str | None, tenant: str) -> AsyncI
                 yield info.key
 
 
-async def _stored(view: SessionView) -> StoredValues | None:
-    value = await view.state.get(DOCUMENT)
-    if value is None:
-        return None
-    return saved_in(msgspec.json.encode(value), f"the state {DOCUMENT!r} of session {view.key}")
-
-
 def _keys_of(
-    view: SessionView, saved: StoredValues | None, config: Mapping[str, ConfigKey]
+    view: SessionView, saved: StoredValues, config: Mapping[str, ConfigKey]
 ) -> dict[str, ConfigKey]:
     """Return the keys that apply to a session: an unused default session has the shared ones."""
     regenerated = own(config)
     if view.key.session != DEFAULT_SESSION:
         return regenerated
-    known = set() if saved is None else {*saved.values, *saved.orphans}
+    known = {*saved.values, *saved.orphans}
     used = view.info.turns > 0 or not known.isdisjoint(regenerated)
     return {name: key for name, key in config.items() if used or name not in regenerated}
 

@@ -11,7 +11,6 @@ import datetime
 import logging
 import os
 import secrets
-import stat
 import sys
 import uuid
 import weakref
@@ -25,21 +24,19 @@ import anyio
 import anyio.to_thread
 import msgspec
 
+from perdure._lib.files import open_regular
 from perdure.config.locations import FolderPlace, Location, state_folder
 from perdure.config.schema import (
     ConfigKey,
     Declaration,
     Initial as InitialValue,
-    KeySource,
     StoredValues,
-    StorePlace,
     begun,
     changed,
     declaration_of,
     evaluate,
-    name_of,
 )
-from perdure.config.yaml_reader import MAX_BYTES, read, read_top
+from perdure.config.yaml_reader import MAX_BYTES, name_in, read
 from perdure.errors import (
     ConfigError,
     NotStorableError,
@@ -109,18 +106,14 @@ def _declared(file: Path, data: bytes) -> Declared:
     declaration = declaration_of(read(data, str(file)), str(file))
     beside = file.with_name(AGENT_FILE)
     about = _bytes(beside)
-    name = None if about is None else name_of(read_top(about, str(beside)), str(beside))
+    name = None if about is None else name_in(about, str(beside))
     return Declared(declaration, file, name)
 
 
 def _bytes(file: Path) -> bytes | None:
     """Return what a file holds, at most a byte more than fits; None if it is not there."""
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise ConfigError(
-                f"{file} is no file: move it away, or put the declarations there", path=str(file)
-            )
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             return opened.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -149,18 +142,18 @@ def url_of(declared: Declared, environment: Mapping[str, str]) -> str | None:
         ConfigError: The variable that should hold it is not set.
 
     """
-    place = declared.declaration.store or StorePlace()
-    if place.url_env is not None:
-        url = environment.get(place.url_env)
-        if not url:
-            raise ConfigError(
-                f"{declared.path}: store: the variable {place.url_env} is not set: set it",
-                variable=place.url_env,
-            )
-        return url
-    if place.url is None or declared.path is None:
-        return place.url
-    return anchored(place.url, declared.path.parent)
+    place = declared.declaration.store
+    if place is None or declared.path is None:
+        return None
+    if place.url:
+        return anchored(place.url, declared.path.parent)
+    url = environment.get(place.url_env)
+    if not url:
+        raise ConfigError(
+            f"{declared.path}: store: the variable {place.url_env} is not set: set it",
+            variable=place.url_env,
+        )
+    return url
 
 
 def anchored(url: str, folder: Path) -> str:
@@ -199,25 +192,19 @@ def keys_of(declared: Declared, environment: Mapping[str, str]) -> MasterKeys | 
     source = declared.declaration.encryption
     if source is None or declared.path is None:
         return None
-    if environment.get(KEY_VARIABLE) or environment.get(KEY_FILE_VARIABLE):
-        return MasterKeys.from_environment(environment)
-    return MasterKeys.from_environment(_standing_in(source, declared.path, environment))
-
-
-def _standing_in(source: KeySource, file: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that would say the same."""
-    from perdure.stores.wrapped.keys import KEY_FILE_VARIABLE, KEY_VARIABLE
-
-    if source.key_file is not None:
-        return {KEY_FILE_VARIABLE: _from(file.parent, source.key_file)}
-    name = source.key_env or ""
-    key = environment.get(name)
-    if not key:
-        raise ConfigError(
-            f"{file}: encryption: the variable {name} is not set: set it to the master key",
-            variable=name,
-        )
-    return {KEY_VARIABLE: key}
+    if not (environment.get(KEY_VARIABLE) or environment.get(KEY_FILE_VARIABLE)):
+        if source.key_file:
+            key_file = _from(declared.path.parent, source.key_file)
+            return MasterKeys.from_environment({KEY_FILE_VARIABLE: key_file})
+        key = environment.get(source.key_env)
+        if not key:
+            raise ConfigError(
+                f"{declared.path}: encryption: the variable {source.key_env} is not set: set it to "
+                "the master key",
+                variable=source.key_env,
+            )
+        environment = {KEY_VARIABLE: key}
+    return MasterKeys.from_environment(environment)
 
 
 # The values
