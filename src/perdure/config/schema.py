@@ -17,7 +17,7 @@ from perdure.archive.limits import MAX_PATHS, ArchiveLimits, fault_of_path
 from perdure.autosave.options import Autosave
 from perdure.config.yaml_reader import Problems, YamlNode, YamlProblem, kind_of, shown
 from perdure.errors import CorruptRecordError, TemplateError, UnsupportedVersionError
-from perdure.records.json import decode
+from perdure.records.json import decode, decoder_of, reason
 from perdure.records.values import redact
 from perdure.session.retention import Retention
 
@@ -97,7 +97,7 @@ _CURES: Final = {
     "url_env": "give the name of an environment variable, such as DATABASE_URL",
     "key_env": "give the name of an environment variable, such as AGENTS_KEY",
 }
-"""Cures for fields of which msgspec says too little, or quotes the value."""
+"""Cures for fields of which msgspec says too little."""
 _DRIVE: Final = re.compile(r"[A-Za-z]:")
 _AUTHORITY: Final = re.compile(r"[^/?#]*://([^/?#]*)")
 _SECRET: Final = re.compile(r"[?&](password|passwd|sslpassword)=[^&]")
@@ -226,12 +226,13 @@ def _section(
     before = len(problems.entries)
     fields = _fields(node, problems, parent, known)
     values = {**base, **{name: field.plain for name, field in fields.items()}}
+    decoder_of(kind)  # other threads may convert, too, and only that introduces a type safely
     while True:
         try:
             return msgspec.convert(values, kind)
         except msgspec.ValidationError as error:
-            reason, _, path = str(error).partition(" - at `$.")
-            fault, name = reason[0].lower() + reason[1:200], path.removesuffix("`")
+            fault, _, path = reason(error).partition(" - at `$.")
+            fault, name = fault[0].lower() + fault[1:], path.removesuffix("`")
             if name:
                 del values[name]
                 fault = f"{name}: {fault}"

@@ -31,6 +31,7 @@ from perdure.formats.state import (
     carried_by,
     carried_of,
     compact,
+    count_entries,
     fields_of,
     read_open,
     write_open,
@@ -140,27 +141,11 @@ def state_of(key: SessionKey, records: Sequence[Record]) -> FullAgentState:
 
 def item_of(record: Record) -> msgspec.Raw:
     """Return a record of the history as an item: what it was made of, or what it is."""
-    if b"imported_as" in record.payload:
+    if IMPORTED_AS.encode() in record.payload:
         fields = fields_of(record.payload)
         if IMPORTED_AS in fields:
-            return compact(bytes(fields[IMPORTED_AS]))
-        if _BARE in fields and _was_made_of(record.payload, bytes(fields[_BARE])):
-            return compact(bytes(fields[_BARE]))
+            return fields[IMPORTED_AS]
     return msgspec.Raw(record.payload)
-
-
-_BARE: Final = "imported_as"
-"""Former name of that field, before perdure's own had a prefix."""
-
-
-def _was_made_of(payload: bytes, item: bytes) -> bool:
-    """Say whether a message is what an item gives, so that the field with it is perdure's own."""
-    try:
-        made, message = _from_chat(decode_message(item), item), decode_message(payload)
-    except FormatError:
-        return False
-    known = (message.tool_calls, message.tool_result)
-    return made is not None and (made.tool_calls, made.tool_result) == known
 
 
 def _visible(records: Sequence[Record]) -> list[Record]:
@@ -270,12 +255,10 @@ def _memory(records: Iterable[Record], carried: ForeignFields) -> SerializedMemo
         )
         for entry in index.entries.values()
     ]
-    stats = Stats(
-        total_entries=len(entries),
-        total_size_bytes=sum(entry.size_bytes for entry in entries),
-        extra=carried.stats,
-    )
-    return SerializedMemoryState(entries=entries, stats=stats, extra=carried.memory)
+    stats = Stats(extra=carried.stats)
+    memory = SerializedMemoryState(entries=entries, stats=stats, extra=carried.memory)
+    count_entries(memory)
+    return memory
 
 
 def _metadata(described: SessionDocument) -> SessionMetadata:
