@@ -56,7 +56,8 @@ def files_of(session: Session | SessionView) -> str | None:
 def note_saved(control: Folder, marker: atomic_swap.ArchiveMarker) -> None:
     """Record which archive the home equals, and remove what the last restore replaced."""
     atomic_swap.mark(control, marker)
-    atomic_swap.drop_replaced(control)
+    atomic_swap.set_aside(control, atomic_swap.REPLACED)
+    atomic_swap.remove_left(control)
 
 
 def why_kept(
@@ -67,7 +68,8 @@ def why_kept(
     if marker is not None and marker.is_of(key):
         if marker.key != key:
             return "another session of the agent has used it since"
-        return "it continues from this archive" if marker.goes_on_from(latest.id) else ""
+        is_newer = latest.id in (marker.archive, *marker.newer_than)
+        return "it continues from this archive" if is_newer else ""
     return (
         "it has files that were never archived" if atomic_swap.occupied_by(home, selection) else ""
     )

@@ -127,10 +127,6 @@ class ArchiveMarker(msgspec.Struct, frozen=True):
     newer_than: tuple[str, ...] = ()
     """Other archives that the home is newer than: one being saved, or the newest at a restore."""
 
-    def goes_on_from(self, archive: str) -> bool:
-        """Say whether the home equals an archive, or is newer."""
-        return archive == self.archive or archive in self.newer_than
-
     def is_of(self, key: SessionKey) -> bool:
         """Say whether the home belongs to the same agent, in any session."""
         return (self.key.agent, self.key.tenant) == (key.agent, key.tenant)
@@ -381,12 +377,6 @@ def _is_passed_over(folder: Folder, name: str, fate: str) -> bool:
         return True
     status = folder.stat(name)
     return status is not None and not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode))
-
-
-def drop_replaced(control: Folder) -> None:
-    """Remove what the last restore replaced."""
-    set_aside(control, REPLACED)
-    remove_left(control)
 
 
 def _stat(folder: Folder, path: str) -> os.stat_result | None:

@@ -70,7 +70,7 @@ async def is_same(home: Folder, plan: ExtractPlan, limits: ArchiveLimits) -> boo
     at = 0
     scanned = scan(home, plan.selection, limits)
     try:
-        async with batches(home.path, scanned, weight, BATCH_BYTES) as given:
+        async with aclosing(batches(home.path, scanned, weight, BATCH_BYTES)) as given:
             async for batch in given:
                 entries = [item.entry for item in batch if isinstance(item, ScannedEntry)]
                 contents = _contents(entries, plan.selection)
@@ -217,15 +217,12 @@ async def put_back_from(
         await hop(home.path, require_room, home, plan.bytes)
         async with _beside(home, control, str(path)) as stage:
             report = _reporter(plan, stage, progress)
-            written = content.into(stage, plan.entries)
-            async with batches(home.path, written, _counted, BATCH_BYTES) as given:
+            sizes = content.into(stage, plan.entries)
+            steps = batches(home.path, sizes, lambda size: ITEM_BYTES + size, BATCH_BYTES)
+            async with aclosing(steps) as given:
                 async for _ in given:
                     report()
             return await _committed(home, control, stage, plan)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(file.close)
-
-
-def _counted(written: int) -> int:
-    return ITEM_BYTES + written

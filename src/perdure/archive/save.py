@@ -71,7 +71,7 @@ class ScannedEntry(msgspec.Struct, frozen=True):
 Found = FileChunk | ScannedEntry | ArchiveSkipped
 
 
-def scan(home: Folder, selection: Selection, limits: ArchiveLimits) -> Iterator[Found]:
+def scan(home: Folder, selection: Selection, limits: ArchiveLimits) -> Generator[Found, None, None]:
     """Give what a home folder has, parents first, in the order of names.
 
     Raises:
@@ -101,7 +101,13 @@ class _Scan:
             fate = self._selection.fate(path)
             reason = self._passed_over(fate, status)
             if reason is not None:
-                self._require_no_link(path, status)
+                if stat.S_ISLNK(status.st_mode) and self._selection.leads_through(path):
+                    raise errors.ConfigError(
+                        f"persist_paths: {path!r} is a symbolic link, and may lead out of the home "
+                        "folder: name the folder itself",
+                        option="persist_paths",
+                        path=path,
+                    )
                 yield ArchiveSkipped(path, reason)
             elif stat.S_ISDIR(status.st_mode):
                 mode = mode_of(status.st_mode, folder=True) if fate == "taken" else _ENTERED
@@ -119,15 +125,6 @@ class _Scan:
             return None if status.st_dev == self._device else "another file system"
         return None if stat.S_ISREG(status.st_mode) else "no regular file"
 
-    def _require_no_link(self, path: str, status: os.stat_result) -> None:
-        if stat.S_ISLNK(status.st_mode) and self._selection.leads_through(path):
-            raise errors.ConfigError(
-                f"persist_paths: {path!r} is a symbolic link, and may lead out of the home folder: "
-                "name the folder itself",
-                option="persist_paths",
-                path=path,
-            )
-
     def _inner(self, folder: Folder, name: str, entry: FolderEntry) -> Iterator[Found]:
         try:
             inner = folder.enter(name)
@@ -141,10 +138,16 @@ class _Scan:
 
     def _file(self, folder: Folder, name: str, path: str) -> Iterator[Found]:
         for remaining in reversed(range(TRIES)):
-            fd = _opened(folder, name, path)
-            if fd is None:
+            try:
+                fd = folder.open(name, _READ)
+            except (FileNotFoundError, LinkFoundError, NoFileError):  # no file any more
                 yield ArchiveSkipped(path, "changed while it was read")
                 return
+            except PermissionError as error:
+                raise errors.NotStorableError(
+                    f"{folder.path}/{name} cannot be read: {error.strerror}; chmod u+r it",
+                    path=path,
+                ) from error
             with os.fdopen(fd, "rb") as file:
                 before = os.fstat(fd)
                 entry = yield from self._chunks(file, path, before)
@@ -174,18 +177,6 @@ class _Scan:
             status.st_mtime_ns,
             tuple(names) if len(names) > 1 else (),
         )
-
-
-def _opened(folder: Folder, name: str, path: str) -> int | None:
-    """Open a file that was a regular one a moment ago; None if it is no more."""
-    try:
-        return folder.open(name, _READ)
-    except (FileNotFoundError, LinkFoundError, NoFileError):
-        return None
-    except PermissionError as error:
-        raise errors.NotStorableError(
-            f"{folder.path}/{name} cannot be read: {error.strerror}; chmod u+r it", path=path
-        ) from error
 
 
 def _marks(status: os.stat_result) -> tuple[int, int, int]:
@@ -253,7 +244,7 @@ async def take(
     known = await _named_by(store, key, before, limits) & present
     saving = TreeSave(store, key.blobs, present, known)
     scanned = scan(home, selection, limits)
-    async with batches(home.path, scanned, weight, BATCH_BYTES) as given:
+    async with aclosing(batches(home.path, scanned, weight, BATCH_BYTES)) as given:
         async for batch in given:
             await saving.add(batch)
             if progress is not None:

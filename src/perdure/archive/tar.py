@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import tarfile
 import zlib
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, BinaryIO, Final, final
@@ -39,7 +39,7 @@ from perdure.errors import (
     MissingExtraError,
     UnsupportedVersionError,
 )
-from perdure.records.archives import Archive, Entry, FileEntry, FolderEntry, blobs_of, entry_of
+from perdure.records.archives import Archive, Entry, FileEntry, FolderEntry, blobs_of
 from perdure.records.json import decoder_of, encode
 from perdure.records.keys import SessionKey
 from perdure.store import Store
@@ -214,12 +214,7 @@ class Content:
             raise too_large(self._description, what, about.size, "entries", most)
         lines = self._lines(about.size)
         head = self._head(next(lines, b""))
-        checker = Checker(self._description, self._limits, chunked=False)
-        entries: list[Entry] = []
-        for line in lines:
-            entry = entry_of(line, self._description)
-            checker.add(entry)
-            entries.append(entry)
+        entries = Checker(self._description, self._limits, chunked=False).read(lines)
         if len(entries) != head.entries:
             raise self._refused(f"it lists {len(entries)} entries, and says {head.entries}")
         return tuple(entries), self._selection(head, entries)
@@ -261,7 +256,7 @@ class Content:
                 raise self._refused(f"{entry.path[:200]!a}: the archive's own paths leave it out")
         return selection
 
-    def into(self, stage: StagingTree, entries: tuple[Entry, ...]) -> Iterator[int]:
+    def into(self, stage: StagingTree, entries: tuple[Entry, ...]) -> Generator[int, None, None]:
         """Write the members, which have to be the entries; give the bytes written, by steps.
 
         Raises:

@@ -14,6 +14,7 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
 
@@ -381,7 +382,11 @@ class PersistentState:
     async def list_state_keys(self) -> list[str]:
         """Return the keys that have a value, in order."""
         names = await anyio.to_thread.run_sync(self._names)
-        keys = [decode_name(name.removesuffix(_SUFFIX)) for name in names if _is_state(name)]
+        keys = [
+            decode_name(name.removesuffix(_SUFFIX))
+            for name in names
+            if name.endswith(_SUFFIX) and name != FILE and not name.startswith(".")
+        ]
         return sorted(key for key in keys if key is not None)
 
     async def delete_state(self, key: str) -> bool:
@@ -416,10 +421,6 @@ def _file(key: str) -> str:
             f"invalid key {key[:60]!r} of a state: it is too long for a file's name", option="key"
         )
     return name + _SUFFIX
-
-
-def _is_state(name: str) -> bool:
-    return name.endswith(_SUFFIX) and name != DOCUMENT + _SUFFIX and not name.startswith(".")
 
 
 _PAGE = 500
@@ -467,11 +468,18 @@ async def apply_to_folder(
     keys = declaration.config
     planned = plan(await place.read(), keys)
     if planned and not dry_run:
-        await place.change(
-            lambda saved: begun(saved, keys, is_new=False, initial=make, session=saved.session)
-        )
+        await place.change(partial(_resumed, keys=keys, make=make))
     changes = (ConfigChange(str(place.path), planned),) if planned else ()
     return ConfigReport(dry_run=dry_run, looked_at=1, changes=changes)
+
+
+def _resumed(
+    saved: StoredValues,
+    keys: Mapping[str, ConfigKey],
+    make: Initial,
+    keep: Callable[[str], bool] = lambda _: False,
+) -> StoredValues:
+    return begun(saved, keys, is_new=False, initial=make, session=saved.session, keep=keep)
 
 
 async def apply_to_store(
@@ -512,7 +520,12 @@ async def apply_to_store(
             if not (planned := plan(saved, keys, keep)):
                 continue
             if not dry_run:
-                await _apply(sessions, key, keys, make, keep)
+                opening = sessions.open(
+                    key.agent, session=key.session, tenant=key.tenant, create=False, on_held="raise"
+                )
+                async with opening as session:
+                    resumed = partial(_resumed, keys=keys, make=make, keep=keep)
+                    await SessionPlace(session).change(resumed)
             changes.append(ConfigChange(str(key), planned))
         except LeaseHeldError:
             held_keys.append(str(key))
@@ -551,21 +564,3 @@ def _keys_of(
     known = {*saved.values, *saved.orphans}
     used = view.info.turns > 0 or not known.isdisjoint(regenerated)
     return {name: key for name, key in config.items() if used or name not in regenerated}
-
-
-async def _apply(
-    sessions: SessionManager,
-    key: SessionKey,
-    keys: Mapping[str, ConfigKey],
-    make: Initial,
-    keep: Callable[[str], bool],
-) -> None:
-    opening = sessions.open(
-        key.agent, session=key.session, tenant=key.tenant, create=False, on_held="raise"
-    )
-    async with opening as session:
-        await SessionPlace(session).change(
-            lambda saved: begun(
-                saved, keys, is_new=False, initial=make, session=saved.session, keep=keep
-            )
-        )

@@ -25,7 +25,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import open_regular
-from perdure.config.locations import FolderPlace, Location, state_folder
+from perdure.config.locations import FolderPlace, Initial, Location, state_folder
 from perdure.config.schema import (
     ConfigKey,
     Declaration,
@@ -78,13 +78,13 @@ def declared_at(path: str | os.PathLike[str]) -> Declared:
 
     """
     file = Path(path).expanduser().absolute()
-    data = _bytes(file)
-    if data is None:
+    declared = _declared(file)
+    if declared is None:
         raise ConfigError(
             f"there is no {file}: name another file, or none if nothing is declared",
             path=str(file),
         )
-    return _declared(file, data)
+    return declared
 
 
 def declared_beside(folder: str | os.PathLike[str] | None) -> Declared:
@@ -97,12 +97,13 @@ def declared_beside(folder: str | os.PathLike[str] | None) -> Declared:
     """
     if folder is None:
         return Declared()
-    file = Path(folder).expanduser().absolute() / FILE
+    return _declared(Path(folder).expanduser().absolute() / FILE) or Declared()
+
+
+def _declared(file: Path) -> Declared | None:
     data = _bytes(file)
-    return Declared() if data is None else _declared(file, data)
-
-
-def _declared(file: Path, data: bytes) -> Declared:
+    if data is None:
+        return None
     declaration = declaration_of(read(data, str(file)), str(file))
     beside = file.with_name(AGENT_FILE)
     about = _bytes(beside)
@@ -268,8 +269,6 @@ log: logging.Logger = logging.getLogger("perdure.config")
 
 MAX_VALUE_BYTES: Final = 64 * 1024
 """The largest value, as JSON."""
-
-Initial = Callable[[ConfigKey], Any]
 
 
 class ConfigPart(NamedTuple):
@@ -460,16 +459,14 @@ class PersistentConfig:
         """
         place = FolderPlace(state_folder(self._state_dir))
         weakref.finalize(self, _keep_left, place, self._pending)
-        declared = await anyio.to_thread.run_sync(self._read_schema)
+        if self._schema_path is not None:
+            declared = await anyio.to_thread.run_sync(declared_at, self._schema_path)
+        else:
+            declared = await anyio.to_thread.run_sync(declared_beside, program_dir())
         keys = declared.declaration.config
         make = initial_values(declared.agent_name or self._agent_name)
         await self._begin(keys, [ConfigPart(place, keys)], make)
         return self
-
-    def _read_schema(self) -> Declared:
-        if self._schema_path is not None:
-            return declared_at(self._schema_path)
-        return declared_beside(program_dir())
 
     async def _begin(
         self, keys: Mapping[str, ConfigKey], parts: Sequence[ConfigPart], make: Initial
@@ -547,8 +544,15 @@ class PersistentConfig:
         """
         self._loaded()
         if self._strict and key not in self._keys:
-            raise _unknown(key, self._keys)
-        setting = _Setting(self._part_of(key), key, _encoded(key, value))
+            known = ", ".join([*self._keys][:10]) or "it declares nothing"
+            raise UnknownConfigKeyError(
+                f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it "
+                "there",
+                key=key,
+            )
+        parts = self._parts or ()
+        part = next((part for part in parts if key in part.keys), parts[0])
+        setting = _Setting(part, key, _encoded(key, value))
         if self._start is not None:
             self._start(self._soon)
         self._pending.append(setting)
@@ -586,10 +590,6 @@ class PersistentConfig:
         shown = part.keys if self._strict else saved.values
         return {name: bytes(raw) for name, raw in saved.values.items() if name in shown}
 
-    def _part_of(self, key: str) -> ConfigPart:
-        parts = self._parts or ()
-        return next((part for part in parts if key in part.keys), parts[0])
-
 
 def _encoded(key: str, value: Any) -> bytes:
     data, types = encode_value(value, at=f"config.{key}")
@@ -607,11 +607,3 @@ def _encoded(key: str, value: Any) -> bytes:
     if redact({key: value})[1]:
         log.warning("a value looks like a credential: keep it elsewhere", extra={"key": key})
     return data
-
-
-def _unknown(key: str, keys: Mapping[str, ConfigKey]) -> UnknownConfigKeyError:
-    known = ", ".join(list(keys)[:10]) if keys else "it declares nothing"
-    return UnknownConfigKeyError(
-        f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it there",
-        key=key,
-    )

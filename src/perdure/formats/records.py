@@ -113,30 +113,44 @@ def state_of(key: SessionKey, records: Sequence[Record]) -> FullAgentState:
     """
     described = decode(fold_session(None, key, records), SessionDocument)
     carried = carried_by(records)
-    spoken = [record for record in _visible(records) if record.kind in SPOKEN]
-    history = [item_of(record) for record in spoken]
+    shown = list(filter(Retractions().shows, reversed(records)))[::-1]  # but what was taken back
+    spoken = [record for record in shown if record.kind in SPOKEN]
+    calls = [
+        msgspec.Raw(encode(call))
+        for record in spoken
+        if record.kind == TOOL_CALL and record.seq > carried.seq
+        for call in decode(record.payload, _Calling).tool_payload.tool_calls
+    ]
+    core = CoreState(
+        system_prompt=_system_prompt(records) or carried.system_prompt,
+        instructions=carried.instructions,
+        history=[item_of(record) for record in spoken],
+        tool_calls=[*carried.tool_calls, *calls],
+        extra=carried.core,
+    )
     plugins, versions = _plugins_in(records)
-    state = FullAgentState(
+    context = SerializedAgentContextState(
+        version=carried.context_version,
+        core=core,
+        tools=_part(plugins, TOOLS, ToolState),
+        permissions=_part(plugins, PERMISSIONS, PermissionState),
+        config=fields_of(bytes(plugins.pop(CONFIG, b"{}"))),
+        extra=carried.context,
+    )
+    last_active_at = _iso(described.last_active_at)
+    if carried.seq and len(core.history) == carried.items and described.turns == 0:
+        last_active_at = carried.last_active_at or last_active_at
+    return FullAgentState(
         agent_id=key.agent,
         agent_type=described.agent_type,
         created_at=_same_time(carried.created_at, described.created_at),
-        last_active_at=_iso(described.last_active_at),
-        context=_context(plugins, carried),
+        last_active_at=last_active_at,
+        context=context,
         memory=_memory(records, carried),
         plugins=plugins,
         metadata=_metadata(described),
         extra={**carried.state, **versions},
     )
-    if carried.seq and len(history) == carried.items and described.turns == 0:
-        state.last_active_at = carried.last_active_at or state.last_active_at
-    state.context.core = CoreState(
-        system_prompt=_system_prompt(records) or carried.system_prompt,
-        instructions=carried.instructions,
-        history=history,
-        tool_calls=[*carried.tool_calls, *_tool_calls(spoken, after=carried.seq)],
-        extra=carried.core,
-    )
-    return state
 
 
 def item_of(record: Record) -> msgspec.Raw:
@@ -146,11 +160,6 @@ def item_of(record: Record) -> msgspec.Raw:
         if IMPORTED_AS in fields:
             return fields[IMPORTED_AS]
     return msgspec.Raw(record.payload)
-
-
-def _visible(records: Sequence[Record]) -> list[Record]:
-    """Return the records that were not taken back, oldest first."""
-    return list(filter(Retractions().shows, reversed(records)))[::-1]
 
 
 def _system_prompt(records: Iterable[Record]) -> str:
@@ -178,16 +187,6 @@ class _Calling(msgspec.Struct):
     tool_payload: _Calls
 
 
-def _tool_calls(spoken: Iterable[Record], *, after: int) -> list[msgspec.Raw]:
-    """Return the tool calls of messages after a record."""
-    return [
-        msgspec.Raw(encode(call))
-        for record in spoken
-        if record.kind == TOOL_CALL and record.seq > after
-        for call in decode(record.payload, _Calling).tool_payload.tool_calls
-    ]
-
-
 def _plugins_in(records: Iterable[Record]) -> tuple[Fields, Fields]:
     """Return the states of all contributors by name, and the field of their versions."""
     by_name: dict[str, list[Record]] = {}
@@ -210,16 +209,6 @@ def _plugins_in(records: Iterable[Record]) -> tuple[Fields, Fields]:
         if data is not None:
             states[name] = compact(data)
     return states, {VERSIONS: msgspec.Raw(encode(versions))} if versions else {}
-
-
-def _context(plugins: Fields, carried: ForeignFields) -> SerializedAgentContextState:
-    return SerializedAgentContextState(
-        version=carried.context_version,
-        tools=_part(plugins, TOOLS, ToolState),
-        permissions=_part(plugins, PERMISSIONS, PermissionState),
-        config=fields_of(bytes(plugins.pop(CONFIG, b"{}"))),
-        extra=carried.context,
-    )
 
 
 def _part(plugins: Fields, name: str, cls: type[T]) -> T:
@@ -422,47 +411,25 @@ def entries_of(log: NativeLog) -> list[Entry]:
     Its first record is the epoch that the new log has itself; the places of later ones are kept.
     One more says since when the session is.
     """
-    was = Entry(META, encode(MetadataPayload()))  # says nothing, and has a number
-    since = Entry(META, encode(MetadataPayload(created_at=_created_at(log))))
+    blank = Entry(META, encode(MetadataPayload()))  # says nothing, and has a number
+    described = decode(fold_session(None, SessionKey("any"), log.records), SessionDocument)
+    since = MetadataPayload(created_at=described.about.created_at)
     entries = [
-        was._replace(end=record.end)
+        blank._replace(end=record.end)
         if record.kind in _OF_ITS_STORE
         else Entry(record.kind, record.payload, record.end)
         for record in log.records[1:]
     ]
-    return [*entries, since]
-
-
-def _created_at(log: NativeLog) -> float | None:
-    key = SessionKey("of no matter")
-    described = decode(fold_session(None, key, log.records), SessionDocument)
-    return described.about.created_at
-
-
-def left_of(log: NativeLog, known: frozenset[str]) -> list[Entry]:
-    """Return what a log holds beyond the kinds that the formats have a place for.
-
-    For a state that another program has changed.
-    """
-    return [
-        Entry(record.kind, record.payload)
-        for record in log.records
-        if record.payload and record.kind not in known and not _is_plugin(record)
-    ]
+    return [*entries, Entry(META, encode(since))]
 
 
 def _is_plugin(record: Record) -> bool:
     if record.kind != STATE:
         return False
     try:
-        name: str = decode(record.payload, _Name).name
+        return not decode(record.payload, StateSet).name.startswith("state/")
     except FormatError:
         return False
-    return not name.startswith("state/")
-
-
-class _Name(msgspec.Struct):
-    name: str
 
 
 def _digest(state: FullAgentState) -> str:
@@ -505,12 +472,16 @@ def unfold(state: FullAgentState, *, now: float) -> NewLog:
     entries = [_meta(state, now, findings), *_conversation(state, findings)]
     if state.memory is not None:
         entries += [_memory_entry(entry) for entry in state.memory.entries]
-    versions = _versions(state)
-    entries += [
-        _plugin(name, raw, versions.get(name, 1)) for name, raw in _plugins(state, findings).items()
-    ]
-    if log is not None:
-        entries += left_of(log, _FORMATS)
+    versions = decode(bytes(state.extra.get(VERSIONS, b"{}")), dict[str, int])
+    for name, raw in _plugins(state, findings).items():
+        change = StateSet(f"{_FOLDER}{name}.json", raw, version=versions.get(name, 1))
+        entries.append(Entry(STATE, encode(change)))
+    if log is not None:  # what it holds beyond the kinds that the formats have a place for
+        entries += [
+            Entry(record.kind, record.payload)
+            for record in log.records
+            if record.payload and record.kind not in _FORMATS and not _is_plugin(record)
+        ]
         detail = "it was changed by somebody else: its turns and retractions were left out"
         findings.append(Finding("mended", "perdure", detail))
     entries.append(carried_of(state))
@@ -665,16 +636,6 @@ def _plugins(state: FullAgentState, findings: list[Finding]) -> Fields:
     return plugins
 
 
-def _versions(state: FullAgentState) -> dict[str, int]:
-    raw = state.extra.get(VERSIONS)
-    versions: dict[str, int] = {} if raw is None else decode(bytes(raw), dict[str, int])
-    return versions
-
-
-def _plugin(name: str, raw: msgspec.Raw, version: int) -> Entry:
-    return Entry(STATE, encode(StateSet(f"plugins/{name}.json", raw, version=version)))
-
-
 # Memories as records after those of the state
 
 
@@ -725,9 +686,7 @@ def with_memories(unfolded: NewLog, read: StateMemories, context: Sequence[Entry
         *(item_entry(item) for item in read.semantic),
         *context,
     ]
-    restored = [entry._replace(end=False) for entry in (*entries, *memories)]
-    restored[-1] = restored[-1]._replace(end=True)
-    return NewLog(tuple(restored), (*unfolded.findings, *read.findings))
+    return NewLog(_one_group([*entries, *memories]), (*unfolded.findings, *read.findings))
 
 
 def _placed(item: EpisodicItem, read: StateMemories, seqs: Sequence[int]) -> EpisodicItem:

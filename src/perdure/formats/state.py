@@ -472,17 +472,17 @@ def _answered(traces: list[SavedTrace]) -> Message:
         content=answer[0].content if answer else None,
         reasoning=thought[0] if thought else None,
         tool_calls=tuple(
-            ToolCall(trace.tool_call_id or "", trace.tool_name or "", _arguments(trace))
+            ToolCall(
+                trace.tool_call_id or "",
+                trace.tool_name or "",
+                {} if trace.tool_args is None else trace.tool_args,
+            )
             for trace in traces
             if trace.trace_type == "tool_call"
         ),
         created_at=traces[0].ts or None,
         **_media(answer[0] if answer else traces[0]),
     )
-
-
-def _arguments(trace: SavedTrace) -> Any:
-    return {} if trace.tool_args is None else trace.tool_args
 
 
 def _other(trace: SavedTrace) -> Message | None:

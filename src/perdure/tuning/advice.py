@@ -367,22 +367,15 @@ def advise(workload: Workload, measured: StoreMeasurement, needs: Requirements) 
     """Replay a workload with each setting, and weigh what comes out."""
     tried = [_tried(workload, option, measured, needs) for option in _settings(measured, needs)]
     fitting = [option for option in tried if not option.against] if workload.changes else []
-    wanted = _safest if needs.max_loss is None else _thriftiest
-    best = min(fitting, key=wanted, default=None)
+    if needs.max_loss is None:  # the safest
+        best = min(fitting, key=lambda it: (it.cost.lost, it.cost.worst), default=None)
+    else:  # all of them lose no more than is accepted: the one that asks least of the store
+        best = min(fitting, key=lambda it: (it.cost.saves, it.cost.lost), default=None)
     default = next((option for option in fitting if option.cost.autosave == Autosave()), None)
     idle = default is not None and all(option.load <= IDLE for option in tried)
     best = default if idle else best
     warnings = tuple(_warnings(workload, best, idle=idle))
     return Advice(options=tuple(tried), best=best, idle=idle, warnings=warnings)
-
-
-def _safest(option: Option) -> tuple[float, float]:
-    return option.cost.lost, option.cost.worst
-
-
-def _thriftiest(option: Option) -> tuple[float, float]:
-    """Order settings by what they ask of the store: all of them lose no more than is accepted."""
-    return option.cost.saves, option.cost.lost
 
 
 def _settings(measured: StoreMeasurement, needs: Requirements) -> list[Autosave]:
@@ -475,9 +468,6 @@ def _warnings(workload: Workload, best: Option | None, *, idle: bool) -> list[st
 _WIDTH, _HEIGHT = 720, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 64, 64
 
-_APART: Final = 12
-"""Pixels between points that can have labels of their own."""
-
 _CHARACTER: Final = 7.5
 """The most pixels of a digit in a label, about."""
 
@@ -527,7 +517,7 @@ def chart(advice: Advice, sessions: int) -> str:
         *_grid(across, up),
         f'<polyline class="line" points="{line}"/>',
         *[_circle(point, best=point.option is advice.best) for point in points],
-        *_labels(_together(points), advice.best),
+        *_labels(points, advice.best),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -585,19 +575,6 @@ def _circle(point: _Point, *, best: bool) -> str:
     return f'<circle class="{kind}" cx="{point.x:.1f}" cy="{point.y:.1f}" r="{7 if best else 5}"/>'
 
 
-def _together(points: Sequence[_Point]) -> list[list[_Point]]:
-    """Return the points in groups that one label is for, because they lie on each other."""
-    groups: list[list[_Point]] = []
-    for point in points:
-        for group in groups:
-            if math.dist((point.x, point.y), (group[0].x, group[0].y)) < _APART:
-                group.append(point)
-                break
-        else:
-            groups.append([point])
-    return groups
-
-
 class _Box(NamedTuple):
     left: float
     top: float
@@ -614,18 +591,14 @@ _HEAD: Final = _Box(_LEFT, 0.0, _LEFT + 340.0, 56.0)
 """Name of the picture inside it."""
 
 
-def _labels(groups: Sequence[Sequence[_Point]], best: Option | None) -> list[str]:
-    """Return a label for each group, where no other one is; the recommended one goes first."""
-    dots = (point for group in groups for point in group)
-    occupied = [_HEAD, *(_Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y, _ in dots)]
+def _labels(points: Sequence[_Point], best: Option | None) -> list[str]:
+    """Return a label for each point, where no other one is; the recommended one goes first."""
+    occupied = [_HEAD, *(_Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y, _ in points)]
     parts = []
-    for group in sorted(
-        groups, key=lambda points: all(point.option is not best for point in points)
-    ):
-        settings = [point.option.cost.autosave for point in group]
-        text = ", ".join(map(label, settings))
-        kind = ' class="best-label"' if any(point.option is best for point in group) else ""
-        box = _free(group[0], len(text) * _CHARACTER, occupied)
+    for point in sorted(points, key=lambda point: point.option is not best):
+        text = label(point.option.cost.autosave)
+        kind = ' class="best-label"' if point.option is best else ""
+        box = _free(point, len(text) * _CHARACTER, occupied)
         occupied.append(box)
         parts.append(f'<text{kind} x="{box.left:.1f}" y="{box.bottom - 3:.1f}">{text}</text>')
     return parts
