@@ -306,7 +306,7 @@ class Selection(msgspec.Struct, frozen=True):
     paths: tuple[str, ...] = ()
     """Named on their own, without slashes at the end."""
     whole: bool = True
-    """Whether everything visible belongs to it, named or not."""
+    """True if everything visible belongs to it, named or not."""
 
     def fate(self, path: str) -> Fate:
         """Say what becomes of an entry.

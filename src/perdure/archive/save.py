@@ -282,7 +282,7 @@ async def _named_by(
 
 @final
 class TreeSave:
-    """What was found in a home, and stored."""
+    """Contents of a home, as far as they are stored."""
 
     def __init__(self, store: Store, tenant: str, present: set[str], known: set[str]) -> None:
         self._store = store

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 STATE_DIR_VARIABLE: Final = "AGENT_STATE_DIR"
 FILE: Final = f"{DOCUMENT}.json"
 LOCK: Final = f"{DOCUMENT}.lock"
-_MOST_TRIES: Final = 1000
 _PAUSE: Final = 0.05
 """Seconds between attempts to write while another writer holds the location."""
 
@@ -68,10 +67,6 @@ def _ignored(_: StoredValues) -> None:
 
 class Location(Protocol):
     """Place of an agent's values."""
-
-    async def read(self) -> StoredValues:
-        """Return what is stored."""
-        ...
 
     async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
         """Make a change durable, and return what is stored then; the same object is no change.
@@ -97,23 +92,17 @@ class SessionPlace:
     async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
         """Change it, and save the session."""
         session = self._session
-        for _ in range(_MOST_TRIES):
+        while True:
             before = session.version
             saved = await self.read()
-            if (
-                session.version != before
-            ):  # a task has appended during the read, maybe to this state
-                continue
-            new = change(saved)
-            if new is not saved:
-                session.state.set(DOCUMENT, written(new))
-                on_taken(new)
-                await session.save()
-            return new
-        raise errors.StoreError(
-            f"session {session.key} never came to rest: its config was not changed",
-            key=str(session.key),
-        )
+            if session.version == before:
+                break  # otherwise a task has appended during the read, maybe to this state
+        new = change(saved)
+        if new is not saved:
+            session.state.set(DOCUMENT, written(new))
+            on_taken(new)
+            await session.save()
+        return new
 
 
 def _saved(value: Any, owner: str) -> StoredValues:
@@ -173,15 +162,13 @@ class AgentPlace:
                 return await self._sessions.open(self._id, tenant=self._tenant, on_held="raise")
             except errors.LeaseHeldError as error:
                 if anyio.current_time() >= until:
-                    raise self._held() from error
+                    raise errors.LeaseHeldError(
+                        f"agent {self._id!r}: another process has its default session, which keeps "
+                        "the values that all of its sessions share; it was not free for "
+                        f"{self._wait} s: try again later",
+                        agent=self._id,
+                    ) from error
             await anyio.sleep(_PAUSE)
-
-    def _held(self) -> errors.LeaseHeldError:
-        return errors.LeaseHeldError(
-            f"agent {self._id!r}: another process has its default session, which keeps the values "
-            f"that all of its sessions share; it was not free for {self._wait} s: try again later",
-            agent=self._id,
-        )
 
 
 @final

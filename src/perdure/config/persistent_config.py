@@ -45,6 +45,7 @@ from perdure.errors import (
     TooLargeError,
     UnknownConfigKeyError,
 )
+from perdure.memory.documents import iso_of
 from perdure.records.json import decode
 from perdure.records.values import encode_value, redact
 
@@ -245,7 +246,7 @@ def initial_values(
     variables: Mapping[str, Callable[[], str]] = {
         "agent_name": name,
         "random_id": lambda: random(4).hex(),
-        "timestamp": lambda: _iso(now()),
+        "timestamp": lambda: iso_of(now().timestamp()),
         "uuid": lambda: str(uuid.UUID(bytes=random(16), version=4)),
     }
 
@@ -253,16 +254,6 @@ def initial_values(
         return evaluate(key.init, variables) if isinstance(key.init, str) else key.init
 
     return initial
-
-
-def _iso(at: datetime.datetime) -> str:
-    """Return a time as ISO 8601 has it, in UTC.
-
-    >>> _iso(datetime.datetime(2026, 5, 4, 12, tzinfo=datetime.UTC))
-    '2026-05-04T12:00:00.000Z'
-    """
-    utc = at.astimezone(datetime.UTC).isoformat(timespec="milliseconds")
-    return utc.replace("+00:00", "Z")
 
 
 log: logging.Logger = logging.getLogger("perdure.config")
@@ -277,13 +268,13 @@ class ConfigPart(NamedTuple):
     place: Location
     keys: Mapping[str, ConfigKey]
     is_new: bool | None = None
-    """Whether they begin for a new session; None to decide by the session's id."""
+    """True if they begin for a new session; None to decide by the session's id."""
     keeps: Collection[str] = ()
     """Keys whose values lie there as well, and are others' to show."""
     session: str | None = None
     """The session whose values they are; None where several share them."""
     is_branch: bool = False
-    """Whether another session's values may have been copied: they are initialized again."""
+    """True if another session's values may have been copied: they are initialized again."""
 
 
 @final

@@ -73,7 +73,7 @@ def evaluate(text: str, variables: Mapping[str, Callable[[], str]]) -> str:
 # is, the field is left out, and the rest is converted again, until all problems are found.
 
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 FORMAT: Final = 1
 """The version of persistence.yaml that this release reads."""
@@ -149,7 +149,7 @@ class ConfigKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_regenerated(self) -> bool:
-        """Whether each new session gets a value of its own."""
+        """True if each new session gets a value of its own."""
         return self.on_new_session == "regenerate"
 
 
@@ -219,12 +219,15 @@ def _section(
     parent: str,
     problems: Problems,
     *,
-    known: tuple[str, ...],
+    known: tuple[str, ...] = (),
     base: Mapping[str, Any] = {},
 ) -> T | None:
-    """Return what a mapping's fields make, over those of a base; None if they do not fit."""
+    """Return what a mapping's fields make, over those of a base; None if they do not fit.
+
+    *known* are the fields that the file may have; all of the struct, if none are given.
+    """
     before = len(problems.entries)
-    fields = _fields(node, problems, parent, known)
+    fields = _fields(node, problems, parent, known or kind.__struct_fields__)
     values = {**base, **{name: field.plain for name, field in fields.items()}}
     decoder_of(kind)  # other threads may convert, too, and only that introduces a type safely
     while True:
@@ -256,8 +259,7 @@ def _store(node: YamlNode, problems: Problems) -> StorePlace | None:
 
 def _encryption(node: YamlNode, problems: Problems) -> KeySource | None:
     """Return where the master key is."""
-    known = KeySource.__struct_fields__
-    return _section(node, KeySource, "encryption", problems, known=known)
+    return _section(node, KeySource, "encryption", problems)
 
 
 def _autosave(node: YamlNode, problems: Problems) -> Autosave | UnsetType | None:
@@ -277,15 +279,13 @@ def _autosave(node: YamlNode, problems: Problems) -> Autosave | UnsetType | None
         if settings.value:
             problems.add(node, "autosave is off, and has settings: choose")
         return None
-    known, values = Autosave.__struct_fields__, msgspec.structs.asdict(base)
-    made = _section(settings, Autosave, "autosave", problems, known=known, base=values)
-    return made or UNSET
+    values = msgspec.structs.asdict(base)
+    return _section(settings, Autosave, "autosave", problems, base=values) or UNSET
 
 
 def _retention(node: YamlNode, problems: Problems) -> Retention | None:
     """Return what of the history is kept."""
-    known = Retention.__struct_fields__
-    retention = _section(node, Retention, "retention", problems, known=known)
+    retention = _section(node, Retention, "retention", problems)
     if retention is not None and retention.expire_days == 0:
         cure = "leave expire_days out to forget none"
         problems.add(node.value["expire_days"][1], f"0 would forget every session: {cure}")

@@ -67,7 +67,7 @@ class Problems:
         self.source: str = source
         self.entries: list[YamlProblem] = []
         self.warnings: list[YamlProblem] = []
-        """What is allowed, but unwise."""
+        """Declarations that are allowed, but unwise."""
         self.error: type[ConfigError] = ConfigError
         """The class of what is raised: that of the first problem."""
 
@@ -328,15 +328,12 @@ class _Tree:
             self._refuse(event, f"the tag {event.tag[:60]} is not allowed: leave it out")
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event)
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._list(event, depth)
-        return self._mapping(event, depth)
-
-    def _list(self, begin: Any, depth: int) -> YamlNode:
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(event, depth)
         items: list[YamlNode] = []
-        while not isinstance(event := next(self._events), self._yaml.SequenceEndEvent):
-            items.append(self._node(event, depth + 1))
-        return self._placed(begin, tuple(items))
+        while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._node(item, depth + 1))
+        return self._placed(event, tuple(items))
 
     def _mapping(self, begin: Any, depth: int) -> YamlNode:
         pairs: dict[str, tuple[YamlNode, YamlNode]] = {}

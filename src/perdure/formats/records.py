@@ -137,7 +137,7 @@ def state_of(key: SessionKey, records: Sequence[Record]) -> FullAgentState:
         config=fields_of(bytes(plugins.pop(CONFIG, b"{}"))),
         extra=carried.context,
     )
-    last_active_at = _iso(described.last_active_at)
+    last_active_at = described.last_active_at
     if carried.seq and len(core.history) == carried.items and described.turns == 0:
         last_active_at = carried.last_active_at or last_active_at
     return FullAgentState(
@@ -261,19 +261,12 @@ def _metadata(described: SessionDocument) -> SessionMetadata:
 def _same_time(written: str, iso: str) -> str:
     """Return a time as it was written, if it is still that time."""
     if not written:
-        return _iso(iso)
+        return iso
     try:
         same = datetime.datetime.fromisoformat(written) == datetime.datetime.fromisoformat(iso)
     except (ValueError, TypeError):  # no time, or one without a zone: nothing to compare
         return written
-    return written if same else _iso(iso)
-
-
-def _iso(iso: str) -> str:
-    if not iso:
-        return ""
-    time = datetime.datetime.fromisoformat(iso).astimezone(datetime.UTC)
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return written if same else iso
 
 
 # A whole state as the records of a new log
@@ -296,7 +289,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     text: str = ""
     """A payload with whitespace between its tokens, which JSON within JSON may lose."""
     spoken: bool = False
-    """Whether the next item of the history was made of it, and reads otherwise."""
+    """True if the next item of the history was made of it, and reads otherwise."""
     end: bool = True
     epoch: int = 0
     """Number of an epoch, where one begins."""

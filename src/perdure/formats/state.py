@@ -143,7 +143,7 @@ class CoreState(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ToolState(msgspec.Struct, rename="camel", kw_only=True):
-    """Which tools are offered, where they belong, and how early they come."""
+    """Tools that are offered, the place of each, and their order."""
 
     enabled: Raws = {}
     namespaces: Raws = {}
@@ -152,7 +152,7 @@ class ToolState(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class PermissionState(msgspec.Struct, rename="camel", kw_only=True):
-    """Which tools may run."""
+    """Permissions of tools to run."""
 
     version: int = 1
     approvals: Raws = {}

@@ -1,4 +1,4 @@
-"""Which setting to take: what each one costs a store, and what it risks.
+"""Choice of a setting by what each one costs a store, and what it risks.
 
 Pure. The best setting is the safest one that fits: saves run in the background and cost it
 nothing, so that what limits them is how many the store can take, how long a stop may take,
@@ -271,7 +271,7 @@ class StoreMeasurement(msgspec.Struct, frozen=True):
     size: int
     """Bytes of each save's record."""
     batches: bool = True
-    """Whether it takes the saves of several sessions together."""
+    """True if it takes the saves of several sessions together."""
 
     @property
     def rate(self) -> float:
@@ -359,7 +359,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     best: Option | None
     """None where none fits, or nothing has changed."""
     idle: bool
-    """Whether the store is idle under every setting, so that the choice does not matter."""
+    """True if the store is idle under every setting, so that the choice does not matter."""
     warnings: tuple[str, ...]
 
 
