@@ -127,31 +127,16 @@ def require_named(path: Path, plan: ExtractPlan, selection: Selection) -> None:
         )
 
 
-def restored(
-    archive: Archive | None, home: Folder, control: Folder, replaced: list[str] | None
-) -> ArchiveRestored:
+def restored(archive: Archive | None, home: Folder, replaced: list[str] | None) -> ArchiveRestored:
     """Return the result of a restore; *replaced* is None if nothing had to change."""
     if replaced is None:
         return ArchiveRestored(archive=archive, changed=False)
-    with control.enter(atomic_swap.REPLACED, atomic_swap.OLD) as old:
-        replaced_path = (
-            str(Path(home.path, CONTROL, atomic_swap.REPLACED, atomic_swap.OLD))
-            if old.names()
-            else ""
-        )
-    return ArchiveRestored(
-        archive=archive, changed=True, replaced=tuple(replaced), kept=replaced_path
-    )
+    old = Path(home.path, CONTROL, atomic_swap.REPLACED, atomic_swap.OLD)
+    kept = str(old) if any(old.iterdir()) else ""
+    return ArchiveRestored(archive=archive, changed=True, replaced=tuple(replaced), kept=kept)
 
 
 # The list of a session's archives, as folded from its log.
-
-
-def differ(archive: Archive, before: Archive) -> bool:
-    """Say whether an archive differs from the one before; a new label counts."""
-    relabeled = archive.label not in {"", before.label}
-    same = (archive.pages, archive.paths, archive.whole)
-    return relabeled or same != (before.pages, before.paths, before.whole)
 
 
 def entry_of(archive: Archive, removed: list[str]) -> Entry:
@@ -291,7 +276,12 @@ class Archives:
                 progress=progress,
             )
             archive = self._archive(result, label)
-            new = before is None or differ(archive, before)
+            new = (
+                before is None
+                or archive.label not in {"", before.label}
+                or (archive.pages, archive.paths, archive.whole)
+                != (before.pages, before.paths, before.whole)
+            )
             if new:
                 await hop(home.path, note_saving, control, self._key, archive.id)
                 expired = [archive.id for archive in (await self.all())[keep - 1 :]]
@@ -388,7 +378,7 @@ class Archives:
                     progress=progress,
                 )
             await hop(home.path, atomic_swap.mark, control, await self._as(archive.id))
-            return await hop(home.path, restored, archive, home, control, replaced)
+            return await hop(home.path, restored, archive, home, replaced)
 
     async def resume(self, *, progress: Progress = None) -> ArchiveRestored:
         """Restore the newest archive at a start, unless the home equals it or is newer.
@@ -476,4 +466,4 @@ class Archives:
                 Path(path), home, control, self._limits, check=check, progress=progress
             )
             await hop(home.path, atomic_swap.mark, control, await self._as(""))
-            return await hop(home.path, restored, None, home, control, replaced)
+            return await hop(home.path, restored, None, home, replaced)

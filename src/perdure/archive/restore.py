@@ -7,7 +7,7 @@ byte is written, a stage whose files are checked as they are written, one commit
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -107,14 +107,45 @@ async def put_back(
         StoreUnavailableError: The disk has no room, or refuses.
 
     """
-    await hop(home.path, require_room, home, plan.bytes)
-    async with _beside(home, control, description) as stage:
-        report = _reporter(plan, stage, progress)
+
+    async def write(stage: StagingTree) -> AsyncGenerator[None, None]:
         async with aclosing(_fetched(store, key, plan, description)) as parts:
             async for pieces, blobs in parts:
                 await hop(home.path, _write, stage, pieces, blobs)
-                report()
-        return await _committed(home, control, stage, plan)
+                yield
+
+    return await _replace(home, control, plan, write, description=description, progress=progress)
+
+
+async def _replace(
+    home: Folder,
+    control: Folder,
+    plan: ExtractPlan,
+    write: Callable[[StagingTree], AsyncGenerator[object, None]],
+    *,
+    description: str,
+    progress: Progress,
+) -> list[str]:
+    """Write a stage beside a home, by steps, and put it in its place; return what was replaced."""
+    totals = (plan.files, plan.bytes)
+    await hop(home.path, require_room, home, plan.bytes)
+    stage = await hop(home.path, StagingTree, control, description)
+    try:
+        async with aclosing(write(stage)) as steps:
+            async for _ in steps:
+                if progress is not None:
+                    progress(ArchiveProgress(len(stage.files), stage.bytes, *totals))
+        parts = [stage.files[at : at + AT_ONCE] for at in range(0, len(stage.files), AT_ONCE)]
+        await each(parts, partial(hop, home.path, stage.sync), at_once=AT_ONCE)
+        await hop(home.path, stage.finish)
+        replaced: list[str] = []
+        with anyio.CancelScope(shield=True):  # begun, it is finished
+            replaced += await hop(home.path, commit, home, control, stage.name, plan.selection)
+        return replaced
+    finally:
+        with anyio.CancelScope(shield=True), suppress(OSError):  # what is left goes next time
+            await anyio.to_thread.run_sync(stage.close)
+            await anyio.to_thread.run_sync(recover, home, control)
 
 
 def _write(stage: StagingTree, pieces: list[_Piece], blobs: dict[str, bytes]) -> None:
@@ -139,44 +170,6 @@ async def _fetched(
 def _most_bytes(piece: _Piece) -> int:
     entry, _ = piece
     return ITEM_BYTES + (min(entry.size, CHUNK_BYTES) if isinstance(entry, FileEntry) else 0)
-
-
-def _reporter(plan: ExtractPlan, stage: StagingTree, progress: Progress) -> Callable[[], None]:
-    """Return what reports how much of a plan is in the stage."""
-    totals = (plan.files, plan.bytes)
-
-    def report() -> None:
-        if progress is not None:
-            progress(ArchiveProgress(len(stage.files), stage.bytes, *totals))
-
-    return report
-
-
-@asynccontextmanager
-async def _beside(
-    home: Folder, control: Folder, description: str
-) -> AsyncGenerator[StagingTree, None]:
-    """Give a stage, which is removed in the end unless it was committed."""
-    stage = await hop(home.path, StagingTree, control, description)
-    try:
-        yield stage
-    finally:
-        with anyio.CancelScope(shield=True), suppress(OSError):  # what is left goes next time
-            await anyio.to_thread.run_sync(stage.close)
-            await anyio.to_thread.run_sync(recover, home, control)
-
-
-async def _committed(
-    home: Folder, control: Folder, stage: StagingTree, plan: ExtractPlan
-) -> list[str]:
-    parts = [stage.files[at : at + AT_ONCE] for at in range(0, len(stage.files), AT_ONCE)]
-    await each(parts, partial(hop, home.path, stage.sync), at_once=AT_ONCE)
-    await hop(home.path, stage.finish)
-    with anyio.CancelScope(shield=True):  # begun, it is finished
-        replaced: list[str] = await hop(
-            home.path, commit, home, control, stage.name, plan.selection
-        )
-    return replaced
 
 
 async def verify(store: Store, key: SessionKey, plan: ExtractPlan, description: str) -> None:
@@ -214,15 +207,12 @@ async def put_back_from(
         content = await hop(str(path), Content, file, str(path), limits)
         plan = ExtractPlan(*await hop(str(path), content.manifest))
         await hop(home.path, check, plan)
-        await hop(home.path, require_room, home, plan.bytes)
-        async with _beside(home, control, str(path)) as stage:
-            report = _reporter(plan, stage, progress)
+
+        def write(stage: StagingTree) -> AsyncGenerator[list[int], None]:
             sizes = content.into(stage, plan.entries)
-            steps = batches(home.path, sizes, lambda size: ITEM_BYTES + size, BATCH_BYTES)
-            async with aclosing(steps) as given:
-                async for _ in given:
-                    report()
-            return await _committed(home, control, stage, plan)
+            return batches(home.path, sizes, lambda size: ITEM_BYTES + size, BATCH_BYTES)
+
+        return await _replace(home, control, plan, write, description=str(path), progress=progress)
     finally:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(file.close)

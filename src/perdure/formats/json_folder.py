@@ -72,14 +72,14 @@ async def write_folder(path: str | os.PathLike[str], state: FullAgentState) -> l
     return await anyio.to_thread.run_sync(guarded, _write, os.fspath(path), state)
 
 
-def guarded(act: Callable[[str, T], R], path: str, given: T) -> R:
+def guarded(act: Callable[..., R], path: object, *args: object) -> R:
     """Do something in a folder; an error of the disk becomes one of ours."""
     try:
-        return act(path, given)
+        return act(path, *args)
     except OSError as error:
         raise StoreUnavailableError(
             f"the state in {path} cannot be reached: {error}: look at its permissions",
-            path=path,
+            path=str(path),
             errno=error.errno,
         ) from error
 
@@ -249,7 +249,7 @@ class FolderStorage:
 
     async def delete(self) -> None:
         """Remove session.json, memory.json and the plugins' files, and nothing else."""
-        await anyio.to_thread.run_sync(guarded, _delete, self._path, None)
+        await anyio.to_thread.run_sync(guarded, _delete, self._path)
 
     def get_path(self) -> str:
         """Return the folder."""
@@ -267,7 +267,7 @@ class FolderStorage:
         return at + datetime.timedelta(microseconds=others // 1000)
 
 
-def _delete(path: str, _: None) -> None:
+def _delete(path: str) -> None:
     try:
         folder = Folder.root(path)
     except FileNotFoundError:

@@ -113,7 +113,7 @@ def state_of(key: SessionKey, records: Sequence[Record]) -> FullAgentState:
     """
     described = decode(fold_session(None, key, records), SessionDocument)
     carried = carried_by(records)
-    shown = list(filter(Retractions().shows, reversed(records)))[::-1]  # but what was taken back
+    shown = list(filter(Retractions().shows, reversed(records)))[::-1]  # not what was taken back
     spoken = [record for record in shown if record.kind in SPOKEN]
     calls = [
         msgspec.Raw(encode(call))

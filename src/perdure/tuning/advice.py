@@ -28,7 +28,8 @@ from perdure.autosave.core import Core, Save
 from perdure.autosave.options import DEBOUNCE, Autosave, EngineOptions
 from perdure.autosave.schedule import BUSY, RESTORE, SHRINK, SLOT
 from perdure.autosave.tracked import Tracked
-from perdure.records.json import decoder_of
+from perdure.memory.documents import time_of
+from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import HOLDER_KINDS, MESSAGE, TURN, Entry, Record
 from perdure.store import Capabilities, Outcome, Status
@@ -68,11 +69,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return round(total / self.changes) if self.changes else 0
 
 
-class _PayloadTimes(msgspec.Struct):
-    """Times that records carry."""
-
-    created_at: float | None = None
-    at: float | None = None
+class _Turn(msgspec.Struct):
     phase: str | None = None
 
 
@@ -81,21 +78,20 @@ def changes_of(records: Iterable[Record]) -> list[WorkloadChange]:
 
     A record that does not say when came with the one before. What a store writes itself, the
     records of new holders, is left out.
+
+    Raises:
+        CorruptRecordError: A record is damaged.
+
     """
-    decoder = decoder_of(_PayloadTimes)
     changes: list[WorkloadChange] = []
     at: float | None = None
     for record in records:
         if record.kind in HOLDER_KINDS:
             continue
-        try:
-            times = decoder.decode(record.payload)
-        except msgspec.MsgspecError:  # a kind that uses these names for something else
-            times = _PayloadTimes()
-        known = times.at if times.created_at is None else times.created_at
+        known = time_of(record)
         at = known if at is None else max(at, at if known is None else known)
         if at is not None:
-            ends = record.kind == TURN and times.phase != "begin"
+            ends = record.kind == TURN and decode(record.payload, _Turn).phase != "begin"
             changes.append(WorkloadChange(at, len(record.payload), ends))
     return changes
 

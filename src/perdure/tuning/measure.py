@@ -206,9 +206,9 @@ async def _changes(store: Store, key: SessionKey) -> list[WorkloadChange]:
     try:
         async for chunk in store.read_log(key, limit=_EACH, reverse=True):
             records += chunk.records
+        return changes_of(reversed(records))
     except CorruptRecordError:
         return []
-    return changes_of(reversed(records))
 
 
 # A workload for those who have none yet: agents in conversation, with tools
