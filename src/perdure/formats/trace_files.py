@@ -119,27 +119,25 @@ COMPACTED_MANIFEST: Final = "compacted_memory_manifest.json"
 _COMPACTED: Final = msgspec.json.encode({"schema_version": 3, "last_reset_ts": None}) + b"\n"
 
 
-class Memories(msgspec.Struct, frozen=True, kw_only=True):
-    """Memories of a session, besides its messages."""
-
-    episodic: bytes = b""
-    """Its document: a line an item."""
-    semantic: bytes = b""
-    snapshot: bytes = b""
-    """The working context; its watermark is the last record that is written."""
-    upto: int
-    """The last record that counts."""
-
-
 async def write_memories(
-    folder: Path, turns: AsyncIterable[RawTurn], memories: Memories, *, types: Types = NO_TYPES
+    folder: Path,
+    turns: AsyncIterable[RawTurn],
+    *,
+    episodic: bytes,
+    semantic: bytes,
+    snapshot: bytes,
+    upto: int,
+    types: Types = NO_TYPES,
 ) -> list[str]:
     """Write the files; return their names.
 
     Args:
         folder: Where; it is there, and has none of these files.
         turns: What was said, oldest first.
-        memories: What is remembered of it.
+        episodic: The document of that memory: a line an item.
+        semantic: The other one.
+        snapshot: The working context; its watermark is the last record that is written.
+        upto: The last record that counts.
         types: The application's own.
 
     Raises:
@@ -147,14 +145,14 @@ async def write_memories(
         CorruptRecordError: A message or an item is damaged.
 
     """
-    items = items_of(memories.episodic.splitlines(), EpisodicItem)
+    items = items_of(episodic.splitlines(), EpisodicItem)
     newest = {item.as_of_seq: item for item in items if item.as_of_seq > 0}
-    async with aclosing(_lines(turns, memories.upto, types)) as lines:
-        names = await _write_traces(folder, lines, [newest[upto] for upto in sorted(newest)])
-    documents = {EPISODIC: memories.episodic, SEMANTIC: memories.semantic}
+    async with aclosing(_lines(turns, upto, types)) as lines:
+        names = await _write_traces(folder, lines, [newest[seq] for seq in sorted(newest)])
+    documents = {EPISODIC: episodic, SEMANTIC: semantic}
     if any(documents.values()):
         documents[COMPACTED_MANIFEST] = _COMPACTED
-    documents[SNAPSHOT] = memories.snapshot
+    documents[SNAPSHOT] = snapshot
     for name, data in documents.items():
         if data:
             async with new_file(folder / name) as file:
