@@ -7,11 +7,11 @@ the only module of this package with a clock and randomness.
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 import secrets
 import sys
+import time
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
@@ -212,18 +212,14 @@ def keys_of(declared: Declared, environment: Mapping[str, str]) -> MasterKeys | 
 # The values
 
 
-Now = Callable[[], datetime.datetime]
+Now = Callable[[], float]
+"""Returns seconds since 1970."""
 Random = Callable[[int], bytes]
 """Returns so many random bytes."""
 
 
-def utc_now() -> datetime.datetime:
-    """Return the time, with its zone."""
-    return datetime.datetime.now(datetime.UTC)
-
-
 def initial_values(
-    agent_name: str | None, *, now: Now = utc_now, random: Random = secrets.token_bytes
+    agent_name: str | None, *, now: Now = time.time, random: Random = secrets.token_bytes
 ) -> Callable[[ConfigKey], InitialValue]:
     """Return what makes a key's initial value.
 
@@ -246,7 +242,7 @@ def initial_values(
     variables: Mapping[str, Callable[[], str]] = {
         "agent_name": name,
         "random_id": lambda: random(4).hex(),
-        "timestamp": lambda: iso_of(now().timestamp()),
+        "timestamp": lambda: iso_of(now()),
         "uuid": lambda: str(uuid.UUID(bytes=random(16), version=4)),
     }
 

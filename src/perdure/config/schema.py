@@ -388,11 +388,6 @@ class StoredValues(msgspec.Struct, frozen=True, omit_defaults=True):
     session: str | None = None
     """The session that they were last begun for."""
 
-    def value(self, key: str) -> Any:
-        """Return a copy of a value, None where there is none."""
-        raw = self.values.get(key)
-        return None if raw is None else decode(bytes(raw))
-
 
 def saved_in(data: bytes | None, place: str) -> StoredValues:
     """Return what stored bytes hold; nothing for none.
