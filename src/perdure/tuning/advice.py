@@ -383,15 +383,12 @@ def _settings(measured: StoreMeasurement, needs: Requirements) -> list[Autosave]
 
 
 def _down(seconds: float) -> float:
-    """Round down to two digits.
+    """Round down to hundredths.
 
-    >>> _down(0.9996), _down(123.0), _down(0.0)
-    (0.99, 120.0, 0.0)
+    >>> _down(0.9996), _down(2.8), _down(0.0)
+    (0.99, 2.8, 0.0)
     """
-    if seconds <= 0:
-        return 0.0
-    digits = 1 - math.floor(math.log10(seconds))
-    return float(f"{math.floor(seconds * 10.0**digits + 1e-9) / 10.0**digits:.12g}")
+    return math.floor(seconds * 100 + 1e-9) / 100
 
 
 def _tried(
