@@ -205,7 +205,10 @@ class Content:
             UnsupportedVersionError: A newer release wrote it.
 
         """
-        about = self._header(self._exactly(BLOCK))
+        try:
+            about = tarfile.TarInfo.frombuf(self._exactly(BLOCK), "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise self._refused(f"it is no tar ({error})") from None
         if (about.name, about.type) != (MANIFEST, tarfile.REGTYPE):
             raise self._refused(f"an archive of perdure's begins with {MANIFEST}")
         most = self._limits.entries * LINE_BYTES
@@ -265,7 +268,7 @@ class Content:
         """
         for entry in entries:
             wanted = header_of(entry)
-            if self._meaning(self._exactly(len(wanted))) != self._meaning(wanted):
+            if _meaning(self._exactly(len(wanted))) != _meaning(wanted):
                 path = ascii(entry.path[:200])
                 raise self._refused(f"its manifest has {path} where the tar has something else")
             remaining = size = entry.size if isinstance(entry, FileEntry) else 0
@@ -280,21 +283,6 @@ class Content:
         if not len(END) <= len(rest) <= MOST_END or rest.strip(b"\0"):
             raise self._refused("something other than a tar's end is behind what it lists")
 
-    def _meaning(self, header: bytes) -> tuple[object, ...]:
-        """Return what a header says of a member; owners and times say nothing.
-
-        A long one is three parts: that it is extended, the name and size as text, and the usual.
-        """
-        first, last = self._header(header[:BLOCK]), self._header(header[-BLOCK:])
-        extended = header[BLOCK:-BLOCK]
-        return (first.name, first.type, first.size, extended, last.name, last.type, last.size)
-
-    def _header(self, block: bytes) -> tarfile.TarInfo:
-        try:
-            return tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            raise self._refused(f"it has no tar header where one should be ({error})") from None
-
     def _exactly(self, size: int) -> bytes:
         data = self._data.read(size)
         if len(data) != size:
@@ -306,6 +294,19 @@ class Content:
             f"{self._description} is refused: {reason}; nothing was changed",
             where=self._description,
         )
+
+
+def _meaning(header: bytes) -> list[bytes]:
+    """Return what a header says of a member; owners and times say nothing.
+
+    A long one is three parts: that it is extended, the name and size as text, and the usual.
+    """
+    blocks = (header[:BLOCK], header[-BLOCK:])
+    return [header[BLOCK:-BLOCK], *(block[field] for block in blocks for field in _FIELDS)]
+
+
+_FIELDS: Final = (slice(0, 100), slice(124, 136), slice(156, 157), slice(345, 500))
+"""Places of a member's name, size, kind, and the beginning of a longer name."""
 
 
 # Writing
