@@ -93,7 +93,7 @@ class FileMemoryStorage:
         self._changes = 0
         self._flushed = 0
         self._changed: anyio.Event | None = None
-        self._lock: anyio.Lock | None = None
+        self._lock = anyio.Lock()
         self._host: Host | None = None
 
     def __repr__(self) -> str:
@@ -216,8 +216,6 @@ class FileMemoryStorage:
             StoreUnavailableError: It cannot be written; what has changed is kept for the next.
 
         """
-        if self._lock is None:
-            self._lock = anyio.Lock()
         async with self._lock:
             loaded, changes = self._loaded.value, self._changes
             if loaded is None or changes == self._flushed:

@@ -192,12 +192,12 @@ def _plugins_in(records: Iterable[Record]) -> tuple[Fields, Fields]:
     by_name: dict[str, list[Record]] = {}
     for record in records:
         if record.kind == STATE:
-            by_name.setdefault(decode(record.payload, StateSet).name, []).append(record)
+            name = decode(record.payload, StateSet).name
+            if name.startswith(_FOLDER):
+                by_name.setdefault(name, []).append(record)
     states: Fields = {}
     versions: dict[str, int] = {}
     for document, changes in by_name.items():
-        if not document.startswith(_FOLDER):
-            continue
         data = fold_state(document, None, changes)
         beside = fold_state(typed(document), None, changes)
         name = document[len(_FOLDER) : -len(".json")]
@@ -492,12 +492,10 @@ def _meta(state: FullAgentState, now: float, findings: list[Finding]) -> Entry:
     owner = decode(bytes(clean["owner"])) if "owner" in clean else None
     if isinstance(owner, str):
         del clean["owner"]
-    else:
-        owner = None
     meta = MetadataPayload(
         title=metadata.title,
         tags=metadata.tags,
-        owner=owner,
+        owner=owner if isinstance(owner, str) else None,
         metadata=clean,
         at=_seconds(state.last_active_at) or now,
         agent_type=state.agent_type,
