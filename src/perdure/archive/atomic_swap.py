@@ -36,7 +36,6 @@ from perdure.errors import (
     ConfigError,
     CorruptRecordError,
     SessionError,
-    StoreError,
     StoreUnavailableError,
 )
 from perdure.records.archives import Entry, FileEntry, FolderEntry
@@ -196,18 +195,17 @@ def commit(home: Folder, control: Folder, stage: str, selection: Selection) -> l
     """Replace the home's contents with a durable stage; return the paths that were replaced.
 
     Raises:
-        StoreError: A path cannot be moved; nothing was changed.
-        StoreUnavailableError: The system refuses to move it; nothing was changed.
+        StoreUnavailableError: The system refuses to move a path, for example one that is another
+            file system; nothing was changed.
 
     """
     with control.enter(stage, NEW) as new:
         units = selection.units({*new.names(), *_movable(home)})
         puts = tuple(unit for unit in units if _stat(new, unit) is not None)
     takes = tuple(unit for unit in units if unit not in puts and _stat(home, unit) is not None)
-    _require_movable(home, (*puts, *takes))
     journal = _Journal(stage, tuple(map(_written, puts)), tuple(map(_written, takes)), selection)
-    if not control.publish(JOURNAL, encode(journal)):
-        raise StoreError(f"{control.path}/{JOURNAL} is there: a restore is under way")
+    is_first = control.publish(JOURNAL, encode(journal))
+    assert is_first  # whoever holds the lock has completed what was there
     refused = recover(home, control)
     if refused is not None:
         raise StoreUnavailableError(
@@ -234,18 +232,6 @@ def _movable(home: Folder) -> Iterator[str]:
             continue
         if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
             yield name
-
-
-def _require_movable(home: Folder, units: tuple[str, ...]) -> None:
-    root = home.stat(".")
-    for unit in units:
-        status = _stat(home, unit)
-        if status is not None and root is not None and status.st_dev != root.st_dev:
-            raise StoreError(
-                f"{home.path}/{unit} is another file system, and the archive has something of "
-                "this name: unmount it, or restore into another folder; nothing was changed",
-                path=f"{home.path}/{unit}",
-            )
 
 
 def recover(home: Folder, control: Folder) -> OSError | None:

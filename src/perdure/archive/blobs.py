@@ -27,7 +27,6 @@ from perdure.archive.limits import ArchiveLimits, Checker
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
-    NotStorableError,
     StoreError,
     StoreUnavailableError,
 )
@@ -104,20 +103,6 @@ BATCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes of contents in memory at a time."""
 ITEM_BYTES: Final = 4096
 """Size that an entry counts besides its bytes: many small files do not make a hop too long."""
-
-
-def require_blobs(store: Store) -> None:
-    """Refuse a store without blobs.
-
-    Raises:
-        NotStorableError: The store has no blobs.
-
-    """
-    if not store.capabilities.blobs:
-        raise NotStorableError(
-            f"{store.location} keeps no blobs, which archives need: use another store",
-            location=store.location,
-        )
 
 
 async def put(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:

@@ -20,7 +20,6 @@ from perdure.archive.blobs import (
     entries_of,
     hop,
     put,
-    require_blobs,
 )
 from perdure.archive.limits import (
     CHUNK_BYTES,
@@ -239,7 +238,11 @@ async def take(
         TooLargeError: It is over a limit.
 
     """
-    require_blobs(store)
+    if not store.capabilities.blobs:
+        raise errors.NotStorableError(
+            f"{store.location} keeps no blobs, which archives need: use another store",
+            location=store.location,
+        )
     present = set(await store.blob_names(key.blobs))
     known = await _named_by(store, key, before, limits) & present
     saving = TreeSave(store, key.blobs, present, known)

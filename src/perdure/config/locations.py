@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import anyio
 import anyio.to_thread
@@ -59,22 +59,8 @@ _PAUSE: Final = 0.05
 
 Change = Callable[[StoredValues], StoredValues]
 Taken = Callable[[StoredValues], object]
-
-
-def _ignored(_: StoredValues) -> None:
-    """Ignore the notification."""
-
-
-class Location(Protocol):
-    """Place of an agent's values."""
-
-    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
-        """Make a change durable, and return what is stored then; the same object is no change.
-
-        *on_taken* is called when the change cannot be undone any more: it will be stored, even if
-        the caller is cancelled or gets an error that it cannot be written right now.
-        """
-        ...
+"""Called when a change cannot be undone any more: it will be stored, even if the caller is
+cancelled or gets an error that it cannot be written right now."""
 
 
 @final
@@ -89,8 +75,8 @@ class SessionPlace:
         value = await self._session.state.get(DOCUMENT)
         return _saved(value, f"session {self._session.key}")
 
-    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
-        """Change it, and save the session."""
+    async def change(self, change: Change, on_taken: Taken = lambda _: None) -> StoredValues:
+        """Make a change durable, and return what is stored then; the same object is no change."""
         session = self._session
         while True:
             before = session.version
@@ -137,7 +123,7 @@ class AgentPlace:
         value = None if view is None else await view.state.get(DOCUMENT)
         return _saved(value, f"agent {self._id!r}")
 
-    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
+    async def change(self, change: Change, on_taken: Taken = lambda _: None) -> StoredValues:
         """Change it under the default session's lease, if there is anything to change.
 
         Raises:
@@ -189,7 +175,7 @@ class FolderPlace:
         """Read the file; a writer never shows it half-done."""
         return await anyio.to_thread.run_sync(self._read)
 
-    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
+    async def change(self, change: Change, on_taken: Taken = lambda _: None) -> StoredValues:
         """Change the file under the folder's lock.
 
         Raises:
@@ -240,6 +226,9 @@ class FolderPlace:
                 folder.replace(FILE, text_of(written(new)))
                 folder.sync()
             return new
+
+
+Location = SessionPlace | AgentPlace | FolderPlace
 
 
 @contextlib.contextmanager
