@@ -60,7 +60,7 @@ class ExtractPlan(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> int:
-        """Number of paths."""
+        """Number of files."""
         return sum(isinstance(entry, FileEntry) for entry in self.entries)
 
 

@@ -43,7 +43,6 @@ TRIES: Final = 3
 """Number of times that a file is read again if it changes meanwhile."""
 _ENTERED: Final = 0o700
 """The mode of a folder of which only a part is archived: its own is not kept."""
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 
 
 class FileChunk(msgspec.Struct, frozen=True):
@@ -138,7 +137,7 @@ class _Scan:
     def _file(self, folder: Folder, name: str, path: str) -> Iterator[Found]:
         for remaining in reversed(range(TRIES)):
             try:
-                fd = folder.open(name, _READ)
+                fd = folder.open(name)
             except (FileNotFoundError, LinkFoundError, NoFileError):  # no file any more
                 yield ArchiveSkipped(path, "changed while it was read")
                 return
