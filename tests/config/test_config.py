@@ -168,7 +168,7 @@ async def test_what_a_template_makes_is_made_once_each(folder: AgentFolder) -> N
 def test_a_clock_and_chance_of_ones_own_make_the_values() -> None:
     """S4-G9: injectable."""
     noon = datetime.datetime(2026, 5, 4, 14, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
-    make = initial_values("gus", now=lambda: noon, random=lambda size: bytes(range(size)))
+    make = initial_values("gus", now=noon.timestamp, random=lambda size: bytes(range(size)))
     text = "{{agent_name}} {{ timestamp }} {{ random_id }} {{ uuid }}"
     made = "gus 2026-05-04T12:00:00.000Z 00010203 00010203-0405-4607-8809-0a0b0c0d0e0f"
     assert make(ConfigKey(name="k", init=text)) == made

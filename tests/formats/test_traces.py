@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 
 from perdure.formats.state import SavedTrace, TraceMessage, TraceMessages, trace_lines
-from perdure.formats.trace_files import (
-    ArchiveManifest,
-    is_segment_name,
-    manifest_of,
-    planned_segments,
-    read_memories,
-)
+from perdure.formats.trace_files import is_segment_name, read_memories, segment_of
 from perdure.memory.compaction import EpisodicItem
 from perdure.records.json import decode
 from perdure.records.messages import Message, ToolCall, ToolResult
@@ -104,18 +98,9 @@ def test_lines_of_others_become_messages() -> None:
 
 
 def test_a_compaction_is_a_segment() -> None:
-    items = [
-        EpisodicItem(id="ep_9", ts=1777545015.123, summary="b", as_of_seq=9),
-        EpisodicItem(id="ep_4", ts=1777545000.0, summary="a", as_of_seq=4),
-        EpisodicItem(id="theirs", ts=0.0, summary="c"),
-    ]
-    first, second = planned_segments(items)
-    assert (first.upto, second.upto) == (4, 9)
-    assert second.segment.file_name.startswith("000002_20260430T103015123Z_")
-    assert second.segment.boundary_key == f"native_compaction:{second.segment.file_name[-14:-6]}"
-    manifest = decode(manifest_of([first.segment, second.segment]), ArchiveManifest)
-    assert manifest.next_segment_index == 3
-    assert manifest.complete() == []  # they are pending
+    segment = segment_of(2, EpisodicItem(id="ep_9", ts=1777545015.123, summary="b", as_of_seq=9))
+    assert segment.file_name.startswith("000002_20260430T103015123Z_")
+    assert segment.boundary_key == f"native_compaction:{segment.file_name[-14:-6]}"
 
 
 @pytest.mark.parametrize("name", ["../x.jsonl", "a/b", ".x", "", "..", "a\n"])

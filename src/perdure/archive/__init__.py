@@ -32,9 +32,6 @@ _HOME_OF = {
     "Archives": "perdure.archive.archives",
 }
 
-# a list of strings
-
-
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
 
 

@@ -31,7 +31,7 @@ from perdure.archive.restore import (
     put_back_from,
     verify,
 )
-from perdure.archive.save import ArchiveSaved, Progress, SaveResult, take
+from perdure.archive.save import ArchiveSaved, Progress, TreeSave, take
 from perdure.archive.tar import export
 from perdure.errors import ConfigError, InvalidArgumentError, SessionError
 from perdure.memory.documents import StateSet
@@ -56,7 +56,8 @@ def files_of(session: Session | SessionView) -> str | None:
 def note_saved(control: Folder, marker: atomic_swap.ArchiveMarker) -> None:
     """Record which archive the home equals, and remove what the last restore replaced."""
     atomic_swap.mark(control, marker)
-    atomic_swap.drop_replaced(control)
+    atomic_swap.set_aside(control, atomic_swap.REPLACED)
+    atomic_swap.remove_left(control)
 
 
 def why_kept(
@@ -67,7 +68,8 @@ def why_kept(
     if marker is not None and marker.is_of(key):
         if marker.key != key:
             return "another session of the agent has used it since"
-        return "it continues from this archive" if marker.goes_on_from(latest.id) else ""
+        is_newer = latest.id in (marker.archive, *marker.newer_than)
+        return "it continues from this archive" if is_newer else ""
     return (
         "it has files that were never archived" if atomic_swap.occupied_by(home, selection) else ""
     )
@@ -125,44 +127,16 @@ def require_named(path: Path, plan: ExtractPlan, selection: Selection) -> None:
         )
 
 
-def restored(
-    archive: Archive | None, home: Folder, control: Folder, replaced: list[str] | None
-) -> ArchiveRestored:
+def restored(archive: Archive | None, home: Folder, replaced: list[str] | None) -> ArchiveRestored:
     """Return the result of a restore; *replaced* is None if nothing had to change."""
     if replaced is None:
         return ArchiveRestored(archive=archive, changed=False)
-    with control.enter(atomic_swap.REPLACED, atomic_swap.OLD) as old:
-        replaced_path = (
-            str(Path(home.path, CONTROL, atomic_swap.REPLACED, atomic_swap.OLD))
-            if old.names()
-            else ""
-        )
-    return ArchiveRestored(
-        archive=archive, changed=True, replaced=tuple(replaced), kept=replaced_path
-    )
+    old = Path(home.path, CONTROL, atomic_swap.REPLACED, atomic_swap.OLD)
+    kept = str(old) if any(old.iterdir()) else ""
+    return ArchiveRestored(archive=archive, changed=True, replaced=tuple(replaced), kept=kept)
 
 
 # The list of a session's archives, as folded from its log.
-
-
-def listed(document: bytes | None) -> list[Archive]:
-    """Return the archives that a document lists, newest first."""
-    have = {} if document is None else decode(document, dict[str, Archive])
-    return [*have.values()][::-1]
-
-
-def named(have: Sequence[Archive], name: str | None) -> Archive | None:
-    """Return the archive with an id, or the newest with a label; for None the newest."""
-    by_id = [archive for archive in have if name in {None, archive.id}]
-    by_label = [archive for archive in have if archive.label == name]
-    return next(iter((*by_id, *by_label)), None)
-
-
-def differ(archive: Archive, before: Archive) -> bool:
-    """Say whether an archive differs from the one before; a new label counts."""
-    relabeled = archive.label not in {"", before.label}
-    same = (archive.pages, archive.paths, archive.whole)
-    return relabeled or same != (before.pages, before.paths, before.whole)
 
 
 def entry_of(archive: Archive, removed: list[str]) -> Entry:
@@ -228,7 +202,9 @@ class Archives:
 
     async def all(self) -> list[Archive]:
         """Return the session's archives, newest first."""
-        return listed(await contents_of(self._session).state_document(DOCUMENT))
+        document = await contents_of(self._session).state_document(DOCUMENT)
+        have = {} if document is None else decode(document, dict[str, Archive])
+        return [*have.values()][::-1]
 
     async def latest(self) -> Archive | None:
         """Return the newest archive, None if there is none."""
@@ -242,8 +218,9 @@ class Archives:
 
         """
         have = await self.all()
-        matches = named(have, name)
-        if matches is None:
+        by_id = [archive for archive in have if name in {None, archive.id}]
+        matches = by_id or [archive for archive in have if archive.label == name]
+        if not matches:
             names = ", ".join(archive.label or archive.id for archive in have) or "none"
             wanted = "no archive" if name is None else f"no archive {name!r}"
             raise ConfigError(
@@ -251,7 +228,7 @@ class Archives:
                 key=str(self._key),
                 archive=name,
             )
-        return matches
+        return matches[0]
 
     # saving
 
@@ -278,7 +255,12 @@ class Archives:
             LeaseLostError: Another process has taken the session over.
 
         """
-        session = self._writable()
+        session = self._session
+        if isinstance(session, SessionView):
+            raise SessionError(
+                f"session {self._key} was loaded to read: open it to save an archive",
+                key=str(self._key),
+            )
         require_text("archive label", label)
         if keep < 1:
             raise InvalidArgumentError(f"invalid keep={keep!r}: expected at least 1", option="keep")
@@ -294,7 +276,12 @@ class Archives:
                 progress=progress,
             )
             archive = self._archive(result, label)
-            new = before is None or differ(archive, before)
+            new = (
+                before is None
+                or archive.label not in {"", before.label}
+                or (archive.pages, archive.paths, archive.whole)
+                != (before.pages, before.paths, before.whole)
+            )
             if new:
                 await hop(home.path, note_saving, control, self._key, archive.id)
                 expired = [archive.id for archive in (await self.all())[keep - 1 :]]
@@ -312,15 +299,7 @@ class Archives:
             changing=tuple(result.changing),
         )
 
-    def _writable(self) -> Session:
-        if isinstance(self._session, SessionView):
-            raise SessionError(
-                f"session {self._key} was loaded to read: open it to save an archive",
-                key=str(self._key),
-            )
-        return self._session
-
-    def _archive(self, result: SaveResult, label: str) -> Archive:
+    def _archive(self, result: TreeSave, label: str) -> Archive:
         now = time.time()
         when = datetime.datetime.fromtimestamp(now, datetime.UTC).strftime("%Y%m%d-%H%M%S")
         return Archive(
@@ -399,7 +378,7 @@ class Archives:
                     progress=progress,
                 )
             await hop(home.path, atomic_swap.mark, control, await self._as(archive.id))
-            return await hop(home.path, restored, archive, home, control, replaced)
+            return await hop(home.path, restored, archive, home, replaced)
 
     async def resume(self, *, progress: Progress = None) -> ArchiveRestored:
         """Restore the newest archive at a start, unless the home equals it or is newer.
@@ -487,4 +466,4 @@ class Archives:
                 Path(path), home, control, self._limits, check=check, progress=progress
             )
             await hop(home.path, atomic_swap.mark, control, await self._as(""))
-            return await hop(home.path, restored, None, home, control, replaced)
+            return await hop(home.path, restored, None, home, replaced)

@@ -36,10 +36,9 @@ from perdure.errors import (
     ConfigError,
     CorruptRecordError,
     SessionError,
-    StoreError,
     StoreUnavailableError,
 )
-from perdure.records.archives import FileEntry, FolderEntry
+from perdure.records.archives import Entry, FileEntry, FolderEntry
 from perdure.records.json import decoder_of, encode
 from perdure.records.keys import SessionKey
 
@@ -127,10 +126,6 @@ class ArchiveMarker(msgspec.Struct, frozen=True):
     newer_than: tuple[str, ...] = ()
     """Other archives that the home is newer than: one being saved, or the newest at a restore."""
 
-    def goes_on_from(self, archive: str) -> bool:
-        """Say whether the home equals an archive, or is newer."""
-        return archive == self.archive or archive in self.newer_than
-
     def is_of(self, key: SessionKey) -> bool:
         """Say whether the home belongs to the same agent, in any session."""
         return (self.key.agent, self.key.tenant) == (key.agent, key.tenant)
@@ -200,18 +195,17 @@ def commit(home: Folder, control: Folder, stage: str, selection: Selection) -> l
     """Replace the home's contents with a durable stage; return the paths that were replaced.
 
     Raises:
-        StoreError: A path cannot be moved; nothing was changed.
-        StoreUnavailableError: The system refuses to move it; nothing was changed.
+        StoreUnavailableError: The system refuses to move a path, for example one that is another
+            file system; nothing was changed.
 
     """
     with control.enter(stage, NEW) as new:
         units = selection.units({*new.names(), *_movable(home)})
         puts = tuple(unit for unit in units if _stat(new, unit) is not None)
     takes = tuple(unit for unit in units if unit not in puts and _stat(home, unit) is not None)
-    _require_movable(home, (*puts, *takes))
     journal = _Journal(stage, tuple(map(_written, puts)), tuple(map(_written, takes)), selection)
-    if not control.publish(JOURNAL, encode(journal)):
-        raise StoreError(f"{control.path}/{JOURNAL} is there: a restore is under way")
+    is_first = control.publish(JOURNAL, encode(journal))
+    assert is_first  # whoever holds the lock has completed what was there
     refused = recover(home, control)
     if refused is not None:
         raise StoreUnavailableError(
@@ -238,18 +232,6 @@ def _movable(home: Folder) -> Iterator[str]:
             continue
         if stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode):
             yield name
-
-
-def _require_movable(home: Folder, units: tuple[str, ...]) -> None:
-    root = home.stat(".")
-    for unit in units:
-        status = _stat(home, unit)
-        if status is not None and root is not None and status.st_dev != root.st_dev:
-            raise StoreError(
-                f"{home.path}/{unit} is another file system, and the archive has something of "
-                "this name: unmount it, or restore into another folder; nothing was changed",
-                path=f"{home.path}/{unit}",
-            )
 
 
 def recover(home: Folder, control: Folder) -> OSError | None:
@@ -383,12 +365,6 @@ def _is_passed_over(folder: Folder, name: str, fate: str) -> bool:
     return status is not None and not (stat.S_ISDIR(status.st_mode) or stat.S_ISREG(status.st_mode))
 
 
-def drop_replaced(control: Folder) -> None:
-    """Remove what the last restore replaced."""
-    set_aside(control, REPLACED)
-    remove_left(control)
-
-
 def _stat(folder: Folder, path: str) -> os.stat_result | None:
     *above, name = path.split("/")
     try:
@@ -411,61 +387,66 @@ class StagingTree:
 
     Args:
         control: The home's own folder, which is open and ours alone.
-        where: What it comes from, for errors.
+        description: What it comes from, for errors.
 
     """
 
     def __init__(self, control: Folder, description: str) -> None:
         self.name: str = f"{LEFT}{random_id()}"
+        self.files: list[str] = []
+        """Paths of the files that are complete, to be given to `sync` in parts."""
+        self.bytes: int = 0
+        """Bytes written so far."""
         self._description = description
         self._root = control.make(self.name, NEW)
-        self._files: list[str] = []
         self._folders: list[FolderEntry] = []
         self._above: str = ""
         self._parent = self._root.enter()
         self._file: _File | None = None
 
-    def folder(self, entry: FolderEntry) -> None:
-        """Make a folder; the one above it is there."""
-        parent, name = self._at(entry.path)
-        parent.make(name).close()
-        self._folders.append(entry)
+    def add(self, entry: Entry, data: bytes = b"") -> None:
+        """Make a folder, or write the next piece of a file, which its last piece completes.
 
-    def begin(self, entry: FileEntry) -> None:
-        """Begin with a file."""
-        parent, name = self._at(entry.path)
-        self._file = _File(entry, parent.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL))
-
-    def write(self, data: bytes) -> None:
-        """Write a piece of the file.
+        The folder above it is there.
 
         Raises:
-            CorruptRecordError: The file becomes longer than its entry says.
+            CorruptRecordError: The file before, or this one, is not as its entry says.
 
         """
         file = self._file
-        assert file is not None
-        if not file.write(data):
+        if file is None or file.entry is not entry:
+            self._require_complete()
+            parent, name = self._at(entry.path)
+            if isinstance(entry, FolderEntry):
+                parent.make(name).close()
+                self._folders.append(entry)
+                return
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            file = self._file = _File(entry, parent.open(name, flags))
+        file.size += len(data)
+        if file.size > file.entry.size:
             raise self._corrupt(file.entry, "there is more of it than its size")
+        file.hash.update(data)
+        self.bytes += write_all(file.fd, data)
+        if file.size == file.entry.size:
+            self._end(file)
 
-    def end(self) -> None:
-        """End the file.
-
-        Raises:
-            CorruptRecordError: Its size or its hash is not that of its entry.
-
-        """
-        file = self._file
-        assert file is not None
+    def _end(self, file: _File) -> None:
+        entry = file.entry
+        if file.hash.hexdigest() != entry.sha256:
+            raise self._corrupt(entry, "its bytes do not match their hash")
+        if hasattr(os, "fchmod"):
+            os.fchmod(file.fd, entry.mode)
+        if os.utime in os.supports_fd:
+            os.utime(file.fd, ns=(entry.mtime, entry.mtime))
         self._file = None
-        fault = file.end()
-        if fault is not None:
-            raise self._corrupt(file.entry, fault)
-        self._files.append(file.entry.path)
+        os.close(file.fd)
+        self.files.append(entry.path)
 
-    def unsynced(self) -> list[str]:
-        """Return the files that were written, to be given to ``sync`` in parts."""
-        return self._files
+    def _require_complete(self) -> None:
+        if self._file is not None:
+            entry = self._file.entry
+            raise self._corrupt(entry, f"{self._file.size} bytes of {entry.size}")
 
     def sync(self, paths: Sequence[str]) -> None:
         """Make files durable; several threads may do it, whose syncs a disk takes together."""
@@ -513,35 +494,13 @@ class StagingTree:
 
 
 class _File:
+    """A file that is being written."""
+
     def __init__(self, entry: FileEntry, fd: int) -> None:
         self.entry = entry
         self.fd = fd
-        self._hash = hashlib.sha256()
-        self._size = 0
-
-    def write(self, data: bytes) -> bool:
-        self._size += len(data)
-        if self._size > self.entry.size:
-            return False
-        self._hash.update(data)
-        write_all(self.fd, data)
-        return True
-
-    def end(self) -> str | None:
-        """Close the file; return what is wrong with it."""
-        entry = self.entry
-        try:
-            if self._size != entry.size:
-                return f"{self._size} bytes of {entry.size}"
-            if self._hash.hexdigest() != entry.sha256:
-                return "its bytes do not match their hash"
-            if hasattr(os, "fchmod"):
-                os.fchmod(self.fd, entry.mode)
-            if os.utime in os.supports_fd:
-                os.utime(self.fd, ns=(entry.mtime, entry.mtime))
-        finally:
-            os.close(self.fd)
-        return None
+        self.hash = hashlib.sha256()
+        self.size = 0
 
 
 def require_room(home: Folder, wanted: int) -> None:

@@ -6,8 +6,15 @@ Cancelling ends between two hops, and closes the generator; a hop is short.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Collection,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+)
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -20,11 +27,10 @@ from perdure.archive.limits import ArchiveLimits, Checker
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
-    NotStorableError,
     StoreError,
     StoreUnavailableError,
 )
-from perdure.records.archives import Archive, Entry, entry_of
+from perdure.records.archives import Archive, Entry
 from perdure.records.keys import SessionKey
 from perdure.store import Store
 
@@ -51,25 +57,20 @@ async def hop(place: str, function: Callable[..., T], *args: Any) -> T:
             path=str(error.filename),
         ) from error
     except OSError as error:
+        path = os.fsdecode(error.filename or place)
+        if not os.path.isabs(path):  # noqa: PTH117  # an entry of an open folder
+            path = f"{path!r} in {place}"
         raise StoreUnavailableError(
-            f"{_path_of(error, place)}: {error.strerror}: mend that, and try again; "
-            "no archive was changed",
+            f"{path}: {error.strerror}: mend that, and try again; no archive was changed",
             path=place,
             errno=error.errno,
         ) from error
 
 
-def _path_of(error: OSError, place: str) -> str:
-    """Return the path of an error; for entries of an open folder, the error has the name only."""
-    name = os.fsdecode(error.filename or place)
-    return name if os.path.isabs(name) else f"{name!r} in {place}"  # noqa: PTH117
-
-
-@asynccontextmanager
 async def batches(
-    place: str, items: Iterator[T], size_of: Callable[[T], int], most: int
-) -> AsyncGenerator[AsyncGenerator[list[T], None], None]:
-    """Yield a blocking generator's items in batches, and close it afterwards.
+    place: str, items: Generator[T, None, None], size_of: Callable[[T], int], most: int
+) -> AsyncGenerator[list[T], None]:
+    """Give a blocking generator's items in batches; closing this closes it as well.
 
     Args:
         place: Where it works, for errors.
@@ -78,21 +79,16 @@ async def batches(
         most: A batch ends with the item that brings it to this.
 
     """
-
-    async def some() -> AsyncGenerator[list[T], None]:
-        while batch := await hop(place, _take, items, size_of, most):
-            yield batch
-
-    given = some()
     try:
-        yield given
+        while batch := await hop(place, next_batch, items, size_of, most):
+            yield batch
     finally:
         with anyio.CancelScope(shield=True):
-            await given.aclose()
-            await anyio.to_thread.run_sync(getattr(items, "close", lambda: None))
+            await anyio.to_thread.run_sync(items.close)
 
 
-def _take(items: Iterator[T], size_of: Callable[[T], int], most: int) -> list[T]:
+def next_batch(items: Iterator[T], size_of: Callable[[T], int], most: int) -> list[T]:
+    """Return the next items, up to the one that brings their sizes to a sum; none at the end."""
     batch: list[T] = []
     size = 0
     for item in items:
@@ -105,20 +101,8 @@ def _take(items: Iterator[T], size_of: Callable[[T], int], most: int) -> list[T]
 
 BATCH_BYTES: Final = 4 * 1024 * 1024
 """Bytes of contents in memory at a time."""
-
-
-def require_blobs(store: Store) -> None:
-    """Refuse a store without blobs.
-
-    Raises:
-        NotStorableError: The store has no blobs.
-
-    """
-    if not store.capabilities.blobs:
-        raise NotStorableError(
-            f"{store.location} keeps no blobs, which archives need: use another store",
-            location=store.location,
-        )
+ITEM_BYTES: Final = 4096
+"""Size that an entry counts besides its bytes: many small files do not make a hop too long."""
 
 
 async def put(store: Store, tenant: str, blobs: Mapping[str, bytes]) -> None:
@@ -186,7 +170,7 @@ async def entries_of(
     checker = Checker(description, limits)
     for name in archive.pages:
         page = (await fetched(store, key.blobs, [name], description))[name]
-        for entry in await anyio.to_thread.run_sync(_judged, page, description, checker):
+        for entry in await anyio.to_thread.run_sync(checker.read, page.splitlines()):
             yield entry
     counted = (checker.files, checker.folders, checker.bytes)
     if counted != (archive.files, archive.folders, archive.bytes):
@@ -194,10 +178,3 @@ async def entries_of(
             f"{description}: its manifest does not have what the log says: nothing was changed",
             where=description,
         )
-
-
-def _judged(page: bytes, description: str, checker: Checker) -> list[Entry]:
-    entries = [entry_of(line, description) for line in page.splitlines()]
-    for entry in entries:
-        checker.add(entry)
-    return entries

@@ -25,7 +25,7 @@ from perdure.errors import (
     PerdureError,
     TooLargeError,
 )
-from perdure.records.archives import Entry, FileEntry, FolderEntry
+from perdure.records.archives import Entry, FileEntry, FolderEntry, entry_of
 from perdure.records.json import encode
 
 CHUNK_BYTES: Final = 1024 * 1024
@@ -76,8 +76,9 @@ CONTROL: Final = ".perdure"
 GIB: Final = 1024**3
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 _HASH = re.compile(r"[0-9a-f]{64}\Z")
-_DEVICE = re.compile(r"(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?\Z", re.IGNORECASE)
-_WINDOWS = re.compile(r'[<>:"|?*]|[. ]\Z')
+_FOREIGN = re.compile(
+    r"""^(con|prn|aux|nul|com[0-9]|lpt[0-9])(\..*)?\Z|[<>:"|?*]|[. ]\Z""", re.IGNORECASE
+)
 _LATEST: Final = 2**63 - 1
 
 
@@ -130,15 +131,11 @@ def fault_of_path(path: str, limits: ArchiveLimits, *, windows: bool = False) ->
         ("it leaves the folder", ".." in steps),
         ("it has an empty step", "" in steps or "." in steps),
         (f"{CONTROL} is perdure's own", steps[0].casefold() == CONTROL),
-        ("Windows cannot have such a name", windows and any(map(_is_device, steps))),
+        ("Windows cannot have such a name", windows and any(map(_FOREIGN.search, steps))),
     ):
         if holds:
             return fault
     return _fault_of_length(path, steps, limits)
-
-
-def _is_device(step: str) -> bool:
-    return bool(_DEVICE.match(step) or _WINDOWS.search(step))
 
 
 def _fault_of_length(path: str, steps: list[str], limits: ArchiveLimits) -> str | None:
@@ -207,11 +204,24 @@ class Checker:
 
         """
         self.require_path(entry.path)
-        fault = self._fault_of_place(entry.path) or _fault_of_mode(entry)
-        if isinstance(entry, FileEntry):
-            fault = fault or self._fault_of_file(entry)
+        fault = self._fault_of_place(entry.path)
+        if fault is None and entry.mode != mode_of(
+            entry.mode, folder=isinstance(entry, FolderEntry)
+        ):
+            fault = f"its mode {entry.mode:#o} is none that an archive gives"
+        if fault is None and isinstance(entry, FileEntry):
+            fault = self._fault_of_file(entry)
         self._refuse(entry.path, fault)
         self._count(entry)
+
+    def read(self, lines: Iterable[bytes]) -> list[Entry]:
+        """Take the entries of a manifest's lines, and return them; errors as `add`."""
+        entries: list[Entry] = []
+        for line in lines:
+            entry = entry_of(line, self._description)
+            self.add(entry)
+            entries.append(entry)
+        return entries
 
     def require_path(self, path: str) -> None:
         """Refuse a path that no archive can have; errors as `add`."""
@@ -273,12 +283,6 @@ class Checker:
             raise too_large(self._description, what, self.bytes, "total_bytes", limits.total_bytes)
 
 
-def _fault_of_mode(entry: Entry) -> str | None:
-    if entry.mode == mode_of(entry.mode, folder=isinstance(entry, FolderEntry)):
-        return None
-    return f"its mode {entry.mode:#o} is none that an archive gives"
-
-
 # Selection: what is visible in a home folder, and what ``persist_paths`` names
 
 
@@ -302,7 +306,7 @@ class Selection(msgspec.Struct, frozen=True):
     paths: tuple[str, ...] = ()
     """Named on their own, without slashes at the end."""
     whole: bool = True
-    """Whether everything visible belongs to it, named or not."""
+    """True if everything visible belongs to it, named or not."""
 
     def fate(self, path: str) -> Fate:
         """Say what becomes of an entry.
@@ -314,7 +318,8 @@ class Selection(msgspec.Struct, frozen=True):
         hidden = [step for step in path.split("/") if is_hidden(step)]
         is_selected = bool(within) or self.whole
         if is_selected and (
-            not hidden or any(is_hidden(step) for selected in within for step in _steps(selected))
+            not hidden
+            or any(is_hidden(step) for selected in within for step in selected.split("/"))
         ):
             return "taken"
         if self.leads_through(path):
@@ -333,7 +338,7 @@ class Selection(msgspec.Struct, frozen=True):
         >>> selection_of([".config", "data"]).hidden_beyond(selection_of([]))
         ['.config']
         """
-        hidden = (path for path in self.paths if any(map(is_hidden, _steps(path))))
+        hidden = (path for path in self.paths if any(map(is_hidden, path.split("/"))))
         return [path for path in hidden if other.fate(path) != "taken"]
 
     def units(self, top: Iterable[str]) -> list[str]:
@@ -343,7 +348,7 @@ class Selection(msgspec.Struct, frozen=True):
             top: The names that are in the home folder, or are to be.
 
         """
-        named = [path for path in self.paths if not self.whole or is_hidden(_steps(path)[0])]
+        named = [path for path in self.paths if not self.whole or is_hidden(path.split("/")[0])]
         least = [path for path in named if not any(_covers(o, path) and o != path for o in named)]
         visible = [name for name in top if not is_hidden(name)] if self.whole else []
         return sorted({*least, *visible})
@@ -384,10 +389,6 @@ def _config(reason: str, value: object) -> ConfigError:
     return InvalidArgumentError(
         f"persist_paths: invalid {value!r}: {reason}", option="persist_paths", value=value
     )
-
-
-def _steps(path: str) -> list[str]:
-    return path.split("/")
 
 
 def _covers(above: str, path: str) -> bool:

@@ -6,11 +6,11 @@ byte is written, a stage whose files are checked as they are written, one commit
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import anyio
 import anyio.to_thread
@@ -19,20 +19,17 @@ import msgspec
 from perdure._lib.files import Folder
 from perdure._lib.tasks import each
 from perdure.archive.atomic_swap import StagingTree, commit, recover, require_room
-from perdure.archive.blobs import BATCH_BYTES, batches, fetched, hop
+from perdure.archive.blobs import BATCH_BYTES, ITEM_BYTES, batches, fetched, hop, next_batch
 from perdure.archive.limits import CHUNK_BYTES, ArchiveLimits, Selection
 from perdure.archive.save import ArchiveProgress, Progress, ScannedEntry, scan, weight
 from perdure.archive.tar import Content
 from perdure.errors import NotStorableError
-from perdure.records.archives import Archive, Entry, FileEntry, FolderEntry, blobs_of
+from perdure.records.archives import Archive, Entry, FileEntry, blobs_of
 from perdure.records.keys import SessionKey
 from perdure.store import Store
 
-MOST_CHUNKS: Final = BATCH_BYTES // CHUNK_BYTES
 AT_ONCE: Final = 16
 """Threads that sync files, and files in one hop of each."""
-MOST_STEPS: Final = 256
-"""Folders and small files in one hop."""
 
 
 class ArchiveRestored(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,41 +60,34 @@ class ExtractPlan(msgspec.Struct, frozen=True):
 
     @property
     def files(self) -> int:
-        """Number of paths."""
+        """Number of files."""
         return sum(isinstance(entry, FileEntry) for entry in self.entries)
 
 
 async def is_same(home: Folder, plan: ExtractPlan, limits: ArchiveLimits) -> bool:
     """Say whether a home has just what a manifest lists; times may differ."""
-    wanted = await hop(home.path, _contents, plan)
+    wanted = await hop(home.path, _contents, plan.entries, plan.selection)
     at = 0
     scanned = scan(home, plan.selection, limits)
     try:
-        async with batches(home.path, scanned, weight, BATCH_BYTES) as given:
+        async with aclosing(batches(home.path, scanned, weight, BATCH_BYTES)) as given:
             async for batch in given:
-                for item in batch:
-                    if not isinstance(item, ScannedEntry) or not _counts(plan, item.entry):
-                        continue
-                    if at == len(wanted) or wanted[at] != _content(item.entry):
-                        return False
-                    at += 1
+                entries = [item.entry for item in batch if isinstance(item, ScannedEntry)]
+                contents = _contents(entries, plan.selection)
+                if wanted[at : at + len(contents)] != contents:
+                    return False
+                at += len(contents)
     except NotStorableError:
         return False  # it has what no archive can have
     return at == len(wanted)
 
 
-def _contents(plan: ExtractPlan) -> list[tuple[str, int, str]]:
-    return [_content(entry) for entry in plan.entries if _counts(plan, entry)]
-
-
-def _counts(plan: ExtractPlan, entry: Entry) -> bool:
-    return plan.selection.fate(entry.path) == "taken"
-
-
-def _content(entry: Entry) -> tuple[str, int, str]:
-    if isinstance(entry, FolderEntry):
-        return entry.path, entry.mode, ""
-    return entry.path, entry.mode, entry.sha256
+def _contents(entries: Sequence[Entry], selection: Selection) -> list[tuple[str, int, str]]:
+    return [
+        (entry.path, entry.mode, entry.sha256 if isinstance(entry, FileEntry) else "")
+        for entry in entries
+        if selection.fate(entry.path) == "taken"
+    ]
 
 
 async def put_back(
@@ -117,112 +107,69 @@ async def put_back(
         StoreUnavailableError: The disk has no room, or refuses.
 
     """
+
+    async def write(stage: StagingTree) -> AsyncGenerator[None, None]:
+        async with aclosing(_fetched(store, key, plan, description)) as parts:
+            async for pieces, blobs in parts:
+                await hop(home.path, _write, stage, pieces, blobs)
+                yield
+
+    return await _replace(home, control, plan, write, description=description, progress=progress)
+
+
+async def _replace(
+    home: Folder,
+    control: Folder,
+    plan: ExtractPlan,
+    write: Callable[[StagingTree], AsyncGenerator[object, None]],
+    *,
+    description: str,
+    progress: Progress,
+) -> list[str]:
+    """Write a stage beside a home, by steps, and put it in its place; return what was replaced."""
+    totals = (plan.files, plan.bytes)
     await hop(home.path, require_room, home, plan.bytes)
-    count = _Count(plan, progress)
-    async with _beside(home, control, description) as stage:
-        for steps in _hops(plan.entries):
-            names = [name for step in steps for name in step.names]
-            blobs = await fetched(store, key.blobs, names, description)
-            await hop(home.path, _write, stage, steps, blobs)
-            ended = sum(step.last for step in steps if isinstance(step.entry, FileEntry))
-            count.add(ended, sum(len(blobs[name]) for name in names))
-        return await _committed(home, control, stage, plan)
-
-
-class _Step(msgspec.Struct, frozen=True):
-    """A folder, or some chunks of a file."""
-
-    entry: Entry
-    names: tuple[str, ...]
-    first: bool
-    last: bool
-
-
-def _hops(entries: tuple[Entry, ...]) -> Iterator[list[_Step]]:
-    """Give what is fetched and written at a time."""
-    steps: list[_Step] = []
-    remaining = MOST_CHUNKS
-    for entry in entries:
-        names = blobs_of(entry)
-        at = 0
-        while at < len(names) or not at:
-            if not remaining or len(steps) == MOST_STEPS:
-                yield steps
-                steps, remaining = [], MOST_CHUNKS
-            some = names[at : at + remaining]
-            end = at + len(some)
-            steps.append(_Step(entry, some, first=not at, last=end == len(names)))
-            remaining -= len(some)
-            at = end
-            if not names:
-                break
-    if steps:
-        yield steps
-
-
-def _write(stage: StagingTree, steps: list[_Step], blobs: dict[str, bytes]) -> None:
-    for step in steps:
-        if isinstance(step.entry, FolderEntry):
-            stage.folder(step.entry)
-            continue
-        if step.first:
-            stage.begin(step.entry)
-        for name in step.names:
-            stage.write(blobs[name])
-        if step.last:
-            stage.end()
-
-
-def _weight(written: tuple[int, int]) -> int:
-    return written[1] + 1024
-
-
-@final
-class _Count:
-    """Periodic progress reports."""
-
-    def __init__(self, plan: ExtractPlan, progress: Progress) -> None:
-        self._totals = (plan.files, plan.bytes)
-        self._progress = progress
-        self._files = self._bytes = 0
-
-    def add(self, files: int, size: int) -> None:
-        self._files += files
-        self._bytes += size
-        if self._progress is not None:
-            self._progress(ArchiveProgress(self._files, self._bytes, *self._totals))
-
-
-@asynccontextmanager
-async def _beside(
-    home: Folder, control: Folder, description: str
-) -> AsyncGenerator[StagingTree, None]:
-    """Give a stage, which is removed in the end unless it was committed."""
     stage = await hop(home.path, StagingTree, control, description)
     try:
-        yield stage
+        async with aclosing(write(stage)) as steps:
+            async for _ in steps:
+                if progress is not None:
+                    progress(ArchiveProgress(len(stage.files), stage.bytes, *totals))
+        parts = [stage.files[at : at + AT_ONCE] for at in range(0, len(stage.files), AT_ONCE)]
+        await each(parts, partial(hop, home.path, stage.sync), at_once=AT_ONCE)
+        await hop(home.path, stage.finish)
+        replaced: list[str] = []
+        with anyio.CancelScope(shield=True):  # begun, it is finished
+            replaced += await hop(home.path, commit, home, control, stage.name, plan.selection)
+        return replaced
     finally:
         with anyio.CancelScope(shield=True), suppress(OSError):  # what is left goes next time
             await anyio.to_thread.run_sync(stage.close)
             await anyio.to_thread.run_sync(recover, home, control)
 
 
-async def _synced(home: Folder, stage: StagingTree) -> None:
-    """Make the files of a stage durable, some at the same time."""
-    paths = stage.unsynced()
-    parts = [paths[first : first + AT_ONCE] for first in range(0, len(paths), AT_ONCE)]
-    await each(parts, partial(hop, home.path, stage.sync), at_once=AT_ONCE)
+def _write(stage: StagingTree, pieces: list[_Piece], blobs: dict[str, bytes]) -> None:
+    for entry, name in pieces:
+        stage.add(entry, blobs[name] if name else b"")
 
 
-async def _committed(
-    home: Folder, control: Folder, stage: StagingTree, plan: ExtractPlan
-) -> list[str]:
-    await _synced(home, stage)
-    await hop(home.path, stage.finish)
-    replaced: list[str] = []
-    with anyio.CancelScope(shield=True):  # begun, it is finished
-        replaced += await hop(home.path, commit, home, control, stage.name, plan.selection)
-    return replaced
+_Piece = tuple[Entry, str]
+"""An entry, and the name of its next chunk; empty for a folder, or a file without bytes."""
+
+
+async def _fetched(
+    store: Store, key: SessionKey, plan: ExtractPlan, description: str
+) -> AsyncGenerator[tuple[list[_Piece], dict[str, bytes]], None]:
+    """Give all pieces of a manifest in their order, some at a time, with their chunks."""
+    remaining = ((entry, name) for entry in plan.entries for name in blobs_of(entry) or ("",))
+    while pieces := next_batch(remaining, _most_bytes, BATCH_BYTES):
+        names = [name for _, name in pieces if name]
+        yield pieces, await fetched(store, key.blobs, names, description)
+
+
+def _most_bytes(piece: _Piece) -> int:
+    entry, _ = piece
+    return ITEM_BYTES + (min(entry.size, CHUNK_BYTES) if isinstance(entry, FileEntry) else 0)
 
 
 async def verify(store: Store, key: SessionKey, plan: ExtractPlan, description: str) -> None:
@@ -232,10 +179,9 @@ async def verify(store: Store, key: SessionKey, plan: ExtractPlan, description: 
         CorruptRecordError: One is lost or damaged.
 
     """
-    for steps in _hops(plan.entries):
-        await fetched(
-            store, key.blobs, [name for step in steps for name in step.names], description
-        )
+    async with aclosing(_fetched(store, key, plan, description)) as parts:
+        async for _ in parts:
+            pass
 
 
 async def put_back_from(
@@ -256,18 +202,17 @@ async def put_back_from(
         TooLargeError: It is over a limit.
 
     """
-    content = await hop(str(path), Content, path, limits)
+    file = await hop(str(path), path.open, "rb")
     try:
+        content = await hop(str(path), Content, file, str(path), limits)
         plan = ExtractPlan(*await hop(str(path), content.manifest))
         await hop(home.path, check, plan)
-        await hop(home.path, require_room, home, plan.bytes)
-        count = _Count(plan, progress)
-        async with _beside(home, control, str(path)) as stage:
-            written = content.into(stage, plan.entries)
-            async with batches(home.path, written, _weight, BATCH_BYTES) as given:
-                async for batch in given:
-                    count.add(sum(files for files, _ in batch), sum(size for _, size in batch))
-            return await _committed(home, control, stage, plan)
+
+        def write(stage: StagingTree) -> AsyncGenerator[list[int], None]:
+            sizes = content.into(stage, plan.entries)
+            return batches(home.path, sizes, lambda size: ITEM_BYTES + size, BATCH_BYTES)
+
+        return await _replace(home, control, plan, write, description=str(path), progress=progress)
     finally:
         with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(content.close)
+            await anyio.to_thread.run_sync(file.close)

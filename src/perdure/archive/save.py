@@ -5,16 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import aclosing
-from io import FileIO
-from typing import Final, final
+from typing import IO, Final, final
 
 import msgspec
 
 from perdure import errors
 from perdure._lib.files import Folder, LinkFoundError, NoFileError
-from perdure.archive.blobs import BATCH_BYTES, batches, entries_of, hop, put, require_blobs
+from perdure.archive.blobs import (
+    BATCH_BYTES,
+    ITEM_BYTES,
+    batches,
+    entries_of,
+    hop,
+    put,
+)
 from perdure.archive.limits import (
     CHUNK_BYTES,
     CONTROL,
@@ -37,7 +43,6 @@ TRIES: Final = 3
 """Number of times that a file is read again if it changes meanwhile."""
 _ENTERED: Final = 0o700
 """The mode of a folder of which only a part is archived: its own is not kept."""
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)
 
 
 class FileChunk(msgspec.Struct, frozen=True):
@@ -64,7 +69,7 @@ class ScannedEntry(msgspec.Struct, frozen=True):
 Found = FileChunk | ScannedEntry | ArchiveSkipped
 
 
-def scan(home: Folder, selection: Selection, limits: ArchiveLimits) -> Iterator[Found]:
+def scan(home: Folder, selection: Selection, limits: ArchiveLimits) -> Generator[Found, None, None]:
     """Give what a home folder has, parents first, in the order of names.
 
     Raises:
@@ -94,7 +99,13 @@ class _Scan:
             fate = self._selection.fate(path)
             reason = self._passed_over(fate, status)
             if reason is not None:
-                self._require_no_link(path, status)
+                if stat.S_ISLNK(status.st_mode) and self._selection.leads_through(path):
+                    raise errors.ConfigError(
+                        f"persist_paths: {path!r} is a symbolic link, and may lead out of the home "
+                        "folder: name the folder itself",
+                        option="persist_paths",
+                        path=path,
+                    )
                 yield ArchiveSkipped(path, reason)
             elif stat.S_ISDIR(status.st_mode):
                 mode = mode_of(status.st_mode, folder=True) if fate == "taken" else _ENTERED
@@ -112,15 +123,6 @@ class _Scan:
             return None if status.st_dev == self._device else "another file system"
         return None if stat.S_ISREG(status.st_mode) else "no regular file"
 
-    def _require_no_link(self, path: str, status: os.stat_result) -> None:
-        if stat.S_ISLNK(status.st_mode) and self._selection.leads_through(path):
-            raise errors.ConfigError(
-                f"persist_paths: {path!r} is a symbolic link, and may lead out of the home folder: "
-                "name the folder itself",
-                option="persist_paths",
-                path=path,
-            )
-
     def _inner(self, folder: Folder, name: str, entry: FolderEntry) -> Iterator[Found]:
         try:
             inner = folder.enter(name)
@@ -134,72 +136,44 @@ class _Scan:
 
     def _file(self, folder: Folder, name: str, path: str) -> Iterator[Found]:
         for remaining in reversed(range(TRIES)):
-            fd = _opened(folder, name, path)
-            if fd is None:
+            try:
+                fd = folder.open(name)
+            except (FileNotFoundError, LinkFoundError, NoFileError):  # no file any more
                 yield ArchiveSkipped(path, "changed while it was read")
                 return
-            with FileIO(fd) as file:
+            except PermissionError as error:
+                raise errors.NotStorableError(
+                    f"{folder.path}/{name} cannot be read: {error.strerror}; chmod u+r it",
+                    path=path,
+                ) from error
+            with os.fdopen(fd, "rb") as file:
                 before = os.fstat(fd)
-                reading = _Reading(file, path, self._limit)
-                yield from reading
+                entry = yield from self._chunks(file, path, before)
                 changing = _marks(before) != _marks(os.fstat(fd))
             if not changing or not remaining:
-                entry = reading.entry(before)
                 self._checker.add(entry)
                 yield ScannedEntry(entry, changing)
                 return
 
-
-def _opened(folder: Folder, name: str, path: str) -> int | None:
-    """Open a file that was a regular one a moment ago; None if it is no more."""
-    try:
-        return folder.open(name, _READ)
-    except (FileNotFoundError, LinkFoundError, NoFileError):
-        return None
-    except PermissionError as error:
-        raise errors.NotStorableError(
-            f"{folder.path}/{name} cannot be read: {error.strerror}; chmod u+r it", path=path
-        ) from error
-
-
-class _Reading:
-    """One file, read a chunk at a time."""
-
-    def __init__(self, file: FileIO, path: str, limit: int) -> None:
-        self._file = file
-        self._path = path
-        self._limit = limit
-        self._hash = hashlib.sha256()
-        self._size = 0
-        self._chunks: list[str] = []
-
-    def __iter__(self) -> Iterator[FileChunk]:
-        while data := self._chunk():
-            self._hash.update(data)
-            self._size += len(data)
-            if self._size > self._limit:
-                raise too_large(self._path, "its bytes:", self._size, "file_bytes", self._limit)
-            name = name_of(data)
-            self._chunks.append(name)
-            yield FileChunk(name, data)
-
-    def _chunk(self) -> bytes:
-        parts: list[bytes] = []
-        remaining = CHUNK_BYTES
-        while remaining and (part := self._file.read(remaining)):
-            parts.append(part)
-            remaining -= len(part)
-        return b"".join(parts)
-
-    def entry(self, status: os.stat_result) -> FileEntry:
-        """Return the entry of what was read."""
+    def _chunks(
+        self, file: IO[bytes], path: str, status: os.stat_result
+    ) -> Generator[Found, None, FileEntry]:
+        """Yield a file's chunks, and return the entry of what was read."""
+        digest, size, names = hashlib.sha256(), 0, list[str]()
+        while data := file.read(CHUNK_BYTES):
+            digest.update(data)
+            size += len(data)
+            if size > self._limit:
+                raise too_large(path, "its bytes:", size, "file_bytes", self._limit)
+            names.append(name_of(data))
+            yield FileChunk(names[-1], data)
         return FileEntry(
-            self._path,
-            self._size,
-            self._hash.hexdigest(),
+            path,
+            size,
+            digest.hexdigest(),
             mode_of(status.st_mode, folder=False),
             status.st_mtime_ns,
-            tuple(self._chunks) if len(self._chunks) > 1 else (),
+            tuple(names) if len(names) > 1 else (),
         )
 
 
@@ -208,8 +182,6 @@ def _marks(status: os.stat_result) -> tuple[int, int, int]:
 
 
 SHOWN: Final = 1000
-ITEM: Final = 4096
-"""Bytes that an entry counts besides its own: many small files do not make a call too long."""
 
 
 class ArchiveProgress(msgspec.Struct, frozen=True):
@@ -239,18 +211,6 @@ class ArchiveSaved(msgspec.Struct, frozen=True, kw_only=True):
     """Files that changed again and again while they were read: their bytes may not fit together."""
 
 
-class SaveResult(msgspec.Struct):
-    """Entries that were found in a home, and stored."""
-
-    entries: list[Entry] = []
-    pages: tuple[str, ...] = ()
-    files: int = 0
-    bytes: int = 0
-    stored_bytes: int = 0
-    skipped: list[ArchiveSkipped] = []
-    changing: list[str] = []
-
-
 async def take(
     store: Store,
     key: SessionKey,
@@ -260,7 +220,7 @@ async def take(
     limits: ArchiveLimits,
     before: Archive | None,
     progress: Progress = None,
-) -> SaveResult:
+) -> TreeSave:
     """Make a home's contents and their manifest durable as blobs, and verify them.
 
     Args:
@@ -277,20 +237,24 @@ async def take(
         TooLargeError: It is over a limit.
 
     """
-    require_blobs(store)
+    if not store.capabilities.blobs:
+        raise errors.NotStorableError(
+            f"{store.location} keeps no blobs, which archives need: use another store",
+            location=store.location,
+        )
     present = set(await store.blob_names(key.blobs))
     known = await _named_by(store, key, before, limits) & present
-    taking = _TreeSave(store, key.blobs, present, known)
+    saving = TreeSave(store, key.blobs, present, known)
     scanned = scan(home, selection, limits)
-    async with batches(home.path, scanned, weight, BATCH_BYTES) as given:
+    async with aclosing(batches(home.path, scanned, weight, BATCH_BYTES)) as given:
         async for batch in given:
-            await taking.add(batch)
+            await saving.add(batch)
             if progress is not None:
-                progress(ArchiveProgress(taking.result.files, taking.result.bytes))
-    pages = await hop(home.path, _named_pages, taking.result.entries)
+                progress(ArchiveProgress(saving.files, saving.bytes))
+    pages = await hop(home.path, _named_pages, saving.entries)
     await put(store, key.blobs, {name: page for name, page in pages.items() if name not in known})
-    taking.result.pages = tuple(pages)
-    return taking.result
+    saving.pages = tuple(pages)
+    return saving
 
 
 def _named_pages(entries: list[Entry]) -> dict[str, bytes]:
@@ -299,7 +263,7 @@ def _named_pages(entries: list[Entry]) -> dict[str, bytes]:
 
 def weight(item: Found) -> int:
     """Return what an item counts of a batch."""
-    return len(item.data) + ITEM if isinstance(item, FileChunk) else ITEM
+    return ITEM_BYTES + (len(item.data) if isinstance(item, FileChunk) else 0)
 
 
 async def _named_by(
@@ -319,15 +283,24 @@ async def _named_by(
 
 
 @final
-class _TreeSave:
+class TreeSave:
+    """Contents of a home, as far as they are stored."""
+
     def __init__(self, store: Store, tenant: str, present: set[str], known: set[str]) -> None:
         self._store = store
         self._tenant = tenant
         self._present = present
         self._known = known
-        self.result = SaveResult()
+        self.entries: list[Entry] = []
+        self.pages: tuple[str, ...] = ()
+        self.files: int = 0
+        self.bytes: int = 0
+        self.stored_bytes: int = 0
+        self.skipped: list[ArchiveSkipped] = []
+        self.changing: list[str] = []
 
     async def add(self, batch: list[Found]) -> None:
+        """Take note of what a batch has, and put the chunks that the newest archive lacks."""
         new: dict[str, bytes] = {}
         for item in batch:
             match item:
@@ -335,20 +308,17 @@ class _TreeSave:
                     if name not in self._known:
                         new[name] = data
                 case ScannedEntry(entry, changing):
-                    self._count(entry, changing=changing)
+                    self.entries.append(entry)
+                    if isinstance(entry, FileEntry):
+                        self.files += 1
+                        self.bytes += entry.size
+                    if changing:
+                        self.changing.append(entry.path)
                 case ArchiveSkipped():
-                    if len(self.result.skipped) < SHOWN:
-                        self.result.skipped.append(item)
+                    if len(self.skipped) < SHOWN:
+                        self.skipped.append(item)
         await put(self._store, self._tenant, new)
         fresh = new.keys() - self._present
-        self.result.stored_bytes += sum(len(new[name]) for name in fresh)
+        self.stored_bytes += sum(len(new[name]) for name in fresh)
         self._present |= fresh
         self._known |= new.keys()
-
-    def _count(self, entry: Entry, *, changing: bool) -> None:
-        self.result.entries.append(entry)
-        if isinstance(entry, FileEntry):
-            self.result.files += 1
-            self.result.bytes += entry.size
-        if changing:
-            self.result.changing.append(entry.path)

@@ -14,15 +14,16 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol, cast, final
+from typing import TYPE_CHECKING, Any, Final, cast, final
 
 import anyio
 import anyio.to_thread
 import msgspec
 
 from perdure import errors
-from perdure._lib.files import Folder, NoFileError
+from perdure._lib.files import Folder, NoFileError, store_errors
 from perdure._lib.platform import try_lock
 from perdure.config.schema import (
     DOCUMENT,
@@ -53,32 +54,13 @@ if TYPE_CHECKING:
 STATE_DIR_VARIABLE: Final = "AGENT_STATE_DIR"
 FILE: Final = f"{DOCUMENT}.json"
 LOCK: Final = f"{DOCUMENT}.lock"
-_MOST_TRIES: Final = 1000
 _PAUSE: Final = 0.05
 """Seconds between attempts to write while another writer holds the location."""
 
 Change = Callable[[StoredValues], StoredValues]
 Taken = Callable[[StoredValues], object]
-
-
-def _ignored(_: StoredValues) -> None:
-    """Ignore the notification."""
-
-
-class Location(Protocol):
-    """Place of an agent's values."""
-
-    async def read(self) -> StoredValues:
-        """Return what is stored."""
-        ...
-
-    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
-        """Make a change durable, and return what is stored then; the same object is no change.
-
-        *on_taken* is called when the change cannot be undone any more: it will be stored, even if
-        the caller is cancelled or gets an error that it cannot be written right now.
-        """
-        ...
+"""Called when a change cannot be undone any more: it will be stored, even if the caller is
+cancelled or gets an error that it cannot be written right now."""
 
 
 @final
@@ -93,26 +75,20 @@ class SessionPlace:
         value = await self._session.state.get(DOCUMENT)
         return _saved(value, f"session {self._session.key}")
 
-    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
-        """Change it, and save the session."""
+    async def change(self, change: Change, on_taken: Taken = lambda _: None) -> StoredValues:
+        """Make a change durable, and return what is stored then; the same object is no change."""
         session = self._session
-        for _ in range(_MOST_TRIES):
+        while True:
             before = session.version
             saved = await self.read()
-            if (
-                session.version != before
-            ):  # a task has appended during the read, maybe to this state
-                continue
-            new = change(saved)
-            if new is not saved:
-                session.state.set(DOCUMENT, written(new))
-                on_taken(new)
-                await session.save()
-            return new
-        raise errors.StoreError(
-            f"session {session.key} never came to rest: its config was not changed",
-            key=str(session.key),
-        )
+            if session.version == before:
+                break  # otherwise a task has appended during the read, maybe to this state
+        new = change(saved)
+        if new is not saved:
+            session.state.set(DOCUMENT, written(new))
+            on_taken(new)
+            await session.save()
+        return new
 
 
 def _saved(value: Any, owner: str) -> StoredValues:
@@ -147,7 +123,7 @@ class AgentPlace:
         value = None if view is None else await view.state.get(DOCUMENT)
         return _saved(value, f"agent {self._id!r}")
 
-    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
+    async def change(self, change: Change, on_taken: Taken = lambda _: None) -> StoredValues:
         """Change it under the default session's lease, if there is anything to change.
 
         Raises:
@@ -172,15 +148,13 @@ class AgentPlace:
                 return await self._sessions.open(self._id, tenant=self._tenant, on_held="raise")
             except errors.LeaseHeldError as error:
                 if anyio.current_time() >= until:
-                    raise self._held() from error
+                    raise errors.LeaseHeldError(
+                        f"agent {self._id!r}: another process has its default session, which keeps "
+                        "the values that all of its sessions share; it was not free for "
+                        f"{self._wait} s: try again later",
+                        agent=self._id,
+                    ) from error
             await anyio.sleep(_PAUSE)
-
-    def _held(self) -> errors.LeaseHeldError:
-        return errors.LeaseHeldError(
-            f"agent {self._id!r}: another process has its default session, which keeps the values "
-            f"that all of its sessions share; it was not free for {self._wait} s: try again later",
-            agent=self._id,
-        )
 
 
 @final
@@ -201,7 +175,7 @@ class FolderPlace:
         """Read the file; a writer never shows it half-done."""
         return await anyio.to_thread.run_sync(self._read)
 
-    async def change(self, change: Change, on_taken: Taken = _ignored) -> StoredValues:
+    async def change(self, change: Change, on_taken: Taken = lambda _: None) -> StoredValues:
         """Change the file under the folder's lock.
 
         Raises:
@@ -233,16 +207,14 @@ class FolderPlace:
         )
 
     def _read(self) -> StoredValues:
-        with folder_trouble(self.path, "read"):
-            if not self.path.is_dir():
-                return StoredValues()
-            with Folder.root(str(self.path)) as folder:
-                data = folder.read(FILE)
+        with _existing(self.path) as folder:
+            data = None if folder is None else folder.read(FILE)
         return saved_in(data, str(self.path / FILE))
 
     def _change(self, change: Change) -> StoredValues | None:
         """Apply the change; None if another process holds the lock."""
-        with folder_trouble(self.path, "written"), contextlib.ExitStack() as stack:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(store_errors("write", str(self.path)))
             folder = stack.enter_context(made(self.path))
             fd = folder.open(LOCK, os.O_RDWR | os.O_CREAT)
             stack.callback(os.close, fd)
@@ -256,15 +228,18 @@ class FolderPlace:
             return new
 
 
+Location = SessionPlace | AgentPlace | FolderPlace
+
+
 @contextlib.contextmanager
-def folder_trouble(path: Path, what: str) -> Iterator[None]:
-    """Say in perdure's words what goes wrong with a folder of state."""
-    try:
-        yield
-    except OSError as error:
-        raise errors.StoreUnavailableError(
-            f"the state folder {path} cannot be {what}: {error.strerror or error}", path=str(path)
-        ) from error
+def _existing(path: Path, doing: str = "read") -> Iterator[Folder | None]:
+    """Open a folder of state; None if it is not there."""
+    with store_errors(doing, str(path)):
+        if not path.is_dir():
+            yield None
+            return
+        with Folder.root(str(path)) as folder:
+            yield folder
 
 
 def made(path: Path) -> Folder:
@@ -381,7 +356,11 @@ class PersistentState:
     async def list_state_keys(self) -> list[str]:
         """Return the keys that have a value, in order."""
         names = await anyio.to_thread.run_sync(self._names)
-        keys = [decode_name(name.removesuffix(_SUFFIX)) for name in names if _is_state(name)]
+        keys = [
+            decode_name(name.removesuffix(_SUFFIX))
+            for name in names
+            if name.endswith(_SUFFIX) and name != FILE and not name.startswith(".")
+        ]
         return sorted(key for key in keys if key is not None)
 
     async def delete_state(self, key: str) -> bool:
@@ -389,32 +368,27 @@ class PersistentState:
         return await anyio.to_thread.run_sync(self._remove, _file(key))
 
     def _write(self, name: str, data: bytes) -> None:
-        with folder_trouble(self._path, "written"), made(self._path) as folder:
+        with store_errors("write", str(self._path)), made(self._path) as folder:
             folder.replace(name, data)
             folder.sync()
 
     def _read(self, name: str) -> bytes | None:
-        with folder_trouble(self._path, "read"):
-            if not self._path.is_dir():
-                return None
-            with Folder.root(str(self._path)) as folder:
-                try:
-                    return folder.read(name)
-                except NoFileError:
-                    return b""  # a pipe or a folder in its place is damage, as an empty file is
+        with _existing(self._path) as folder:
+            try:
+                return None if folder is None else folder.read(name)
+            except NoFileError:
+                return b""  # a pipe or a folder in its place is damage, as an empty file is
 
     def _names(self) -> list[str]:
-        with folder_trouble(self._path, "read"):
-            return [entry.name for entry in self._path.iterdir()] if self._path.is_dir() else []
+        with _existing(self._path) as folder:
+            return [] if folder is None else folder.names()
 
     def _remove(self, name: str) -> bool:
-        with folder_trouble(self._path, "written"):
-            if not self._path.is_dir():
+        with _existing(self._path, "write") as folder:
+            if folder is None or not folder.remove(name):
                 return False
-            with Folder.root(str(self._path)) as folder:
-                was_there = folder.remove(name)
-                folder.sync()
-                return was_there
+            folder.sync()
+            return True
 
 
 def _file(key: str) -> str:
@@ -424,10 +398,6 @@ def _file(key: str) -> str:
             f"invalid key {key[:60]!r} of a state: it is too long for a file's name", option="key"
         )
     return name + _SUFFIX
-
-
-def _is_state(name: str) -> bool:
-    return name.endswith(_SUFFIX) and name != DOCUMENT + _SUFFIX and not name.startswith(".")
 
 
 _PAGE = 500
@@ -475,11 +445,18 @@ async def apply_to_folder(
     keys = declaration.config
     planned = plan(await place.read(), keys)
     if planned and not dry_run:
-        await place.change(
-            lambda saved: begun(saved, keys, is_new=False, initial=make, session=saved.session)
-        )
+        await place.change(partial(_resumed, keys=keys, make=make))
     changes = (ConfigChange(str(place.path), planned),) if planned else ()
     return ConfigReport(dry_run=dry_run, looked_at=1, changes=changes)
+
+
+def _resumed(
+    saved: StoredValues,
+    keys: Mapping[str, ConfigKey],
+    make: Initial,
+    keep: Callable[[str], bool] = lambda _: False,
+) -> StoredValues:
+    return begun(saved, keys, is_new=False, initial=make, session=saved.session, keep=keep)
 
 
 async def apply_to_store(
@@ -511,15 +488,21 @@ async def apply_to_store(
     async for key in _keys(sessions, id, tenant):
         try:
             view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
-            saved = None if view is None else await _stored(view)
-            if view is None or (saved is None and (id is None or key.session != DEFAULT_SESSION)):
+            value = None if view is None else await view.state.get(DOCUMENT)
+            if view is None or (value is None and (id is None or key.session != DEFAULT_SESSION)):
                 continue
+            saved = _saved(value, f"session {key}")
             looked_at += 1
             keys = _keys_of(view, saved, declaration.config)
-            if not (planned := plan(saved or StoredValues(), keys, keep)):
+            if not (planned := plan(saved, keys, keep)):
                 continue
             if not dry_run:
-                await _apply(sessions, key, keys, make, keep)
+                opening = sessions.open(
+                    key.agent, session=key.session, tenant=key.tenant, create=False, on_held="raise"
+                )
+                async with opening as session:
+                    resumed = partial(_resumed, keys=keys, make=make, keep=keep)
+                    await SessionPlace(session).change(resumed)
             changes.append(ConfigChange(str(key), planned))
         except LeaseHeldError:
             held_keys.append(str(key))
@@ -548,38 +531,13 @@ async def _keys(sessions: SessionManager, id: str | None, tenant: str) -> AsyncI
                 yield info.key
 
 
-async def _stored(view: SessionView) -> StoredValues | None:
-    value = await view.state.get(DOCUMENT)
-    if value is None:
-        return None
-    return saved_in(msgspec.json.encode(value), f"the state {DOCUMENT!r} of session {view.key}")
-
-
 def _keys_of(
-    view: SessionView, saved: StoredValues | None, config: Mapping[str, ConfigKey]
+    view: SessionView, saved: StoredValues, config: Mapping[str, ConfigKey]
 ) -> dict[str, ConfigKey]:
     """Return the keys that apply to a session: an unused default session has the shared ones."""
     regenerated = own(config)
     if view.key.session != DEFAULT_SESSION:
         return regenerated
-    known = set() if saved is None else {*saved.values, *saved.orphans}
+    known = {*saved.values, *saved.orphans}
     used = view.info.turns > 0 or not known.isdisjoint(regenerated)
     return {name: key for name, key in config.items() if used or name not in regenerated}
-
-
-async def _apply(
-    sessions: SessionManager,
-    key: SessionKey,
-    keys: Mapping[str, ConfigKey],
-    make: Initial,
-    keep: Callable[[str], bool],
-) -> None:
-    opening = sessions.open(
-        key.agent, session=key.session, tenant=key.tenant, create=False, on_held="raise"
-    )
-    async with opening as session:
-        await SessionPlace(session).change(
-            lambda saved: begun(
-                saved, keys, is_new=False, initial=make, session=saved.session, keep=keep
-            )
-        )

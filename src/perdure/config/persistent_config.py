@@ -7,12 +7,11 @@ the only module of this package with a clock and randomness.
 
 from __future__ import annotations
 
-import datetime
 import logging
 import os
 import secrets
-import stat
 import sys
+import time
 import uuid
 import weakref
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Generator, Mapping, Sequence
@@ -25,21 +24,19 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure.config.locations import FolderPlace, Location, state_folder
+from perdure._lib.files import open_regular
+from perdure.config.locations import FolderPlace, Initial, Location, state_folder
 from perdure.config.schema import (
     ConfigKey,
     Declaration,
     Initial as InitialValue,
-    KeySource,
     StoredValues,
-    StorePlace,
     begun,
     changed,
     declaration_of,
     evaluate,
-    name_of,
 )
-from perdure.config.yaml_reader import MAX_BYTES, read, read_top
+from perdure.config.yaml_reader import MAX_BYTES, name_in, read
 from perdure.errors import (
     ConfigError,
     NotStorableError,
@@ -48,6 +45,7 @@ from perdure.errors import (
     TooLargeError,
     UnknownConfigKeyError,
 )
+from perdure.memory.documents import iso_of
 from perdure.records.json import decode
 from perdure.records.values import encode_value, redact
 
@@ -81,13 +79,13 @@ def declared_at(path: str | os.PathLike[str]) -> Declared:
 
     """
     file = Path(path).expanduser().absolute()
-    data = _bytes(file)
-    if data is None:
+    declared = _declared(file)
+    if declared is None:
         raise ConfigError(
             f"there is no {file}: name another file, or none if nothing is declared",
             path=str(file),
         )
-    return _declared(file, data)
+    return declared
 
 
 def declared_beside(folder: str | os.PathLike[str] | None) -> Declared:
@@ -100,27 +98,24 @@ def declared_beside(folder: str | os.PathLike[str] | None) -> Declared:
     """
     if folder is None:
         return Declared()
-    file = Path(folder).expanduser().absolute() / FILE
+    return _declared(Path(folder).expanduser().absolute() / FILE) or Declared()
+
+
+def _declared(file: Path) -> Declared | None:
     data = _bytes(file)
-    return Declared() if data is None else _declared(file, data)
-
-
-def _declared(file: Path, data: bytes) -> Declared:
+    if data is None:
+        return None
     declaration = declaration_of(read(data, str(file)), str(file))
     beside = file.with_name(AGENT_FILE)
     about = _bytes(beside)
-    name = None if about is None else name_of(read_top(about, str(beside)), str(beside))
+    name = None if about is None else name_in(about, str(beside))
     return Declared(declaration, file, name)
 
 
 def _bytes(file: Path) -> bytes | None:
     """Return what a file holds, at most a byte more than fits; None if it is not there."""
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise ConfigError(
-                f"{file} is no file: move it away, or put the declarations there", path=str(file)
-            )
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             return opened.read(MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         return None
@@ -149,18 +144,18 @@ def url_of(declared: Declared, environment: Mapping[str, str]) -> str | None:
         ConfigError: The variable that should hold it is not set.
 
     """
-    place = declared.declaration.store or StorePlace()
-    if place.url_env is not None:
-        url = environment.get(place.url_env)
-        if not url:
-            raise ConfigError(
-                f"{declared.path}: store: the variable {place.url_env} is not set: set it",
-                variable=place.url_env,
-            )
-        return url
-    if place.url is None or declared.path is None:
-        return place.url
-    return anchored(place.url, declared.path.parent)
+    place = declared.declaration.store
+    if place is None or declared.path is None:
+        return None
+    if place.url:
+        return anchored(place.url, declared.path.parent)
+    url = environment.get(place.url_env)
+    if not url:
+        raise ConfigError(
+            f"{declared.path}: store: the variable {place.url_env} is not set: set it",
+            variable=place.url_env,
+        )
+    return url
 
 
 def anchored(url: str, folder: Path) -> str:
@@ -199,42 +194,32 @@ def keys_of(declared: Declared, environment: Mapping[str, str]) -> MasterKeys | 
     source = declared.declaration.encryption
     if source is None or declared.path is None:
         return None
-    if environment.get(KEY_VARIABLE) or environment.get(KEY_FILE_VARIABLE):
-        return MasterKeys.from_environment(environment)
-    return MasterKeys.from_environment(_standing_in(source, declared.path, environment))
-
-
-def _standing_in(source: KeySource, file: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that would say the same."""
-    from perdure.stores.wrapped.keys import KEY_FILE_VARIABLE, KEY_VARIABLE
-
-    if source.key_file is not None:
-        return {KEY_FILE_VARIABLE: _from(file.parent, source.key_file)}
-    name = source.key_env or ""
-    key = environment.get(name)
-    if not key:
-        raise ConfigError(
-            f"{file}: encryption: the variable {name} is not set: set it to the master key",
-            variable=name,
-        )
-    return {KEY_VARIABLE: key}
+    if not (environment.get(KEY_VARIABLE) or environment.get(KEY_FILE_VARIABLE)):
+        if source.key_file:
+            key_file = _from(declared.path.parent, source.key_file)
+            return MasterKeys.from_environment({KEY_FILE_VARIABLE: key_file})
+        key = environment.get(source.key_env)
+        if not key:
+            raise ConfigError(
+                f"{declared.path}: encryption: the variable {source.key_env} is not set: set it to "
+                "the master key",
+                variable=source.key_env,
+            )
+        environment = {KEY_VARIABLE: key}
+    return MasterKeys.from_environment(environment)
 
 
 # The values
 
 
-Now = Callable[[], datetime.datetime]
+Now = Callable[[], float]
+"""Returns seconds since 1970."""
 Random = Callable[[int], bytes]
 """Returns so many random bytes."""
 
 
-def utc_now() -> datetime.datetime:
-    """Return the time, with its zone."""
-    return datetime.datetime.now(datetime.UTC)
-
-
 def initial_values(
-    agent_name: str | None, *, now: Now = utc_now, random: Random = secrets.token_bytes
+    agent_name: str | None, *, now: Now = time.time, random: Random = secrets.token_bytes
 ) -> Callable[[ConfigKey], InitialValue]:
     """Return what makes a key's initial value.
 
@@ -257,7 +242,7 @@ def initial_values(
     variables: Mapping[str, Callable[[], str]] = {
         "agent_name": name,
         "random_id": lambda: random(4).hex(),
-        "timestamp": lambda: _iso(now()),
+        "timestamp": lambda: iso_of(now()),
         "uuid": lambda: str(uuid.UUID(bytes=random(16), version=4)),
     }
 
@@ -267,22 +252,10 @@ def initial_values(
     return initial
 
 
-def _iso(at: datetime.datetime) -> str:
-    """Return a time as ISO 8601 has it, in UTC.
-
-    >>> _iso(datetime.datetime(2026, 5, 4, 12, tzinfo=datetime.UTC))
-    '2026-05-04T12:00:00.000Z'
-    """
-    utc = at.astimezone(datetime.UTC).isoformat(timespec="milliseconds")
-    return utc.replace("+00:00", "Z")
-
-
 log: logging.Logger = logging.getLogger("perdure.config")
 
 MAX_VALUE_BYTES: Final = 64 * 1024
 """The largest value, as JSON."""
-
-Initial = Callable[[ConfigKey], Any]
 
 
 class ConfigPart(NamedTuple):
@@ -291,13 +264,13 @@ class ConfigPart(NamedTuple):
     place: Location
     keys: Mapping[str, ConfigKey]
     is_new: bool | None = None
-    """Whether they begin for a new session; None to decide by the session's id."""
+    """True if they begin for a new session; None to decide by the session's id."""
     keeps: Collection[str] = ()
     """Keys whose values lie there as well, and are others' to show."""
     session: str | None = None
     """The session whose values they are; None where several share them."""
     is_branch: bool = False
-    """Whether another session's values may have been copied: they are initialized again."""
+    """True if another session's values may have been copied: they are initialized again."""
 
 
 @final
@@ -473,16 +446,14 @@ class PersistentConfig:
         """
         place = FolderPlace(state_folder(self._state_dir))
         weakref.finalize(self, _keep_left, place, self._pending)
-        declared = await anyio.to_thread.run_sync(self._read_schema)
+        if self._schema_path is not None:
+            declared = await anyio.to_thread.run_sync(declared_at, self._schema_path)
+        else:
+            declared = await anyio.to_thread.run_sync(declared_beside, program_dir())
         keys = declared.declaration.config
         make = initial_values(declared.agent_name or self._agent_name)
         await self._begin(keys, [ConfigPart(place, keys)], make)
         return self
-
-    def _read_schema(self) -> Declared:
-        if self._schema_path is not None:
-            return declared_at(self._schema_path)
-        return declared_beside(program_dir())
 
     async def _begin(
         self, keys: Mapping[str, ConfigKey], parts: Sequence[ConfigPart], make: Initial
@@ -560,8 +531,15 @@ class PersistentConfig:
         """
         self._loaded()
         if self._strict and key not in self._keys:
-            raise _unknown(key, self._keys)
-        setting = _Setting(self._part_of(key), key, _encoded(key, value))
+            known = ", ".join([*self._keys][:10]) or "it declares nothing"
+            raise UnknownConfigKeyError(
+                f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it "
+                "there",
+                key=key,
+            )
+        parts = self._parts or ()
+        part = next((part for part in parts if key in part.keys), parts[0])
+        setting = _Setting(part, key, _encoded(key, value))
         if self._start is not None:
             self._start(self._soon)
         self._pending.append(setting)
@@ -599,10 +577,6 @@ class PersistentConfig:
         shown = part.keys if self._strict else saved.values
         return {name: bytes(raw) for name, raw in saved.values.items() if name in shown}
 
-    def _part_of(self, key: str) -> ConfigPart:
-        parts = self._parts or ()
-        return next((part for part in parts if key in part.keys), parts[0])
-
 
 def _encoded(key: str, value: Any) -> bytes:
     data, types = encode_value(value, at=f"config.{key}")
@@ -620,11 +594,3 @@ def _encoded(key: str, value: Any) -> bytes:
     if redact({key: value})[1]:
         log.warning("a value looks like a credential: keep it elsewhere", extra={"key": key})
     return data
-
-
-def _unknown(key: str, keys: Mapping[str, ConfigKey]) -> UnknownConfigKeyError:
-    known = ", ".join(list(keys)[:10]) if keys else "it declares nothing"
-    return UnknownConfigKeyError(
-        f"config: {key[:60]!r} is not declared in persistence.yaml ({known}): declare it there",
-        key=key,
-    )

@@ -1,24 +1,23 @@
 """Schema of persistence.yaml: templates, validation of its sections, and their values.
 
-Each section's function takes a node and returns a value; problems have line and column.
-
-Pure.
+Each section's function takes a node and returns a value; problems have line and column. Pure.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Literal, TypeVar
+from difflib import get_close_matches
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from perdure.archive.limits import MAX_PATHS
+from perdure.archive.limits import MAX_PATHS, ArchiveLimits, fault_of_path
 from perdure.autosave.options import Autosave
 from perdure.config.yaml_reader import Problems, YamlNode, YamlProblem, kind_of, shown
-from perdure.errors import ConfigError, CorruptRecordError, TemplateError, UnsupportedVersionError
-from perdure.records.json import decode
+from perdure.errors import CorruptRecordError, TemplateError, UnsupportedVersionError
+from perdure.records.json import decode, decoder_of, reason
 from perdure.records.values import redact
 from perdure.session.retention import Retention
 
@@ -68,235 +67,13 @@ def evaluate(text: str, variables: Mapping[str, Callable[[], str]]) -> str:
     return _TEMPLATE_VARIABLE.sub(lambda match: variables[match[1].strip()](), text)
 
 
-T = TypeVar("T")
-U = TypeVar("U")
-
-MAX_PATH_BYTES: Final = 1024
-PRESETS: Final[Mapping[str, Autosave | None]] = {
-    "default": Autosave(),
-    "server": Autosave.server(),
-    "write_through": Autosave.write_through(),
-    "off": None,
-}
-_DRIVE: Final = re.compile(r"[A-Za-z]:")
-_AUTHORITY: Final = re.compile(r"[^/?#]*://([^/?#]*)")
-_SECRET: Final = re.compile(r"[?&](password|passwd|sslpassword)=[^&]")
-_VARIABLE: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_AUTOSAVE: Final = {
-    "debounce": float,
-    "max_delay": float,
-    "on_turn_end": bool,
-    "max_bytes": int,
-    "max_records": int,
-}
-_RETENTION: Final = {"keep_turns": int, "keep_days": float, "expire_days": float}
+# The sections of persistence.yaml, validated to a `Declaration`
+#
+# msgspec converts the plain values of a section. Each error names a field: its node says where it
+# is, the field is left out, and the rest is converted again, until all problems are found.
 
 
-class StorePlace(msgspec.Struct, frozen=True):
-    """Place of the sessions: a URL, or the environment variable that holds it."""
-
-    url: str | None = None
-    url_env: str | None = None
-
-
-class KeySource(msgspec.Struct, frozen=True):
-    """Source of the master key: an environment variable, or a file."""
-
-    key_env: str | None = None
-    key_file: str | None = None
-
-
-def persist_paths_in(node: YamlNode, problems: Problems) -> tuple[str, ...]:
-    """Return folders below the agent's home, without the closing slash."""
-    if not isinstance(node.value, tuple) or node.is_mapping:
-        problems.add(node, f"persist_paths is {kind_of(node)}: give a list of folders")
-        return ()
-    if len(node.value) > MAX_PATHS:
-        problems.add(node, f"{len(node.value)} persist_paths; at most {MAX_PATHS} are allowed")
-        return ()
-    paths: dict[str, YamlNode] = {}
-    for item in node.value:
-        path = _path(item, problems)
-        if path is not None and path in paths:
-            line = paths[path].line
-            problems.add(item, f"duplicate path {shown(path)}, first named on line {line}")
-        elif path is not None:
-            paths[path] = item
-    return tuple(paths)
-
-
-def _path(node: YamlNode, problems: Problems) -> str | None:
-    text = node.value
-    if not isinstance(text, str):
-        problems.add(node, f"a path is {kind_of(node)}: give text, such as data/")
-        return None
-    reason = _unfit(text)
-    if reason is not None:
-        problems.add(node, f"the path {shown(text)} {reason}")
-        return None
-    return "/".join(step for step in text.split("/") if step not in {"", "."})
-
-
-def _unfit(path: str) -> str | None:
-    """Return why a path cannot be one below the agent's home."""
-    steps = [step for step in path.split("/") if step not in {"", "."}]
-    rules = (
-        (len(path.encode()) > MAX_PATH_BYTES, f"is longer than {MAX_PATH_BYTES} bytes: shorten it"),
-        (any(ord(char) < 32 or ord(char) == 127 for char in path), "holds a control character"),
-        ("\\" in path, "holds a backslash: divide by /"),
-        (path.startswith("/"), "is absolute: name a folder below the agent's home"),
-        (path.startswith("~"), "begins with ~: name a folder below the agent's home"),
-        (_DRIVE.match(path) is not None, "names a drive: name a folder below the agent's home"),
-        (".." in steps, "leads out by ..: name a folder below the agent's home"),
-        (not steps, "is the whole home: name the folders in it that are to persist"),
-    )
-    return next((reason for broken, reason in rules if broken), None)
-
-
-def store_in(node: YamlNode, problems: Problems) -> StorePlace | None:
-    """Return where sessions are kept."""
-    if node.is_mapping:
-        fields = _fields(node, problems, "store", ("url_env",))
-        name = _variable(fields, "url_env", problems)
-        if not node.pairs:
-            problems.add(node, "store says nothing: give a URL, or url_env: NAME_OF_A_VARIABLE")
-        return None if name is None else StorePlace(url_env=name)
-    if not isinstance(node.value, str) or not node.value.strip():
-        problems.add(
-            node, f"store is {kind_of(node)}: give a path or a URL, such as file:./sessions"
-        )
-        return None
-    if _has_password(node.value):
-        problems.add(node, "store holds a password: write url_env: NAME, and set that variable")
-        return None
-    return StorePlace(url=node.value)
-
-
-def _has_password(url: str) -> bool:
-    """Say whether a URL holds one, before its host or among its options."""
-    match = _AUTHORITY.match(url)
-    who = match[1].rpartition("@")[0] if match is not None else ""
-    return bool(who.partition(":")[2] or _SECRET.search(url))
-
-
-def encryption_in(node: YamlNode, problems: Problems) -> KeySource | None:
-    """Return where the master key is; the key itself has no place in a file."""
-    known = ("key_env", "key_file")
-    if not node.is_mapping:
-        problem = f"encryption is {kind_of(node)}: give key_env: NAME, or key_file: PATH"
-        problems.add(node, f"{problem}; the key itself does not belong here")
-        return None
-    if any(key.value == "key" for key, _ in node.pairs):
-        problems.add(node, "encryption holds a key, which does not belong here: name its variable")
-        return None
-    fields = _fields(node, problems, "encryption", known)
-    if set(fields) == set(known):
-        problems.add(node, "encryption names two keys: give key_env or key_file, not both")
-        return None
-    if "key_file" in fields:
-        path = fields["key_file"]
-        if not isinstance(path.value, str) or not path.value:
-            problems.add(path, f"key_file is {kind_of(path)}: give the path of a file")
-            return None
-        return KeySource(key_file=path.value)
-    if not node.pairs:
-        problems.add(node, "encryption names no key: give key_env: NAME, or key_file: PATH")
-    name = _variable(fields, "key_env", problems)
-    return None if name is None else KeySource(key_env=name)
-
-
-def autosave_in(node: YamlNode, problems: Problems) -> Autosave | UnsetType | None:
-    """Return when sessions save themselves: a preset, or settings that change one."""
-    if not node.is_mapping:
-        return _preset(node, problems)
-    fields = _fields(node, problems, "autosave", ("preset", *_AUTOSAVE))
-    preset = fields.pop("preset", None)
-    base = PRESETS["default"] if preset is None else _preset(preset, problems)
-    settings = _typed(fields, "autosave", _AUTOSAVE, problems)
-    if isinstance(base, UnsetType) or (base is None and not settings):
-        return base
-    if base is None:
-        problems.add(node, "autosave is off, and has settings: choose")
-        return UNSET
-    merged = msgspec.structs.asdict(base) | settings
-    return _made(node, problems, lambda: Autosave(**merged), UNSET)
-
-
-def _preset(node: YamlNode, problems: Problems) -> Autosave | UnsetType | None:
-    if isinstance(node.value, str) and node.value in PRESETS:
-        return PRESETS[node.value]
-    value = shown(node.value) if isinstance(node.value, str) else kind_of(node)
-    problems.add(node, f"autosave is {value}: choose from {', '.join(PRESETS)}, or give settings")
-    return UNSET
-
-
-def retention_in(node: YamlNode, problems: Problems) -> Retention | None:
-    """Return what of the history is kept."""
-    fields = _fields(node, problems, "retention", tuple(_RETENTION))
-    settings = _typed(fields, "retention", _RETENTION, problems)
-    if settings.get("expire_days") == 0:
-        problems.add(
-            fields["expire_days"],
-            "0 would forget every session: leave expire_days out to forget none",
-        )
-    return _made(node, problems, lambda: Retention(**settings), None) if settings else None
-
-
-def _made(node: YamlNode, problems: Problems, make: Callable[[], T], otherwise: U) -> T | U:
-    """Return what the options' own class makes of the settings."""
-    try:
-        return make()
-    except ConfigError as error:
-        problems.add(node, str(error))
-        return otherwise
-
-
-def _fields(
-    node: YamlNode, problems: Problems, parent: str, known: tuple[str, ...]
-) -> dict[str, YamlNode]:
-    """Return a mapping's values by their keys, those that are known."""
-    if not node.is_mapping:
-        problems.add(node, f"{parent} is {kind_of(node)}: give a mapping of {', '.join(known)}")
-        return {}
-    fields: dict[str, YamlNode] = {}
-    for key, value in node.pairs:
-        if key.value in known:
-            fields[key.value] = value
-        else:
-            problems.unknown(key, parent, known)
-    if not node.pairs and parent == "retention":
-        problems.add(node, f"{parent} says nothing: give one of {', '.join(known)}")
-    return fields
-
-
-def _typed(
-    fields: Mapping[str, YamlNode], parent: str, types: Mapping[str, type], problems: Problems
-) -> dict[str, Any]:
-    """Return settings whose values are of the types that they should be of."""
-    words = {int: "a whole number", float: "a number", bool: "true or false"}
-    settings: dict[str, Any] = {}
-    for name, node in fields.items():
-        wanted = types[name]
-        fits = type(node.value) is wanted or (wanted is float and type(node.value) is int)
-        if fits:
-            settings[name] = wanted(node.value)
-        else:
-            problems.add(node, f"{parent}: {name} is {kind_of(node)}: it must be {words[wanted]}")
-    return settings
-
-
-def _variable(fields: Mapping[str, YamlNode], name: str, problems: Problems) -> str | None:
-    node = fields.get(name)
-    if node is None:
-        return None
-    if not isinstance(node.value, str) or not _VARIABLE.fullmatch(node.value):
-        problems.add(node, f"{name} names no environment variable: give a name such as PERDURE_KEY")
-        return None
-    return node.value
-
-
-# Sections of persistence.yaml, validated to a `Declaration`
-
+T = TypeVar("T", bound=msgspec.Struct)
 
 FORMAT: Final = 1
 """The version of persistence.yaml that this release reads."""
@@ -308,9 +85,57 @@ SECTIONS: Final = (
     *("store", "autosave", "retention", "encryption"),
 )
 FIELDS: Final = ("description", "init", "on_new_session")
+PRESETS: Final[Mapping[str, Autosave | None]] = {
+    "default": Autosave(),
+    "server": Autosave.server(),
+    "write_through": Autosave.write_through(),
+    "off": None,
+}
+_CURES: Final = {
+    "init": "give text, a number, true, false or null, and set the rest in setup()",
+    "on_new_session": "choose preserve or regenerate",
+    "url_env": "give the name of an environment variable, such as DATABASE_URL",
+    "key_env": "give the name of an environment variable, such as AGENTS_KEY",
+}
+"""Cures for fields of which msgspec says too little."""
+_DRIVE: Final = re.compile(r"[A-Za-z]:")
+_AUTHORITY: Final = re.compile(r"[^/?#]*://([^/?#]*)")
+_SECRET: Final = re.compile(r"[?&](password|passwd|sslpassword)=[^&]")
 
+Variable = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z")]
 OnNewSession = Literal["preserve", "regenerate"]
 Initial = str | int | float | bool | None
+
+
+class StorePlace(msgspec.Struct, frozen=True):
+    """Place of the sessions: a URL, or the environment variable that holds it."""
+
+    url: str = ""
+    url_env: Variable = ""
+
+    def __post_init__(self) -> None:
+        if not self.url.strip() and not self.url_env:
+            raise ValueError("it says nothing: give a path or a URL, or url_env: NAME")
+        if _has_password(self.url):
+            raise ValueError("it holds a password: write url_env: NAME, and set that variable")
+
+
+def _has_password(url: str) -> bool:
+    """Say whether a URL holds one, before its host or among its options."""
+    match = _AUTHORITY.match(url)
+    who = match[1].rpartition("@")[0] if match is not None else ""
+    return bool(who.partition(":")[2] or _SECRET.search(url))
+
+
+class KeySource(msgspec.Struct, frozen=True):
+    """Source of the master key: an environment variable, or a file; never the key itself."""
+
+    key_env: Variable = ""
+    key_file: str = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.key_env) == bool(self.key_file):
+            raise ValueError("it has to name one key: give key_env: NAME or key_file: PATH")
 
 
 class ConfigKey(msgspec.Struct, frozen=True, kw_only=True):
@@ -324,7 +149,7 @@ class ConfigKey(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_regenerated(self) -> bool:
-        """Whether each new session gets a value of its own."""
+        """True if each new session gets a value of its own."""
         return self.on_new_session == "regenerate"
 
 
@@ -351,51 +176,150 @@ def declaration_of(root: YamlNode, source: str) -> Declaration:
         TemplateError: The first thing that does not fit is a template.
 
     """
-    problems, warnings = Problems(source), Problems(source, most=MAX_KEYS + 1)
-    if not root.is_mapping:
-        problems.add(root, f"the file is {kind_of(root)}: begin it with version: {FORMAT}")
-        problems.raise_if_any()
-    sections: dict[str, YamlNode] = {}
-    for key, value in root.pairs:
-        if key.value in SECTIONS:
-            sections[key.value] = value
-        else:
-            problems.unknown(key, "persistence.yaml", SECTIONS)
-    _check_version(root, sections.pop("version", None), problems)
+    problems = Problems(source)
+    sections = _fields(root, problems, "the file", SECTIONS)
+    version = sections.pop("version", None)
+    if root.is_mapping and version is None:
+        problems.add(root, f"version is missing: begin the file with version: {FORMAT}")
+    elif version is not None and type(version.value) is not int:
+        problems.add(version, f"version is {kind_of(version)}: write version: {FORMAT}")
+    elif version is not None and version.value != FORMAT:
+        problem = f"version {version.value} is unknown: this release reads version {FORMAT}"
+        problems.add(version, problem)
     parsed = {
         name: _SECTION[name](node, problems)
         for name, node in sections.items()
-        if name in _SECTION and node.value is not None
+        if node.value is not None
     }
-    if "config" in sections:
-        parsed["config"] = _config(sections["config"], problems, warnings)
     problems.raise_if_any()
-    return Declaration(**parsed, warnings=tuple(warnings.entries))
+    return Declaration(**parsed, warnings=tuple(problems.warnings))
 
 
-_SECTION: Final[dict[str, Any]] = {
-    "persist_paths": persist_paths_in,
-    "store": store_in,
-    "autosave": autosave_in,
-    "retention": retention_in,
-    "encryption": encryption_in,
-}
-
-
-def _check_version(root: YamlNode, version: YamlNode | None, problems: Problems) -> None:
-    if version is None:
-        problems.add(root, f"version is missing: begin the file with version: {FORMAT}")
-    elif type(version.value) is not int:
-        problems.add(version, f"version is {kind_of(version)}: write version: {FORMAT}")
-    elif version.value != FORMAT:
-        problems.add(
-            version, f"version {version.value} is unknown: this release reads version {FORMAT}"
-        )
-
-
-def _config(node: YamlNode, problems: Problems, warnings: Problems) -> dict[str, ConfigKey]:
-    if node.value is None:
+def _fields(
+    node: YamlNode, problems: Problems, parent: str, known: tuple[str, ...]
+) -> dict[str, YamlNode]:
+    """Return a mapping's values by their keys, those that are known."""
+    if not node.is_mapping:
+        problems.add(node, f"{parent} is {kind_of(node)}: give a mapping of {', '.join(known)}")
         return {}
+    fields: dict[str, YamlNode] = {}
+    for name, (key, value) in node.value.items():
+        if name in known:
+            fields[name] = value
+        else:
+            near = get_close_matches(name[:60], known, n=1)
+            cure = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+            problems.add(key, f"{shown(name)} is no key of {parent}: {cure}")
+    return fields
+
+
+def _section(
+    node: YamlNode,
+    kind: type[T],
+    parent: str,
+    problems: Problems,
+    *,
+    known: tuple[str, ...] = (),
+    base: Mapping[str, Any] = {},
+) -> T | None:
+    """Return what a mapping's fields make, over those of a base; None if they do not fit.
+
+    *known* are the fields that the file may have; all of the struct, if none are given.
+    """
+    before = len(problems.entries)
+    fields = _fields(node, problems, parent, known or kind.__struct_fields__)
+    values = {**base, **{name: field.plain for name, field in fields.items()}}
+    decoder_of(kind)  # other threads may convert, too, and only that introduces a type safely
+    while True:
+        try:
+            return msgspec.convert(values, kind)
+        except msgspec.ValidationError as error:
+            fault, _, path = reason(error).partition(" - at `$.")
+            fault, name = fault[0].lower() + fault[1:], path.removesuffix("`")
+            if name:
+                del values[name]
+                fault = f"{name}: {fault}"
+                if name in _CURES:
+                    fault = f"{name} is {kind_of(fields[name])}: {_CURES[name]}"
+                problems.add(fields[name], f"{parent}: {fault}")
+                continue
+            if len(problems.entries) == before:  # else it may only lack what was left out
+                problems.add(node, f"{parent}: {fault}")
+            return None
+
+
+def _store(node: YamlNode, problems: Problems) -> StorePlace | None:
+    """Return where sessions are kept; text is the URL."""
+    known = "url_env"
+    if not node.is_mapping:
+        known = "url"
+        node = YamlNode({known: (node, node)}, node.line, node.column)
+    return _section(node, StorePlace, "store", problems, known=(known,))
+
+
+def _encryption(node: YamlNode, problems: Problems) -> KeySource | None:
+    """Return where the master key is."""
+    return _section(node, KeySource, "encryption", problems)
+
+
+def _autosave(node: YamlNode, problems: Problems) -> Autosave | UnsetType | None:
+    """Return when sessions save themselves: a preset, or settings that change one."""
+    preset, settings = node, YamlNode({}, node.line, node.column)
+    if node.is_mapping:
+        pairs = dict(node.value)
+        _, preset = pairs.pop("preset", (node, YamlNode("default", node.line, node.column)))
+        settings = YamlNode(pairs, node.line, node.column)
+    if not isinstance(preset.value, str) or preset.value not in PRESETS:
+        value = shown(preset.value) if isinstance(preset.value, str) else kind_of(preset)
+        cure = f"choose from {', '.join(PRESETS)}, or give settings"
+        problems.add(preset, f"autosave is {value}: {cure}")
+        return UNSET
+    base = PRESETS[preset.value]
+    if base is None:
+        if settings.value:
+            problems.add(node, "autosave is off, and has settings: choose")
+        return None
+    values = msgspec.structs.asdict(base)
+    return _section(settings, Autosave, "autosave", problems, base=values) or UNSET
+
+
+def _retention(node: YamlNode, problems: Problems) -> Retention | None:
+    """Return what of the history is kept."""
+    retention = _section(node, Retention, "retention", problems)
+    if retention is not None and retention.expire_days == 0:
+        cure = "leave expire_days out to forget none"
+        problems.add(node.value["expire_days"][1], f"0 would forget every session: {cure}")
+    return retention
+
+
+def _persist_paths(node: YamlNode, problems: Problems) -> tuple[str, ...]:
+    """Return folders below the agent's home, without the closing slash."""
+    if not isinstance(node.value, tuple):
+        problems.add(node, f"persist_paths is {kind_of(node)}: give a list of folders")
+        return ()
+    if len(node.value) > MAX_PATHS:
+        problems.add(node, f"{len(node.value)} persist_paths; at most {MAX_PATHS} are allowed")
+        return ()
+    paths: dict[str, YamlNode] = {}
+    for item in node.value:
+        if not isinstance(item.value, str):
+            problems.add(item, f"a path is {kind_of(item)}: give text, such as data/")
+            continue
+        path = "/".join(step for step in item.value.split("/") if step not in {"", "."})
+        fault = fault_of_path(path, ArchiveLimits())
+        if item.value.startswith(("/", "~")) or _DRIVE.match(item.value):
+            fault = "it does not begin in the agent's home: name a folder below it"
+        elif not path:
+            fault = "it is the whole home: name the folders in it that are to persist"
+        elif path in paths:
+            fault = f"it is a duplicate, first named on line {paths[path].line}"
+        if fault is not None:
+            problems.add(item, f"the path {shown(item.value)}: {fault}")
+        paths.setdefault(path, item)
+    return tuple(paths)
+
+
+def _config(node: YamlNode, problems: Problems) -> dict[str, ConfigKey]:
     if not node.is_mapping:
         problems.add(node, f"config is {kind_of(node)}: give a mapping of names")
         return {}
@@ -405,13 +329,10 @@ def _config(node: YamlNode, problems: Problems, warnings: Problems) -> dict[str,
     keys: dict[str, ConfigKey] = {}
     for name, value in node.pairs:
         _check_name(name, problems)
-        key = _key(name, value, problems)
+        keys[name.value] = _key(name.value, value, problems)
         if redact({name.value: "x"})[1]:
-            problem = (
-                f"{shown(name.value)} looks like a credential: keep it out of the agent's state"
-            )
-            warnings.add(name, f"{problem}, in an environment variable")
-        keys[name.value] = key
+            cure = "keep it out of the agent's state, in an environment variable"
+            problems.warn(name, f"{shown(name.value)} looks like a credential: {cure}")
     return keys
 
 
@@ -425,59 +346,28 @@ def _check_name(name: YamlNode, problems: Problems) -> None:
         problems.add(name, "this name holds a control character: remove it")
 
 
-def _key(name: YamlNode, node: YamlNode, problems: Problems) -> ConfigKey:
-    parent = f"config.{name.value[:60]}"
+def _key(name: str, node: YamlNode, problems: Problems) -> ConfigKey:
     if node.value is None:
-        return ConfigKey(name=name.value)
-    if not node.is_mapping:
-        problems.add(node, f"{parent} is {kind_of(node)}: give a mapping, such as {{init: …}}")
-        return ConfigKey(name=name.value)
-    fields: dict[str, Any] = {}
-    for key, value in node.pairs:
-        if key.value not in FIELDS:
-            problems.unknown(key, parent, FIELDS)
-        elif _fits(key.value, value, parent, problems):
-            fields[key.value] = value.value
-    return ConfigKey(name=name.value, **fields)
-
-
-def _fits(field: str, node: YamlNode, parent: str, problems: Problems) -> bool:
-    value, before = node.value, len(problems.entries)
-    if field == "description" and not isinstance(value, str):
-        problems.add(node, f"{parent}: description is {kind_of(node)}: give text")
-    elif field == "on_new_session" and value not in ("preserve", "regenerate"):
-        actual = shown(value) if isinstance(value, str) else kind_of(node)
-        problems.add(node, f"{parent}: on_new_session is {actual}: choose preserve or regenerate")
-    elif field == "init" and isinstance(value, tuple):
-        cure = "give text, a number, true, false or null, and set the rest in setup()"
-        problems.add(node, f"{parent}: init is {kind_of(node)}: {cure}")
-    elif field == "init" and isinstance(value, str):
+        return ConfigKey(name=name)
+    parent, base = f"config.{name[:60]}", {"name": name}
+    key = _section(node, ConfigKey, parent, problems, known=FIELDS, base=base)
+    assert key is not None  # nothing but its fields can be wrong
+    if isinstance(key.init, str):
         try:
-            check(value)
+            check(key.init)
         except TemplateError as error:
-            problems.add(node, f"{parent}: {error}", TemplateError)
-    return len(problems.entries) == before
+            problems.add(node.value["init"][1], f"{parent}: {error}", TemplateError)
+    return key
 
 
-def name_of(root: YamlNode, source: str) -> str | None:
-    """Return the name in an agent.yaml, None if it says none; everything else there is others'.
-
-    Raises:
-        ConfigError: The name is no text, or empty.
-
-    """
-    problems = Problems(source)
-    if not root.is_mapping:
-        problems.add(root, "the file is no mapping: give one with a name")
-        problems.raise_if_any()
-    for key, value in root.pairs:
-        if key.value == "name":
-            if isinstance(value.value, str) and value.value.strip():
-                return value.value.strip()
-            actual = "not text" if value.value is None else kind_of(value)
-            problems.add(value, f"name is {actual}: give text", ConfigError)
-            problems.raise_if_any()
-    return None
+_SECTION: Final[dict[str, Any]] = {
+    "config": _config,
+    "persist_paths": _persist_paths,
+    "store": _store,
+    "autosave": _autosave,
+    "retention": _retention,
+    "encryption": _encryption,
+}
 
 
 # Values of an agent's config, from the declared keys and the saved values
@@ -497,11 +387,6 @@ class StoredValues(msgspec.Struct, frozen=True, omit_defaults=True):
     """Values of keys that are declared no more: kept, and not shown."""
     session: str | None = None
     """The session that they were last begun for."""
-
-    def value(self, key: str) -> Any:
-        """Return a copy of a value, None where there is none."""
-        raw = self.values.get(key)
-        return None if raw is None else decode(bytes(raw))
 
 
 def saved_in(data: bytes | None, place: str) -> StoredValues:

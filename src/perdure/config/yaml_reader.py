@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator
-from difflib import get_close_matches
-from typing import Any, Final, final
+from typing import Any, Final, NoReturn, TypeVar, final
 
 import msgspec
 
@@ -20,19 +19,31 @@ class YamlNode(msgspec.Struct, frozen=True):
     """A value, and where it begins."""
 
     value: Any
-    """None, a bool, an int, a float, text; or a tuple of nodes, or pairs of key and value."""
+    """None, a bool, an int, a float, text; a tuple of nodes; or a dict of pairs of key and value,
+    both of them nodes, by the key."""
     line: int
     """From 1."""
     column: int
     """From 1."""
-    is_mapping: bool = False
-    """Whether the value is pairs: they are not a dict, so that each key keeps its place."""
+
+    @property
+    def is_mapping(self) -> bool:
+        """True for a mapping."""
+        return isinstance(self.value, dict)
 
     @property
     def pairs(self) -> tuple[tuple[YamlNode, YamlNode], ...]:
         """The keys and values of a mapping, in their order."""
-        pairs: tuple[tuple[YamlNode, YamlNode], ...] = self.value
-        return pairs
+        return tuple(self.value.values())
+
+    @property
+    def plain(self) -> Any:
+        """The value without its places."""
+        if isinstance(self.value, dict):
+            return {name: value.plain for name, (_, value) in self.value.items()}
+        if isinstance(self.value, tuple):
+            return [item.plain for item in self.value]
+        return self.value
 
 
 class YamlProblem(msgspec.Struct, frozen=True):
@@ -46,13 +57,17 @@ class YamlProblem(msgspec.Struct, frozen=True):
         return f"line {self.line}, column {self.column}: {self.message}"
 
 
+MAX_PROBLEMS: Final = 100
+
+
 class Problems:
     """Problems found so far in one file."""
 
-    def __init__(self, source: str, most: int = 100) -> None:
+    def __init__(self, source: str) -> None:
         self.source: str = source
-        self._most = most
         self.entries: list[YamlProblem] = []
+        self.warnings: list[YamlProblem] = []
+        """Declarations that are allowed, but unwise."""
         self.error: type[ConfigError] = ConfigError
         """The class of what is raised: that of the first problem."""
 
@@ -61,14 +76,17 @@ class Problems:
         if not self.entries:
             self.error = error
         self.entries.append(YamlProblem(node.line, node.column, message))
-        if len(self.entries) >= self._most:
+        if len(self.entries) >= MAX_PROBLEMS:
             self.raise_if_any()
 
-    def unknown(self, key: YamlNode, parent: str, known: tuple[str, ...]) -> None:
-        """Take note of a key that is not known there."""
-        near = get_close_matches(str(key.value)[:60], known, n=1)
-        cure = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
-        self.add(key, f"{shown(key.value)} is no key of {parent}: {cure}")
+    def refuse(self, node: YamlNode, message: str) -> NoReturn:
+        """Record a problem that nothing can be read behind, and raise."""
+        self.add(node, message)
+        raise self._error()
+
+    def warn(self, node: YamlNode, message: str) -> None:
+        """Take note of a declaration that is allowed, but unwise."""
+        self.warnings.append(YamlProblem(node.line, node.column, message))
 
     def raise_if_any(self) -> None:
         """Raise the first, and count the others.
@@ -77,12 +95,14 @@ class Problems:
             ConfigError: Something was found; ``facts["problems"]`` holds all of it.
 
         """
-        if not self.entries:
-            return
+        if self.entries:
+            raise self._error()
+
+    def _error(self) -> ConfigError:
         self.entries.sort(key=lambda problem: (problem.line, problem.column))
         first, more = self.entries[0], len(self.entries) - 1
         suffix = f" (and {more} more: see `perdure config check`)" if more else ""
-        raise self.error(
+        return self.error(
             f"{self.source}, {first}{suffix}",
             path=self.source,
             line=first.line,
@@ -97,12 +117,18 @@ def kind_of(node: YamlNode) -> str:
     >>> kind_of(YamlNode(True, 1, 1)), kind_of(YamlNode((), 1, 1))
     ('true or false', 'a list')
     """
-    if node.is_mapping:
-        return "a mapping"
-    if node.value is None:
-        return "nothing"
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return kinds.get(type(node.value), "a list")
+    return _KINDS[type(node.value)]
+
+
+_KINDS: Final[dict[type, str]] = {
+    type(None): "nothing",
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list",
+    dict: "a mapping",
+}
 
 
 def shown(value: object) -> str:
@@ -155,56 +181,44 @@ def read(data: bytes, source: str) -> YamlNode:
     return _read(data, source, lambda tree: tree.root())
 
 
-def read_top(data: bytes, source: str) -> YamlNode:
-    """Return the top-level pairs of a file of another program; nested values are skipped.
+def name_in(data: bytes, source: str) -> str | None:
+    """Return the name in an agent.yaml, None if it says none.
 
-    Errors as `read`, for what is no YAML at all: anchors, tags and the rest are theirs to use.
+    All else there is for other programs, and skipped: anchors, tags and the rest.
+
+    Raises:
+        ConfigError: It is not YAML, it is no mapping, or the name is no text, or empty.
+        MissingExtraError: PyYAML is not installed.
+
     """
-    return _read(data, source, lambda tree: tree.top())
+    return _read(data, source, lambda tree: tree.name())
 
 
-def _read(data: bytes, source: str, act: Callable[[_Tree], YamlNode]) -> YamlNode:
+T = TypeVar("T")
+
+
+def _read(data: bytes, source: str, act: Callable[[_Tree], T]) -> T:
     problems = Problems(source)
     if len(data) > MAX_BYTES:
         problem = f"the file has {len(data)} bytes; at most {MAX_BYTES} are allowed"
-        problems.add(YamlNode(None, 1, 1), problem)
-        problems.raise_if_any()
+        problems.refuse(_START, problem)
     text = _text(data, problems)
-    yaml = _yaml()
-    try:
-        return _parsed(yaml, text, act, problems)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        problem = error.problem or error.context or "it cannot be read"
-        problems.add(_at(mark), f"this is not YAML: {problem}{_hint(text, mark)}")
-        problems.raise_if_any()
-        raise
-    except (yaml.YAMLError, ValueError) as error:
-        # Too deep for the parser's own stack, or a number of too many digits.
-        problems.add(YamlNode(None, 1, 1), f"this is not YAML: {error}")
-        problems.raise_if_any()
-        raise
-
-
-def _parsed(yaml: Any, text: str, act: Callable[[_Tree], YamlNode], problems: Problems) -> YamlNode:
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    try:
-        return act(_Tree(yaml, yaml.parse(text, Loader=loader), problems))
-    except yaml.MarkedYAMLError as error:
-        if "nesting depth" not in str(error.problem):
-            raise
-    # libyaml 0.2.6 reads ahead to a limit of its own: the slower parser tells where ours is passed.
-    return act(_Tree(yaml, yaml.parse(text, Loader=yaml.SafeLoader), problems))
-
-
-def _yaml() -> Any:
     try:
         import yaml
     except ImportError as error:
         raise MissingExtraError(
             "persistence.yaml needs PyYAML: pip install 'perdure[yaml]'", extra="yaml"
         ) from error
-    return yaml
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    try:
+        return act(_Tree(yaml, yaml.parse(text, Loader=loader), problems))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = error.problem or error.context or "it cannot be read"
+        problems.refuse(_at(mark), f"this is not YAML: {problem}{_hint(text, mark)}")
+    except (yaml.YAMLError, ValueError) as error:
+        # Too deep for the parser's own stack, or a number of too many digits.
+        problems.refuse(_START, f"this is not YAML: {error}")
 
 
 def _text(data: bytes, problems: Problems) -> str:
@@ -213,15 +227,11 @@ def _text(data: bytes, problems: Problems) -> str:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         before = data[: error.start].decode(errors="replace")
-        problem = "this is not UTF-8: save the file as UTF-8"
-        problems.add(_after(before), problem)
-        problems.raise_if_any()
-        raise
+        problems.refuse(_after(before), "this is not UTF-8: save the file as UTF-8")
     match = _CONTROL.search(text)
     if match is not None:
         problem = f"the character U+{ord(match[0]):04X} has no place in YAML: remove it"
-        problems.add(_after(text[: match.start()]), problem)
-        problems.raise_if_any()
+        problems.refuse(_after(text[: match.start()]), problem)
     return text
 
 
@@ -230,10 +240,11 @@ def _after(before: str) -> YamlNode:
     return YamlNode(None, len(lines), len(lines[-1]) + 1)
 
 
+_START: Final = YamlNode(None, 1, 1)
+
+
 def _at(mark: Any) -> YamlNode:
-    return (
-        YamlNode(None, mark.line + 1, mark.column + 1) if mark is not None else YamlNode(None, 1, 1)
-    )
+    return _START if mark is None else YamlNode(None, mark.line + 1, mark.column + 1)
 
 
 def _hint(text: str, mark: Any) -> str:
@@ -259,38 +270,41 @@ class _Tree:
         next(self._events)  # the stream begins
         event = next(self._events)
         if isinstance(event, yaml.StreamEndEvent):
-            return YamlNode((), 1, 1, is_mapping=True)
+            return YamlNode({}, 1, 1)
         root = self._node(next(self._events), 1)
         next(self._events)  # the document ends
         event = next(self._events)
         if not isinstance(event, yaml.StreamEndEvent):
             self._refuse(event, "a second document begins here: declare everything in one")
         if root.value is None:
-            return YamlNode((), root.line, root.column, is_mapping=True)
+            return YamlNode({}, root.line, root.column)
         return root
 
-    def top(self) -> YamlNode:
-        """Return the first document's own keys and values, the text and the numbers."""
+    def name(self) -> str | None:
+        """Return the text at the key ``name`` of the first document."""
         yaml = self._yaml
         next(self._events)
         if isinstance(next(self._events), yaml.StreamEndEvent):
-            return YamlNode((), 1, 1, is_mapping=True)
+            return None
         begin = next(self._events)
         if not isinstance(begin, yaml.MappingStartEvent):
-            return self._skimmed(begin)
-        nodes: list[YamlNode] = []
-        while not isinstance(event := next(self._events), yaml.MappingEndEvent):
-            nodes.append(self._skimmed(event))
-        pairs = tuple(zip(nodes[::2], nodes[1::2], strict=True))
-        return YamlNode(pairs, begin.start_mark.line + 1, 1, is_mapping=True)
+            self._refuse(begin, "the file is no mapping: give one with a name")
+        while not isinstance(key := next(self._events), yaml.MappingEndEvent):
+            self._skip(key)
+            value = next(self._events)
+            if not isinstance(key, yaml.ScalarEvent) or key.value != "name":
+                self._skip(value)
+                continue
+            name = value.value.strip() if isinstance(value, yaml.ScalarEvent) else ""
+            is_other = name in _NULL or name in _BOOL or _FLOAT.fullmatch(name)
+            if not name or (is_other and not value.style):
+                self._refuse(value, "name is not text: give text")
+            return str(name)
+        return None
 
-    def _skimmed(self, event: Any) -> YamlNode:
-        """Return a value if it is a scalar, otherwise an empty list."""
+    def _skip(self, event: Any) -> None:
+        """Read on to the end of a value that begins."""
         yaml = self._yaml
-        if isinstance(event, yaml.ScalarEvent):
-            text = event.value
-            is_text = event.style or not (text in _NULL or text in _BOOL or _FLOAT.fullmatch(text))
-            return self._placed(event, text if is_text else None)
         depth = int(isinstance(event, yaml.CollectionStartEvent))
         while depth:
             inner = next(self._events)
@@ -298,11 +312,9 @@ class _Tree:
             depth -= isinstance(inner, yaml.CollectionEndEvent)
             if depth > MAX_SKIPPED:
                 self._refuse(inner, f"this is nested deeper than {MAX_SKIPPED} levels: flatten it")
-        return self._placed(event, ())
 
-    def _refuse(self, event: Any, message: str) -> None:
-        self._problems.add(_at(event.start_mark), message)
-        self._problems.raise_if_any()
+    def _refuse(self, event: Any, message: str) -> NoReturn:
+        self._problems.refuse(_at(event.start_mark), message)
 
     def _node(self, event: Any, depth: int) -> YamlNode:
         yaml = self._yaml
@@ -316,31 +328,28 @@ class _Tree:
             self._refuse(event, f"the tag {event.tag[:60]} is not allowed: leave it out")
         if isinstance(event, yaml.ScalarEvent):
             return self._scalar(event)
-        if isinstance(event, yaml.SequenceStartEvent):
-            return self._list(event, depth)
-        return self._mapping(event, depth)
-
-    def _list(self, begin: Any, depth: int) -> YamlNode:
+        if isinstance(event, yaml.MappingStartEvent):
+            return self._mapping(event, depth)
         items: list[YamlNode] = []
-        while not isinstance(event := next(self._events), self._yaml.SequenceEndEvent):
-            items.append(self._node(event, depth + 1))
-        return self._placed(begin, tuple(items))
+        while not isinstance(item := next(self._events), yaml.SequenceEndEvent):
+            items.append(self._node(item, depth + 1))
+        return self._placed(event, tuple(items))
 
     def _mapping(self, begin: Any, depth: int) -> YamlNode:
         pairs: dict[str, tuple[YamlNode, YamlNode]] = {}
         while not isinstance(event := next(self._events), self._yaml.MappingEndEvent):
             key = self._key(event, self._node(event, depth + 1))
             if key.value in pairs:
-                first = pairs[key.value][0].line
-                name = key.value[:60]
-                self._refuse(event, f"duplicate key {name!r}, first defined on line {first}")
+                line = pairs[key.value][0].line
+                self._refuse(
+                    event, f"duplicate key {key.value[:60]!r}, first defined on line {line}"
+                )
             pairs[key.value] = (key, self._node(next(self._events), depth + 1))
-        node = self._placed(begin, tuple(pairs.values()))
-        return YamlNode(node.value, node.line, node.column, is_mapping=True)
+        return self._placed(begin, pairs)
 
     def _key(self, event: Any, key: YamlNode) -> YamlNode:
         if not isinstance(key.value, str):
-            braces = key.is_mapping or isinstance(key.value, tuple)
+            braces = isinstance(key.value, dict | tuple)
             problem = "put text with {{ … }} into quotes" if braces else "put it into quotes"
             self._refuse(event, f"a key has to be text: {problem}")
         if key.value == "<<" and not event.style:

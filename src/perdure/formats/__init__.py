@@ -68,9 +68,6 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-# a list of strings
-
-
 __all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
 
 

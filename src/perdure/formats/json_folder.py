@@ -12,7 +12,7 @@ import hashlib
 import logging
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TypeVar, final
 
 import anyio.to_thread
@@ -72,14 +72,14 @@ async def write_folder(path: str | os.PathLike[str], state: FullAgentState) -> l
     return await anyio.to_thread.run_sync(guarded, _write, os.fspath(path), state)
 
 
-def guarded(act: Callable[[str, T], R], path: str, given: T) -> R:
+def guarded(act: Callable[..., R], path: object, *args: object) -> R:
     """Do something in a folder; an error of the disk becomes one of ours."""
     try:
-        return act(path, given)
+        return act(path, *args)
     except OSError as error:
         raise StoreUnavailableError(
             f"the state in {path} cannot be reached: {error}: look at its permissions",
-            path=path,
+            path=str(path),
             errno=error.errno,
         ) from error
 
@@ -182,7 +182,7 @@ def _checked(data: bytes) -> bytes:
 def _write(path: str, state: FullAgentState) -> list[str]:
     os.makedirs(path, mode=0o700, exist_ok=True)  # noqa: PTH103
     with Folder.root(path) as folder:
-        names = _write_plugins(folder, state)
+        names = _write_plugins(folder, state.plugins)
         if state.memory is not None:
             folder.replace(MEMORY, pretty(write_open(state.memory)))
             names.append(MEMORY)
@@ -193,17 +193,14 @@ def _write(path: str, state: FullAgentState) -> list[str]:
     return [*names, SESSION]
 
 
-def _write_plugins(folder: Folder, state: FullAgentState) -> list[str]:
-    files = {
-        f"{name}{_SUFFIX}": bytes(raw)
-        for name, raw in state.plugins.items()
-        if _FILE_NAME.match(name)
-    }
+def _write_plugins(folder: Folder, states: Mapping[str, msgspec.Raw]) -> list[str]:
+    """Write the plugins' files, and remove those of others; return their names."""
+    files = {f"{name}{_SUFFIX}": raw for name, raw in states.items() if _FILE_NAME.match(name)}
     if not files and folder.stat(PLUGINS) is None:
         return []
     with folder.make(PLUGINS) as plugins:
-        for name, data in files.items():
-            plugins.replace(name, pretty(data))
+        for name, raw in files.items():
+            plugins.replace(name, pretty(bytes(raw)))
         for name in plugins.names():
             if name.endswith(_SUFFIX) and name not in files:
                 plugins.remove(name)
@@ -252,7 +249,7 @@ class FolderStorage:
 
     async def delete(self) -> None:
         """Remove session.json, memory.json and the plugins' files, and nothing else."""
-        await anyio.to_thread.run_sync(guarded, _delete, self._path, None)
+        await anyio.to_thread.run_sync(guarded, _delete, self._path)
 
     def get_path(self) -> str:
         """Return the folder."""
@@ -270,7 +267,7 @@ class FolderStorage:
         return at + datetime.timedelta(microseconds=others // 1000)
 
 
-def _delete(path: str, _: None) -> None:
+def _delete(path: str) -> None:
     try:
         folder = Folder.root(path)
     except FileNotFoundError:
@@ -278,11 +275,6 @@ def _delete(path: str, _: None) -> None:
     with folder:
         folder.remove(SESSION)
         folder.remove(MEMORY)
-        if folder.stat(PLUGINS) is not None:
-            with folder.enter(PLUGINS) as plugins:
-                for name in plugins.names():
-                    if name.endswith(_SUFFIX):
-                        plugins.remove(name)
-                plugins.sync()
-            folder.remove_folder(PLUGINS)
+        _write_plugins(folder, {})
+        folder.remove_folder(PLUGINS)
         folder.sync()

@@ -15,7 +15,7 @@ import logging
 import os
 import time
 from types import TracebackType
-from typing import Any, Self, final
+from typing import Self, final
 
 import anyio
 import anyio.to_thread
@@ -26,7 +26,12 @@ from perdure._lib.tasks import Host
 from perdure.errors import InvalidArgumentError, NotStorableError, StoreUnavailableError
 from perdure.formats.json_folder import MEMORY, FolderFiles, guarded, pretty
 from perdure.formats.migrations import MIGRATIONS, Finding, Migrations, read_memory
-from perdure.formats.state import SerializedMemoryEntry, SerializedMemoryState, write_open
+from perdure.formats.state import (
+    SerializedMemoryEntry,
+    SerializedMemoryState,
+    count_entries,
+    write_open,
+)
 from perdure.memory.index import check_priority
 from perdure.memory.working_memory import Lazy, MemoryInfo, MemoryItem
 from perdure.records.json import decode
@@ -45,11 +50,9 @@ class _Loaded:
 
     def bytes(self) -> bytes:
         """Return the file; its stats are those of the entries."""
-        state = self.state
-        state.entries = list(self.entries.values())
-        state.stats.total_entries = len(state.entries)
-        state.stats.total_size_bytes = sum(entry.size_bytes for entry in state.entries)
-        return write_open(state)
+        self.state.entries = list(self.entries.values())
+        count_entries(self.state)
+        return write_open(self.state)
 
 
 @final
@@ -90,7 +93,7 @@ class FileMemoryStorage:
         self._changes = 0
         self._flushed = 0
         self._changed: anyio.Event | None = None
-        self._lock: anyio.Lock | None = None
+        self._lock = anyio.Lock()
         self._host: Host | None = None
 
     def __repr__(self) -> str:
@@ -213,8 +216,6 @@ class FileMemoryStorage:
             StoreUnavailableError: It cannot be written; what has changed is kept for the next.
 
         """
-        if self._lock is None:
-            self._lock = anyio.Lock()
         async with self._lock:
             loaded, changes = self._loaded.value, self._changes
             if loaded is None or changes == self._flushed:
@@ -271,12 +272,15 @@ def _write(path: str, data: bytes) -> None:
 
 
 def _info(entry: SerializedMemoryEntry) -> MemoryInfo:
-    fields: dict[str, Any] = {
-        name: getattr(entry, name)
-        for name in ("key", "description", "scope", "size_bytes", "base_priority", "pinned")
-    }
     return MemoryInfo(
-        **fields, created_at=entry.created_at, last_accessed_at=entry.last_accessed_at
+        key=entry.key,
+        description=entry.description,
+        scope=entry.scope,
+        size_bytes=entry.size_bytes,
+        base_priority=entry.base_priority,
+        pinned=entry.pinned,
+        created_at=entry.created_at,
+        last_accessed_at=entry.last_accessed_at,
     )
 
 

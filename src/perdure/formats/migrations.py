@@ -21,6 +21,7 @@ from perdure.formats.state import (
     FullAgentState,
     SerializedMemoryState,
     compact,
+    count_entries,
     fields_of,
     read_open,
 )
@@ -91,13 +92,10 @@ class Migrations:
 
 
 def _version_of(kind: Kind, fields: Fields) -> int:
-    raw = fields.get("version")
-    if raw is None:
-        return 0
-    version = decode(bytes(raw))
+    version = decode(bytes(fields.get("version", b"null")))
     if version is None:
         return 0
-    if not isinstance(version, int) or isinstance(version, bool) or version < 0:
+    if type(version) is not int or version < 0:
         raise CorruptRecordError(f"the version of this {kind} is no whole number from 0", kind=kind)
     return version
 
@@ -219,13 +217,10 @@ def read_memory(
     findings: list[Finding] = []
     data = as_utf8(data)
     if data.lstrip()[:1] == b"[":
-        fields: Fields = {"entries": msgspec.Raw(data)}
-    else:
-        fields = fields_of(data)
-    fields = _upgraded("memory", fields, migrations, where, findings)
+        data = b'{"entries":' + data + b"}"
+    fields = _upgraded("memory", fields_of(data), migrations, where, findings)
     memory = read_open(fields, SerializedMemoryState)
-    _mend_sizes(memory, findings, where)
-    _mend_stats(memory, findings, where, given="stats" in fields)
+    _mend_memory(memory, findings, where, has_stats="stats" in fields)
     return memory, findings
 
 
@@ -235,16 +230,16 @@ def merge_plugins(
     """Add the states that lie in files of their own; a file counts before what is elsewhere."""
     for name, data in files.items():
         raw = compact(data)
-        if name in state.plugins and state.plugins[name] != raw:
+        if state.plugins.get(name, raw) != raw:
             detail = "the file counts, session.json holds another state"
             findings.append(Finding("mended", f"plugins/{name}.json", detail))
         state.plugins[name] = raw
 
 
 def _upgraded(
-    kind: str, fields: Fields, migrations: Migrations, source: str, findings: list[Finding]
+    kind: Kind, fields: Fields, migrations: Migrations, source: str, findings: list[Finding]
 ) -> Fields:
-    upgraded = migrations.apply("memory" if kind == "memory" else "session", fields)
+    upgraded = migrations.apply(kind, fields)
     if upgraded is not fields:
         findings.append(Finding("migrated", source, f"to format version {migrations.current}"))
     return dict(upgraded)
@@ -259,7 +254,10 @@ def _unite_plugins(state: FullAgentState, findings: list[Finding], source: str) 
             findings.append(Finding("mended", source, detail))
 
 
-def _mend_sizes(memory: SerializedMemoryState, findings: list[Finding], source: str) -> None:
+def _mend_memory(
+    memory: SerializedMemoryState, findings: list[Finding], source: str, *, has_stats: bool
+) -> None:
+    """Keep the last of entries with one key, and make the sizes and stats those of the entries."""
     last = {entry.key: entry for entry in memory.entries}
     if len(last) < len(memory.entries):
         detail = f"{len(memory.entries) - len(last)} entries have the key of a later one"
@@ -268,20 +266,13 @@ def _mend_sizes(memory: SerializedMemoryState, findings: list[Finding], source: 
     for entry in memory.entries:
         if entry.size_bytes < 1:
             entry.size_bytes = len(bytes(entry.value))
-
-
-def _mend_stats(
-    memory: SerializedMemoryState, findings: list[Finding], source: str, *, given: bool
-) -> None:
     stats = memory.stats
+    said = (stats.total_entries, stats.total_size_bytes)
+    count_entries(memory)
     counted = (stats.total_entries, stats.total_size_bytes)
-    true = (len(memory.entries), sum(entry.size_bytes for entry in memory.entries))
-    if counted == true:
-        return
-    stats.total_entries, stats.total_size_bytes = true
-    if given:
+    if has_stats and said != counted:
         detail = (
-            f"the stats said {counted[0]} entries of {counted[1]} bytes, there are "
-            f"{true[0]} of {true[1]}"
+            f"the stats said {said[0]} entries of {said[1]} bytes, there are "
+            f"{counted[0]} of {counted[1]}"
         )
         findings.append(Finding("mended", source, detail))

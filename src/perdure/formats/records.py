@@ -31,6 +31,7 @@ from perdure.formats.state import (
     carried_by,
     carried_of,
     compact,
+    count_entries,
     fields_of,
     read_open,
     write_open,
@@ -112,60 +113,53 @@ def state_of(key: SessionKey, records: Sequence[Record]) -> FullAgentState:
     """
     described = decode(fold_session(None, key, records), SessionDocument)
     carried = carried_by(records)
-    spoken = [record for record in _visible(records) if record.kind in SPOKEN]
-    history = [item_of(record) for record in spoken]
+    shown = list(filter(Retractions().shows, reversed(records)))[::-1]  # not what was taken back
+    spoken = [record for record in shown if record.kind in SPOKEN]
+    calls = [
+        msgspec.Raw(encode(call))
+        for record in spoken
+        if record.kind == TOOL_CALL and record.seq > carried.seq
+        for call in decode(record.payload, _Calling).tool_payload.tool_calls
+    ]
+    core = CoreState(
+        system_prompt=_system_prompt(records) or carried.system_prompt,
+        instructions=carried.instructions,
+        history=[item_of(record) for record in spoken],
+        tool_calls=[*carried.tool_calls, *calls],
+        extra=carried.core,
+    )
     plugins, versions = _plugins_in(records)
-    state = FullAgentState(
+    context = SerializedAgentContextState(
+        version=carried.context_version,
+        core=core,
+        tools=_part(plugins, TOOLS, ToolState),
+        permissions=_part(plugins, PERMISSIONS, PermissionState),
+        config=fields_of(bytes(plugins.pop(CONFIG, b"{}"))),
+        extra=carried.context,
+    )
+    last_active_at = described.last_active_at
+    if carried.seq and len(core.history) == carried.items and described.turns == 0:
+        last_active_at = carried.last_active_at or last_active_at
+    return FullAgentState(
         agent_id=key.agent,
         agent_type=described.agent_type,
         created_at=_same_time(carried.created_at, described.created_at),
-        last_active_at=_iso(described.last_active_at),
-        context=_context(plugins, carried),
+        last_active_at=last_active_at,
+        context=context,
         memory=_memory(records, carried),
         plugins=plugins,
         metadata=_metadata(described),
         extra={**carried.state, **versions},
     )
-    if carried.seq and len(history) == carried.items and described.turns == 0:
-        state.last_active_at = carried.last_active_at or state.last_active_at
-    state.context.core = CoreState(
-        system_prompt=_system_prompt(records) or carried.system_prompt,
-        instructions=carried.instructions,
-        history=history,
-        tool_calls=[*carried.tool_calls, *_tool_calls(spoken, after=carried.seq)],
-        extra=carried.core,
-    )
-    return state
 
 
 def item_of(record: Record) -> msgspec.Raw:
     """Return a record of the history as an item: what it was made of, or what it is."""
-    if b"imported_as" in record.payload:
+    if IMPORTED_AS.encode() in record.payload:
         fields = fields_of(record.payload)
         if IMPORTED_AS in fields:
-            return compact(bytes(fields[IMPORTED_AS]))
-        if _BARE in fields and _was_made_of(record.payload, bytes(fields[_BARE])):
-            return compact(bytes(fields[_BARE]))
+            return fields[IMPORTED_AS]
     return msgspec.Raw(record.payload)
-
-
-_BARE: Final = "imported_as"
-"""Former name of that field, before perdure's own had a prefix."""
-
-
-def _was_made_of(payload: bytes, item: bytes) -> bool:
-    """Say whether a message is what an item gives, so that the field with it is perdure's own."""
-    try:
-        made, message = _from_chat(decode_message(item), item), decode_message(payload)
-    except FormatError:
-        return False
-    known = (message.tool_calls, message.tool_result)
-    return made is not None and (made.tool_calls, made.tool_result) == known
-
-
-def _visible(records: Sequence[Record]) -> list[Record]:
-    """Return the records that were not taken back, oldest first."""
-    return list(filter(Retractions().shows, reversed(records)))[::-1]
 
 
 def _system_prompt(records: Iterable[Record]) -> str:
@@ -193,27 +187,17 @@ class _Calling(msgspec.Struct):
     tool_payload: _Calls
 
 
-def _tool_calls(spoken: Iterable[Record], *, after: int) -> list[msgspec.Raw]:
-    """Return the tool calls of messages after a record."""
-    return [
-        msgspec.Raw(encode(call))
-        for record in spoken
-        if record.kind == TOOL_CALL and record.seq > after
-        for call in decode(record.payload, _Calling).tool_payload.tool_calls
-    ]
-
-
 def _plugins_in(records: Iterable[Record]) -> tuple[Fields, Fields]:
     """Return the states of all contributors by name, and the field of their versions."""
     by_name: dict[str, list[Record]] = {}
     for record in records:
         if record.kind == STATE:
-            by_name.setdefault(decode(record.payload, StateSet).name, []).append(record)
+            name = decode(record.payload, StateSet).name
+            if name.startswith(_FOLDER):
+                by_name.setdefault(name, []).append(record)
     states: Fields = {}
     versions: dict[str, int] = {}
     for document, changes in by_name.items():
-        if not document.startswith(_FOLDER):
-            continue
         data = fold_state(document, None, changes)
         beside = fold_state(typed(document), None, changes)
         name = document[len(_FOLDER) : -len(".json")]
@@ -225,16 +209,6 @@ def _plugins_in(records: Iterable[Record]) -> tuple[Fields, Fields]:
         if data is not None:
             states[name] = compact(data)
     return states, {VERSIONS: msgspec.Raw(encode(versions))} if versions else {}
-
-
-def _context(plugins: Fields, carried: ForeignFields) -> SerializedAgentContextState:
-    return SerializedAgentContextState(
-        version=carried.context_version,
-        tools=_part(plugins, TOOLS, ToolState),
-        permissions=_part(plugins, PERMISSIONS, PermissionState),
-        config=fields_of(bytes(plugins.pop(CONFIG, b"{}"))),
-        extra=carried.context,
-    )
 
 
 def _part(plugins: Fields, name: str, cls: type[T]) -> T:
@@ -270,12 +244,10 @@ def _memory(records: Iterable[Record], carried: ForeignFields) -> SerializedMemo
         )
         for entry in index.entries.values()
     ]
-    stats = Stats(
-        total_entries=len(entries),
-        total_size_bytes=sum(entry.size_bytes for entry in entries),
-        extra=carried.stats,
-    )
-    return SerializedMemoryState(entries=entries, stats=stats, extra=carried.memory)
+    stats = Stats(extra=carried.stats)
+    memory = SerializedMemoryState(entries=entries, stats=stats, extra=carried.memory)
+    count_entries(memory)
+    return memory
 
 
 def _metadata(described: SessionDocument) -> SessionMetadata:
@@ -289,19 +261,12 @@ def _metadata(described: SessionDocument) -> SessionMetadata:
 def _same_time(written: str, iso: str) -> str:
     """Return a time as it was written, if it is still that time."""
     if not written:
-        return _iso(iso)
+        return iso
     try:
         same = datetime.datetime.fromisoformat(written) == datetime.datetime.fromisoformat(iso)
     except (ValueError, TypeError):  # no time, or one without a zone: nothing to compare
         return written
-    return written if same else _iso(iso)
-
-
-def _iso(iso: str) -> str:
-    if not iso:
-        return ""
-    time = datetime.datetime.fromisoformat(iso).astimezone(datetime.UTC)
-    return time.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return written if same else iso
 
 
 # A whole state as the records of a new log
@@ -324,7 +289,7 @@ class _Line(msgspec.Struct, omit_defaults=True):
     text: str = ""
     """A payload with whitespace between its tokens, which JSON within JSON may lose."""
     spoken: bool = False
-    """Whether the next item of the history was made of it, and reads otherwise."""
+    """True if the next item of the history was made of it, and reads otherwise."""
     end: bool = True
     epoch: int = 0
     """Number of an epoch, where one begins."""
@@ -439,47 +404,25 @@ def entries_of(log: NativeLog) -> list[Entry]:
     Its first record is the epoch that the new log has itself; the places of later ones are kept.
     One more says since when the session is.
     """
-    was = Entry(META, encode(MetadataPayload()))  # says nothing, and has a number
-    since = Entry(META, encode(MetadataPayload(created_at=_created_at(log))))
+    blank = Entry(META, encode(MetadataPayload()))  # says nothing, and has a number
+    described = decode(fold_session(None, SessionKey("any"), log.records), SessionDocument)
+    since = MetadataPayload(created_at=described.about.created_at)
     entries = [
-        was._replace(end=record.end)
+        blank._replace(end=record.end)
         if record.kind in _OF_ITS_STORE
         else Entry(record.kind, record.payload, record.end)
         for record in log.records[1:]
     ]
-    return [*entries, since]
-
-
-def _created_at(log: NativeLog) -> float | None:
-    key = SessionKey("of no matter")
-    described = decode(fold_session(None, key, log.records), SessionDocument)
-    return described.about.created_at
-
-
-def left_of(log: NativeLog, known: frozenset[str]) -> list[Entry]:
-    """Return what a log holds beyond the kinds that the formats have a place for.
-
-    For a state that another program has changed.
-    """
-    return [
-        Entry(record.kind, record.payload)
-        for record in log.records
-        if record.payload and record.kind not in known and not _is_plugin(record)
-    ]
+    return [*entries, Entry(META, encode(since))]
 
 
 def _is_plugin(record: Record) -> bool:
     if record.kind != STATE:
         return False
     try:
-        name: str = decode(record.payload, _Name).name
+        return not decode(record.payload, StateSet).name.startswith("state/")
     except FormatError:
         return False
-    return not name.startswith("state/")
-
-
-class _Name(msgspec.Struct):
-    name: str
 
 
 def _digest(state: FullAgentState) -> str:
@@ -522,12 +465,16 @@ def unfold(state: FullAgentState, *, now: float) -> NewLog:
     entries = [_meta(state, now, findings), *_conversation(state, findings)]
     if state.memory is not None:
         entries += [_memory_entry(entry) for entry in state.memory.entries]
-    versions = _versions(state)
-    entries += [
-        _plugin(name, raw, versions.get(name, 1)) for name, raw in _plugins(state, findings).items()
-    ]
-    if log is not None:
-        entries += left_of(log, _FORMATS)
+    versions = decode(bytes(state.extra.get(VERSIONS, b"{}")), dict[str, int])
+    for name, raw in _plugins(state, findings).items():
+        change = StateSet(f"{_FOLDER}{name}.json", raw, version=versions.get(name, 1))
+        entries.append(Entry(STATE, encode(change)))
+    if log is not None:  # what it holds beyond the kinds that the formats have a place for
+        entries += [
+            Entry(record.kind, record.payload)
+            for record in log.records
+            if record.payload and record.kind not in _FORMATS and not _is_plugin(record)
+        ]
         detail = "it was changed by somebody else: its turns and retractions were left out"
         findings.append(Finding("mended", "perdure", detail))
     entries.append(carried_of(state))
@@ -545,12 +492,10 @@ def _meta(state: FullAgentState, now: float, findings: list[Finding]) -> Entry:
     owner = decode(bytes(clean["owner"])) if "owner" in clean else None
     if isinstance(owner, str):
         del clean["owner"]
-    else:
-        owner = None
     meta = MetadataPayload(
         title=metadata.title,
         tags=metadata.tags,
-        owner=owner,
+        owner=owner if isinstance(owner, str) else None,
         metadata=clean,
         at=_seconds(state.last_active_at) or now,
         agent_type=state.agent_type,
@@ -682,16 +627,6 @@ def _plugins(state: FullAgentState, findings: list[Finding]) -> Fields:
     return plugins
 
 
-def _versions(state: FullAgentState) -> dict[str, int]:
-    raw = state.extra.get(VERSIONS)
-    versions: dict[str, int] = {} if raw is None else decode(bytes(raw), dict[str, int])
-    return versions
-
-
-def _plugin(name: str, raw: msgspec.Raw, version: int) -> Entry:
-    return Entry(STATE, encode(StateSet(f"plugins/{name}.json", raw, version=version)))
-
-
 # Memories as records after those of the state
 
 
@@ -742,9 +677,7 @@ def with_memories(unfolded: NewLog, read: StateMemories, context: Sequence[Entry
         *(item_entry(item) for item in read.semantic),
         *context,
     ]
-    restored = [entry._replace(end=False) for entry in (*entries, *memories)]
-    restored[-1] = restored[-1]._replace(end=True)
-    return NewLog(tuple(restored), (*unfolded.findings, *read.findings))
+    return NewLog(_one_group([*entries, *memories]), (*unfolded.findings, *read.findings))
 
 
 def _placed(item: EpisodicItem, read: StateMemories, seqs: Sequence[int]) -> EpisodicItem:

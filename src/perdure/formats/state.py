@@ -8,7 +8,6 @@ Values only, and pure.
 from __future__ import annotations
 
 import datetime
-import types
 import typing
 from collections.abc import Iterable, Iterator
 from functools import cache
@@ -42,7 +41,7 @@ def compact(data: bytes) -> msgspec.Raw:
 
 
 def fields_of(data: bytes) -> Fields:
-    """Return an object's fields.
+    """Return an object's fields, their values without the whitespace between tokens.
 
     Raises:
         CorruptRecordError: It is no object, or no UTF-8.
@@ -50,7 +49,7 @@ def fields_of(data: bytes) -> Fields:
     """
     require_utf8(data)
     fields: Fields = decode(data, Fields)
-    return fields
+    return {name: compact(bytes(raw)) for name, raw in fields.items()}
 
 
 def read_open(fields: Fields, cls: type[T], at: str = "$") -> T:
@@ -60,13 +59,12 @@ def read_open(fields: Fields, cls: type[T], at: str = "$") -> T:
         CorruptRecordError: A known field has another type than it should, or is missing.
 
     """
-    members = dict(fields)
+    extra = dict(fields)
     value: dict[str, Any] = {}
     for name, written, kind in _known(cls):
-        raw = members.pop(written, _NULL)
+        raw = extra.pop(written, _NULL)
         if raw != _NULL:
-            value[name] = _read(bytes(raw), kind, f"{at}.{written}")
-    extra = {name: compact(bytes(raw)) for name, raw in members.items()}
+            value[name] = _read(raw, kind, f"{at}.{written}")
     try:
         return cls(**value, extra=extra)
     except TypeError as error:
@@ -89,66 +87,37 @@ def _written(value: Any) -> Any:
     return [_written(member) for member in value] if isinstance(value, list) else value
 
 
-def _read(data: bytes, kind: Any, at: str) -> Any:
+def _read(raw: msgspec.Raw, kind: Any, at: str) -> Any:
     if _is_open(kind):
-        return read_open(_object(data, at), kind, at)
-    item = _open_item(kind)
-    if item is not None:
-        listed = _decode(data, list[msgspec.Raw], at)
-        return [_read(bytes(raw), item, f"{at}[{place}]") for place, raw in enumerate(listed)]
-    return _compacted(_decode(data, kind, at))
+        return read_open(_decode(raw, Fields, at), kind, at)
+    if typing.get_origin(kind) is list and _is_open(typing.get_args(kind)[0]):
+        (item,) = typing.get_args(kind)
+        listed = _decode(raw, list[msgspec.Raw], at)
+        return [_read(member, item, f"{at}[{place}]") for place, member in enumerate(listed)]
+    return _decode(raw, kind, at)
 
 
-def _compacted(value: Any) -> Any:
-    """Return a value with its raw parts in one line, and apart from the bytes around them."""
-    if isinstance(value, msgspec.Raw):
-        return compact(bytes(value))
-    if isinstance(value, dict):
-        return {key: _compacted(member) for key, member in value.items()}
-    return [_compacted(member) for member in value] if isinstance(value, list) else value
+def _is_open(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-def _object(data: bytes, at: str) -> Fields:
-    fields: Fields = _decode(data, Fields, at)
-    return fields
-
-
-def _decode(data: bytes, kind: Any, at: str) -> Any:
+def _decode(raw: msgspec.Raw, kind: Any, at: str) -> Any:
     try:
-        return decode(data, kind)
+        return decode(bytes(raw), kind)
     except CorruptRecordError as error:
         raise CorruptRecordError(
-            f"the field at {at} cannot be read: {error}", path=at, size=len(data)
+            f"the field at {at} cannot be read: {error}", path=at, size=len(bytes(raw))
         ) from None
 
 
 @cache
 def _known(cls: type[msgspec.Struct]) -> tuple[tuple[str, str, Any], ...]:
-    """Return each known field's name, its written name, and its type, None aside."""
+    """Return each known field's name, its written name, and its type."""
     return tuple(
-        (field.name, field.encode_name, _without_none(field.type))
+        (field.name, field.encode_name, field.type)
         for field in msgspec.structs.fields(cls)
         if field.name != _EXTRA
     )
-
-
-def _without_none(kind: Any) -> Any:
-    if isinstance(kind, types.UnionType) or typing.get_origin(kind) is typing.Union:
-        members = [member for member in typing.get_args(kind) if member is not types.NoneType]
-        return members[0] if len(members) == 1 else kind
-    return kind
-
-
-def _is_open(kind: Any) -> bool:
-    return isinstance(kind, type) and _EXTRA in getattr(kind, "__struct_fields__", ())
-
-
-def _open_item(kind: Any) -> Any:
-    """Return the struct that a list is of, None if it is something else."""
-    if typing.get_origin(kind) is not list:
-        return None
-    (item,) = typing.get_args(kind)
-    return item if _is_open(item) else None
 
 
 Raws = dict[str, msgspec.Raw]
@@ -174,7 +143,7 @@ class CoreState(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class ToolState(msgspec.Struct, rename="camel", kw_only=True):
-    """Which tools are offered, where they belong, and how early they come."""
+    """Tools that are offered, the place of each, and their order."""
 
     enabled: Raws = {}
     namespaces: Raws = {}
@@ -183,7 +152,7 @@ class ToolState(msgspec.Struct, rename="camel", kw_only=True):
 
 
 class PermissionState(msgspec.Struct, rename="camel", kw_only=True):
-    """Which tools may run."""
+    """Permissions of tools to run."""
 
     version: int = 1
     approvals: Raws = {}
@@ -237,6 +206,12 @@ class SerializedMemoryState(msgspec.Struct, rename="camel", kw_only=True):
     entries: list[SerializedMemoryEntry] = []
     stats: Stats = msgspec.field(default_factory=Stats)
     extra: Raws = {}
+
+
+def count_entries(memory: SerializedMemoryState) -> None:
+    """Make the stats of a memory those of its entries."""
+    memory.stats.total_entries = len(memory.entries)
+    memory.stats.total_size_bytes = sum(entry.size_bytes for entry in memory.entries)
 
 
 class FullAgentState(msgspec.Struct, rename="camel", kw_only=True):
@@ -497,17 +472,17 @@ def _answered(traces: list[SavedTrace]) -> Message:
         content=answer[0].content if answer else None,
         reasoning=thought[0] if thought else None,
         tool_calls=tuple(
-            ToolCall(trace.tool_call_id or "", trace.tool_name or "", _arguments(trace))
+            ToolCall(
+                trace.tool_call_id or "",
+                trace.tool_name or "",
+                {} if trace.tool_args is None else trace.tool_args,
+            )
             for trace in traces
             if trace.trace_type == "tool_call"
         ),
         created_at=traces[0].ts or None,
         **_media(answer[0] if answer else traces[0]),
     )
-
-
-def _arguments(trace: SavedTrace) -> Any:
-    return {} if trace.tool_args is None else trace.tool_args
 
 
 def _other(trace: SavedTrace) -> Message | None:

@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import os
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Final, Literal, TypeVar, final
@@ -16,8 +16,9 @@ import anyio
 import anyio.to_thread
 import msgspec
 
-from perdure._lib.files import Folder, NewFile, NoFileError, new_file, read_line
+from perdure._lib.files import Folder, NoFileError, new_file, read_line
 from perdure.errors import CorruptRecordError, FormatError
+from perdure.formats.json_folder import pretty
 from perdure.formats.migrations import Finding
 from perdure.formats.records import StateMemories
 from perdure.formats.state import SavedTrace, TraceLine, TraceMessage, TraceMessages, trace_lines
@@ -40,8 +41,8 @@ from perdure.records.values import NO_TYPES, Types
 
 # The archive of raw traces: what a compaction took is a segment, which never changes again
 #
-# A segment counts when the manifest calls it complete. One that is pending was being written when
-# somebody was killed: its traces still lie among the active ones, or in a later segment. Pure.
+# A segment counts when the manifest calls it complete. Other programs call one pending while they
+# move traces to it, which still lie among the active ones until it is complete. Pure.
 
 
 ARCHIVE: Final = "raw_traces_archive"
@@ -84,24 +85,8 @@ class ArchiveManifest(msgspec.Struct, frozen=True, kw_only=True):
         return sorted(segments, key=lambda segment: segment.index)
 
 
-class PlannedSegment(msgspec.Struct, frozen=True):
-    """A segment that is to be written."""
-
-    upto: int
-    """The last record whose traces belong to it."""
-    segment: TraceSegment
-
-
-def planned_segments(items: Iterable[EpisodicItem]) -> list[PlannedSegment]:
-    """Return a segment for each compaction, oldest first; their last records go up."""
-    newest = {item.as_of_seq: item for item in items if item.as_of_seq > 0}
-    return [
-        PlannedSegment(upto, _pending(index, newest[upto]))
-        for index, upto in enumerate(sorted(newest), 1)
-    ]
-
-
-def _pending(index: int, item: EpisodicItem) -> TraceSegment:
+def segment_of(index: int, item: EpisodicItem) -> TraceSegment:
+    """Return the segment of what a compaction took; nothing is in it yet."""
     key = hashlib.sha256(item.id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
     at = datetime.datetime.fromtimestamp(item.ts, datetime.UTC)
     stamp = f"{at:%Y%m%dT%H%M%S}{at.microsecond // 1000:03d}Z"
@@ -111,26 +96,6 @@ def _pending(index: int, item: EpisodicItem) -> TraceSegment:
         boundary_key=f"{_BOUNDARY}:{key}",
         archived_at=item.ts,
     )
-
-
-def filled(segment: TraceSegment, first: TraceLine, last: TraceLine, count: int) -> TraceSegment:
-    """Return a segment that is complete."""
-    return msgspec.structs.replace(
-        segment,
-        first_trace_id=first.id,
-        last_trace_id=last.id,
-        first_ts=first.ts,
-        last_ts=last.ts,
-        record_count=count,
-        status="complete",
-    )
-
-
-def manifest_of(segments: Sequence[TraceSegment]) -> bytes:
-    """Return the manifest of some segments, as it is written."""
-    newest = max((segment.index for segment in segments), default=0)
-    manifest = ArchiveManifest(next_segment_index=newest + 1, segments=tuple(segments))
-    return msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
 
 
 def is_segment_name(name: str) -> bool:
@@ -144,8 +109,8 @@ def is_segment_name(name: str) -> bool:
 
 # Raw traces and long-term memory into files, as they are read from a log: nothing is kept
 #
-# Into a folder that has none of them yet. What a compaction took goes into the archive: its
-# manifest first calls all segments pending, and complete when each of them is durable.
+# Into a folder that has none of them yet. What a compaction took goes into the archive, whose
+# manifest comes last; without it, a reader takes the segments that are there, and says so.
 
 
 TRACES: Final = "raw_traces.jsonl"
@@ -154,27 +119,25 @@ COMPACTED_MANIFEST: Final = "compacted_memory_manifest.json"
 _COMPACTED: Final = msgspec.json.encode({"schema_version": 3, "last_reset_ts": None}) + b"\n"
 
 
-class Memories(msgspec.Struct, frozen=True, kw_only=True):
-    """Memories of a session, besides its messages."""
-
-    episodic: bytes = b""
-    """Its document: a line an item."""
-    semantic: bytes = b""
-    snapshot: bytes = b""
-    """The working context; its watermark is the last record that is written."""
-    upto: int
-    """The last record that counts."""
-
-
 async def write_memories(
-    folder: Path, turns: AsyncIterable[RawTurn], memories: Memories, *, types: Types = NO_TYPES
+    folder: Path,
+    turns: AsyncIterable[RawTurn],
+    *,
+    episodic: bytes,
+    semantic: bytes,
+    snapshot: bytes,
+    upto: int,
+    types: Types = NO_TYPES,
 ) -> list[str]:
     """Write the files; return their names.
 
     Args:
         folder: Where; it is there, and has none of these files.
         turns: What was said, oldest first.
-        memories: What is remembered of it.
+        episodic: The document of that memory: a line an item.
+        semantic: The other one.
+        snapshot: The working context; its watermark is the last record that is written.
+        upto: The last record that counts.
         types: The application's own.
 
     Raises:
@@ -182,11 +145,19 @@ async def write_memories(
         CorruptRecordError: A message or an item is damaged.
 
     """
-    items = items_of(memories.episodic.splitlines(), EpisodicItem)
-    lines = _lines(turns, memories.upto, types)
-    async with aclosing(lines):
-        names = await _Archiving(folder, planned_segments(items)).write(lines)
-    names += await _write_documents(folder, memories)
+    items = items_of(episodic.splitlines(), EpisodicItem)
+    newest = {item.as_of_seq: item for item in items if item.as_of_seq > 0}
+    async with aclosing(_lines(turns, upto, types)) as lines:
+        names = await _write_traces(folder, lines, [newest[seq] for seq in sorted(newest)])
+    documents = {EPISODIC: episodic, SEMANTIC: semantic}
+    if any(documents.values()):
+        documents[COMPACTED_MANIFEST] = _COMPACTED
+    documents[SNAPSHOT] = snapshot
+    for name, data in documents.items():
+        if data:
+            async with new_file(folder / name) as file:
+                await file.take(data)
+            names.append(name)
     return names
 
 
@@ -200,74 +171,53 @@ async def _lines(
                 yield line
 
 
-async def _write_documents(folder: Path, memories: Memories) -> list[str]:
-    documents = {EPISODIC: memories.episodic, SEMANTIC: memories.semantic}
-    if any(documents.values()):
-        documents[COMPACTED_MANIFEST] = _COMPACTED
-    documents[SNAPSHOT] = memories.snapshot
-    written = [name for name, data in documents.items() if data]
-    for name in written:
-        async with new_file(folder / name) as file:
-            await file.take(documents[name])
-    return written
-
-
-@final
-class _Archiving:
-    """Writes the lines in their order: segment by segment, and the rest as active ones."""
-
-    def __init__(self, folder: Path, planned: list[PlannedSegment]) -> None:
-        self._folder = folder
-        self._planned = planned
-        self._names: list[str] = []
-        self._done: list[TraceSegment] = []
-        self._ahead: TraceLine | None = None
-
-    async def write(self, lines: AsyncGenerator[TraceLine, None]) -> list[str]:
-        if self._planned:
-            await self._say([trace.segment for trace in self._planned])
-        self._ahead = await anext(lines, None)
-        for planned in self._planned:
-            if self._ahead is not None and self._ahead.seq <= planned.upto:
-                await self._segment(planned, lines)
-        async with new_file(self._folder / TRACES) as file:
-            await self._run(file, lines, None)
-        if self._planned:
-            await self._say(self._done)
-            self._names.append(ARCHIVE_MANIFEST)
-        return [*self._names, TRACES]
-
-    async def _segment(
-        self, planned: PlannedSegment, lines: AsyncGenerator[TraceLine, None]
-    ) -> None:
-        first, name = self._ahead, planned.segment.file_name
-        async with new_file(self._folder / ARCHIVE / name) as file:
-            last, count = await self._run(file, lines, planned.upto)
-        assert first is not None
-        assert last is not None
-        self._done.append(filled(planned.segment, first, last, count))
-        self._names.append(f"{ARCHIVE}/{name}")
-
-    async def _run(
-        self, file: NewFile, lines: AsyncGenerator[TraceLine, None], upto: int | None
-    ) -> tuple[TraceLine | None, int]:
-        """Write lines up to a record; return the last one, and how many they are."""
-        last, count = None, 0
-        while (line := self._ahead) is not None and (upto is None or line.seq <= upto):
+async def _write_traces(
+    folder: Path, lines: AsyncGenerator[TraceLine, None], compactions: Sequence[EpisodicItem]
+) -> list[str]:
+    """Write the lines in their order: a segment for each compaction, and the rest as active."""
+    names: list[str] = []
+    segments: list[TraceSegment] = []
+    if compactions:
+        await anyio.to_thread.run_sync(_make_archive, folder)
+    line = await anext(lines, None)
+    for index, item in enumerate(compactions, 1):
+        if line is None or line.seq > item.as_of_seq:
+            continue
+        segment = segment_of(index, item)
+        first = last = line
+        count = 0
+        async with new_file(folder / ARCHIVE / segment.file_name) as file:
+            while line is not None and line.seq <= item.as_of_seq:
+                await file.take(line.data)
+                last, count = line, count + 1
+                line = await anext(lines, None)
+        complete = msgspec.structs.replace(
+            segment,
+            first_trace_id=first.id,
+            last_trace_id=last.id,
+            first_ts=first.ts,
+            last_ts=last.ts,
+            record_count=count,
+            status="complete",
+        )
+        segments.append(complete)
+        names.append(f"{ARCHIVE}/{segment.file_name}")
+    async with new_file(folder / TRACES) as file:
+        while line is not None:
             await file.take(line.data)
-            last, count = line, count + 1
-            self._ahead = await anext(lines, None)
-        return last, count
+            line = await anext(lines, None)
+    if compactions:
+        newest = max((segment.index for segment in segments), default=0)
+        manifest = ArchiveManifest(next_segment_index=newest + 1, segments=tuple(segments))
+        async with new_file(folder / ARCHIVE_MANIFEST) as file:
+            await file.take(pretty(msgspec.json.encode(manifest)))
+        names.append(ARCHIVE_MANIFEST)
+    return [*names, TRACES]
 
-    async def _say(self, segments: list[TraceSegment]) -> None:
-        await anyio.to_thread.run_sync(_publish_manifest, self._folder, manifest_of(segments))
 
-
-def _publish_manifest(path: Path, data: bytes) -> None:
+def _make_archive(path: Path) -> None:
     with Folder.root(str(path)) as folder:
         folder.make(ARCHIVE).close()
-        folder.replace(ARCHIVE_MANIFEST, data)
-        folder.sync()
 
 
 # Raw traces and long-term memory out of files, perdure's or others'. Blocking, line by line
@@ -380,45 +330,28 @@ class _Reading:
 
     def _lines(self, folder: Folder, name: str, kind: type[T], shown: str = "") -> Iterator[T]:
         """Give what a file's lines hold; those that are damaged are counted, and passed over."""
-        bad: list[tuple[int, str]] = []
-        for number, line in _numbered(folder, name, lambda *item: bad.append(item)):
-            try:
-                yield decode(line, kind)
-            except FormatError as error:
-                bad.append((number, str(error)))
-        if bad:
-            number, reason = bad[0]
-            first = f"{len(bad)} lines cannot be read, the first is line {number}: {reason}"
-            self._tell(shown or name, first if number else reason)
-
-
-def _numbered(
-    folder: Folder, name: str, tell: Callable[[int, str], object]
-) -> Iterator[tuple[int, bytes]]:
-    """Give a file's lines with their numbers; nothing for a file that is not there."""
-    try:
-        fd = folder.open(name)
-    except FileNotFoundError:
-        return
-    except NoFileError:
-        tell(0, "it is no regular file")
-        return
-    with os.fdopen(fd, "rb") as file:
-        for number in itertools.count(1):
-            line = read_line(file, LINE)
-            if line is None:
-                tell(number, f"it has more than {LINE} bytes")
-                return
-            if not line:
-                return
-            if number == 1:
+        try:
+            fd = folder.open(name)
+        except FileNotFoundError:
+            return
+        except NoFileError:
+            self._tell(shown or name, "it is no regular file")
+            return
+        bad: list[str] = []
+        with os.fdopen(fd, "rb") as file:
+            for number in itertools.count(1):
+                line = read_line(file, LINE)
+                if line is None:
+                    bad.append(f"line {number}: it has more than {LINE} bytes")
+                if not line:
+                    break
                 try:
-                    line = as_utf8(line)
-                except CorruptRecordError as error:
-                    tell(0, str(error))
-                    return
-            if line.strip():
-                yield number, line
+                    if line.strip():
+                        yield decode(as_utf8(line) if number == 1 else line, kind)
+                except FormatError as error:
+                    bad.append(f"line {number}: {error}")
+        if bad:
+            self._tell(shown or name, f"{len(bad)} lines cannot be read, the first is {bad[0]}")
 
 
 def _context_of(snapshot: Snapshot) -> WorkingContext:

@@ -37,7 +37,7 @@ from perdure.formats.records import (
     with_memories,
 )
 from perdure.formats.state import FullAgentState
-from perdure.formats.trace_files import Memories, has_memories, read_memories, write_memories
+from perdure.formats.trace_files import has_memories, read_memories, write_memories
 from perdure.memory.compaction import MemoryBundle
 from perdure.memory.context import SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import (
@@ -96,15 +96,17 @@ async def export_memories(view: SessionView, folder: Path) -> list[str]:
     """
     contents = view._contents
     snapshot = contents.context.snapshot(view.key.agent, view.key.session)
-    memories = Memories(
-        episodic=fold_items(*await contents._read(EPISODIC)),
-        semantic=fold_items(*await contents._read(SEMANTIC)),
-        snapshot=without_references(await _whole_context(contents._store, view.key, snapshot))
-        + b"\n",
-        upto=view.seq,
-    )
+    context = without_references(await _whole_context(contents._store, view.key, snapshot))
     async with aclosing(read_turns(contents._store, view.key)) as turns:
-        return await write_memories(folder, turns, memories, types=contents._registry)
+        return await write_memories(
+            folder,
+            turns,
+            episodic=fold_items(*await contents._read(EPISODIC)),
+            semantic=fold_items(*await contents._read(SEMANTIC)),
+            snapshot=context + b"\n",
+            upto=view.seq,
+            types=contents._registry,
+        )
 
 
 async def memories_in(folder: Path, state: FullAgentState | None) -> StateMemories | None:
@@ -113,8 +115,7 @@ async def memories_in(folder: Path, state: FullAgentState | None) -> StateMemori
         return None
     if not await anyio.to_thread.run_sync(has_memories, folder):
         return None
-    read = partial(guarded, lambda path, _: read_memories(Path(path)), str(folder), None)
-    return await anyio.to_thread.run_sync(read)
+    return await anyio.to_thread.run_sync(guarded, read_memories, folder)
 
 
 def unfold_with(state: FullAgentState, read: StateMemories, *, now: float) -> NewLog:

@@ -1,4 +1,4 @@
-"""Which autosave setting fits a store and a workload: measure, replay, advise.
+"""Choice of an autosave setting for a store and a workload: measure, replay, advise.
 
 `observed` reads from a store when its sessions changed, or `made_up` makes such a workload;
 `measure` finds out what the store can take; `advise` replays the workload with each setting,

@@ -1,4 +1,4 @@
-"""Which setting to take: what each one costs a store, and what it risks.
+"""Choice of a setting by what each one costs a store, and what it risks.
 
 Pure. The best setting is the safest one that fits: saves run in the background and cost it
 nothing, so that what limits them is how many the store can take, how long a stop may take,
@@ -28,7 +28,8 @@ from perdure.autosave.core import Core, Save
 from perdure.autosave.options import DEBOUNCE, Autosave, EngineOptions
 from perdure.autosave.schedule import BUSY, RESTORE, SHRINK, SLOT
 from perdure.autosave.tracked import Tracked
-from perdure.records.json import decoder_of
+from perdure.memory.documents import time_of
+from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import HOLDER_KINDS, MESSAGE, TURN, Entry, Record
 from perdure.store import Capabilities, Outcome, Status
@@ -68,11 +69,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return round(total / self.changes) if self.changes else 0
 
 
-class _PayloadTimes(msgspec.Struct):
-    """Times that records carry."""
-
-    created_at: float | None = None
-    at: float | None = None
+class _Turn(msgspec.Struct):
     phase: str | None = None
 
 
@@ -81,21 +78,20 @@ def changes_of(records: Iterable[Record]) -> list[WorkloadChange]:
 
     A record that does not say when came with the one before. What a store writes itself, the
     records of new holders, is left out.
+
+    Raises:
+        CorruptRecordError: A record is damaged.
+
     """
-    decoder = decoder_of(_PayloadTimes)
     changes: list[WorkloadChange] = []
     at: float | None = None
     for record in records:
         if record.kind in HOLDER_KINDS:
             continue
-        try:
-            times = decoder.decode(record.payload)
-        except msgspec.MsgspecError:  # a kind that uses these names for something else
-            times = _PayloadTimes()
-        known = times.at if times.created_at is None else times.created_at
+        known = time_of(record)
         at = known if at is None else max(at, at if known is None else known)
         if at is not None:
-            ends = record.kind == TURN and times.phase != "begin"
+            ends = record.kind == TURN and decode(record.payload, _Turn).phase != "begin"
             changes.append(WorkloadChange(at, len(record.payload), ends))
     return changes
 
@@ -271,7 +267,7 @@ class StoreMeasurement(msgspec.Struct, frozen=True):
     size: int
     """Bytes of each save's record."""
     batches: bool = True
-    """Whether it takes the saves of several sessions together."""
+    """True if it takes the saves of several sessions together."""
 
     @property
     def rate(self) -> float:
@@ -359,7 +355,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     best: Option | None
     """None where none fits, or nothing has changed."""
     idle: bool
-    """Whether the store is idle under every setting, so that the choice does not matter."""
+    """True if the store is idle under every setting, so that the choice does not matter."""
     warnings: tuple[str, ...]
 
 
@@ -367,22 +363,15 @@ def advise(workload: Workload, measured: StoreMeasurement, needs: Requirements) 
     """Replay a workload with each setting, and weigh what comes out."""
     tried = [_tried(workload, option, measured, needs) for option in _settings(measured, needs)]
     fitting = [option for option in tried if not option.against] if workload.changes else []
-    wanted = _safest if needs.max_loss is None else _thriftiest
-    best = min(fitting, key=wanted, default=None)
+    if needs.max_loss is None:  # the safest
+        best = min(fitting, key=lambda it: (it.cost.lost, it.cost.worst), default=None)
+    else:  # all of them lose no more than is accepted: the one that asks least of the store
+        best = min(fitting, key=lambda it: (it.cost.saves, it.cost.lost), default=None)
     default = next((option for option in fitting if option.cost.autosave == Autosave()), None)
     idle = default is not None and all(option.load <= IDLE for option in tried)
     best = default if idle else best
     warnings = tuple(_warnings(workload, best, idle=idle))
     return Advice(options=tuple(tried), best=best, idle=idle, warnings=warnings)
-
-
-def _safest(option: Option) -> tuple[float, float]:
-    return option.cost.lost, option.cost.worst
-
-
-def _thriftiest(option: Option) -> tuple[float, float]:
-    """Order settings by what they ask of the store: all of them lose no more than is accepted."""
-    return option.cost.saves, option.cost.lost
 
 
 def _settings(measured: StoreMeasurement, needs: Requirements) -> list[Autosave]:
@@ -394,15 +383,12 @@ def _settings(measured: StoreMeasurement, needs: Requirements) -> list[Autosave]
 
 
 def _down(seconds: float) -> float:
-    """Round down to two digits.
+    """Round down to hundredths.
 
-    >>> _down(0.9996), _down(123.0), _down(0.0)
-    (0.99, 120.0, 0.0)
+    >>> _down(0.9996), _down(2.8), _down(0.0)
+    (0.99, 2.8, 0.0)
     """
-    if seconds <= 0:
-        return 0.0
-    digits = 1 - math.floor(math.log10(seconds))
-    return float(f"{math.floor(seconds * 10.0**digits + 1e-9) / 10.0**digits:.12g}")
+    return math.floor(seconds * 100 + 1e-9) / 100
 
 
 def _tried(
@@ -475,9 +461,6 @@ def _warnings(workload: Workload, best: Option | None, *, idle: bool) -> list[st
 _WIDTH, _HEIGHT = 720, 460
 _LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 64, 64
 
-_APART: Final = 12
-"""Pixels between points that can have labels of their own."""
-
 _CHARACTER: Final = 7.5
 """The most pixels of a digit in a label, about."""
 
@@ -527,7 +510,7 @@ def chart(advice: Advice, sessions: int) -> str:
         *_grid(across, up),
         f'<polyline class="line" points="{line}"/>',
         *[_circle(point, best=point.option is advice.best) for point in points],
-        *_labels(_together(points), advice.best),
+        *_labels(points, advice.best),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -585,19 +568,6 @@ def _circle(point: _Point, *, best: bool) -> str:
     return f'<circle class="{kind}" cx="{point.x:.1f}" cy="{point.y:.1f}" r="{7 if best else 5}"/>'
 
 
-def _together(points: Sequence[_Point]) -> list[list[_Point]]:
-    """Return the points in groups that one label is for, because they lie on each other."""
-    groups: list[list[_Point]] = []
-    for point in points:
-        for group in groups:
-            if math.dist((point.x, point.y), (group[0].x, group[0].y)) < _APART:
-                group.append(point)
-                break
-        else:
-            groups.append([point])
-    return groups
-
-
 class _Box(NamedTuple):
     left: float
     top: float
@@ -614,18 +584,14 @@ _HEAD: Final = _Box(_LEFT, 0.0, _LEFT + 340.0, 56.0)
 """Name of the picture inside it."""
 
 
-def _labels(groups: Sequence[Sequence[_Point]], best: Option | None) -> list[str]:
-    """Return a label for each group, where no other one is; the recommended one goes first."""
-    dots = (point for group in groups for point in group)
-    occupied = [_HEAD, *(_Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y, _ in dots)]
+def _labels(points: Sequence[_Point], best: Option | None) -> list[str]:
+    """Return a label for each point, where no other one is; the recommended one goes first."""
+    occupied = [_HEAD, *(_Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y, _ in points)]
     parts = []
-    for group in sorted(
-        groups, key=lambda points: all(point.option is not best for point in points)
-    ):
-        settings = [point.option.cost.autosave for point in group]
-        text = ", ".join(map(label, settings))
-        kind = ' class="best-label"' if any(point.option is best for point in group) else ""
-        box = _free(group[0], len(text) * _CHARACTER, occupied)
+    for point in sorted(points, key=lambda point: point.option is not best):
+        text = label(point.option.cost.autosave)
+        kind = ' class="best-label"' if point.option is best else ""
+        box = _free(point, len(text) * _CHARACTER, occupied)
         occupied.append(box)
         parts.append(f'<text{kind} x="{box.left:.1f}" y="{box.bottom - 3:.1f}">{text}</text>')
     return parts

@@ -157,9 +157,8 @@ async def _delete(store: Store, key: SessionKey) -> bool:
 # The workload that a store has seen: read from its logs, times and sizes only
 
 
-_LISTED: Final = 10_000
-
-
+_LISTED: Final = 1_000
+"""The newest sessions of a tenant that are looked at."""
 _EACH: Final = 1_000
 """The newest records of a session that are looked at."""
 
@@ -176,9 +175,15 @@ async def observed(store: Store, *, most: int = 20_000) -> Workload:
 
     """
     lineage = followed(store)
+    infos: list[SessionInfo] = []
+    for tenant in await store.tenants():
+        if tenant != TENANT:
+            query = SessionQuery(tenant=tenant, newest_first=True, limit=_LISTED)
+            infos += await store.sessions(query)
+    infos.sort(key=lambda info: info.last_used, reverse=True)
     sessions: list[list[WorkloadChange]] = []
     remaining = most
-    for info in await _newest(store):
+    for info in infos:
         if remaining <= 0:
             break
         changes = await _changes(lineage, info.key)
@@ -188,27 +193,14 @@ async def observed(store: Store, *, most: int = 20_000) -> Workload:
     return workload_of(sessions, f"the newest of {len(sessions)} sessions in {store.location}")
 
 
-async def _newest(store: Store) -> list[SessionInfo]:
-    infos: list[SessionInfo] = []
-    for tenant in await store.tenants():
-        after: SessionKey | None = None
-        while tenant != TENANT and len(infos) < _LISTED:
-            page = await store.sessions(SessionQuery(tenant=tenant, after=after, limit=1000))
-            infos += page
-            if not page:
-                break
-            after = page[-1].key
-    return sorted(infos, key=lambda info: info.updated_at or 0.0, reverse=True)
-
-
 async def _changes(store: Store, key: SessionKey) -> list[WorkloadChange]:
     records: list[Record] = []
     try:
         async for chunk in store.read_log(key, limit=_EACH, reverse=True):
             records += chunk.records
+        return changes_of(reversed(records))
     except CorruptRecordError:
         return []
-    return changes_of(reversed(records))
 
 
 # A workload for those who have none yet: agents in conversation, with tools
