@@ -11,7 +11,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure import PersistentConfig, StoreUnavailableError, connect
+from perdure import ConfigError, PersistentConfig, connect
 from perdure.agent import Agent, AgentFactory, EchoModel
 from perdure.testing import SwitchedStore
 from tests.agent.conftest import Configure, World, configured, memory_world, world
@@ -116,7 +116,7 @@ async def test_what_cannot_be_kept_is_raised_or_logged_and_not_shown(
     async with PersistentConfig(state, beside) as config:
         (state / "_persistence.json").unlink()
         (state / "_persistence.json").mkdir()  # in the way
-        with pytest.raises(StoreUnavailableError):
+        with pytest.raises(ConfigError, match="a pipe, a device or a folder"):
             await config.set("theme", "dark")
         assert config.get("theme") == "default"
         caplog.set_level(logging.ERROR)
