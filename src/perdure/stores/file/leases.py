@@ -139,6 +139,7 @@ class Owners:
             self._watch.drop()
         if self._mailbox is not None:
             self._mailbox.close()
+        # The lock goes last: until then no other process cleans up after this owner.
         if lock_file is not None:
             try:
                 self._remove_files(self._name)
@@ -161,6 +162,8 @@ class Owners:
         for name in self._requests():
             assert self._mailbox is not None  # it has a request
             key = unsealed(self._mailbox.read(name), SessionKey)
+            # A request that is rewritten in between asks for the same: its name is made from its
+            # content.
             self._mailbox.remove(name)
             if key is not None:
                 (mail if name.startswith(_MAIL) else handovers).append(key)
@@ -472,6 +475,7 @@ def publish(folder: Folder, lease: LeaseFile) -> tuple[Fence, list[str]] | None:
                 return None
             # No rival: the previous holder's cleanup took our temporary file for a dead one's.
         status, names = folder.stat(name), folder.names()
+        # A higher epoch was published in between: this one never held the session.
         if status is None or newest_epoch(folder, names) != epoch:
             return None
     except OSError:
@@ -506,6 +510,7 @@ def mark_deleted(
     if keep_posts or (previous is not None and previous.is_draft):
         inbox = 1 if previous is None else previous.inbox_generation
         lease = msgspec.structs.replace(lease, format=FORMAT, inbox=inbox)
+    # First: where it is killed after this, the next holder finishes it.
     if publish(folder, lease) is None:
         return False
     remove_owned(folder, key, below=end, evidence=True, inbox=lease.inbox)

@@ -129,6 +129,7 @@ def open_tip(
     for epoch, number in places:
         if epoch < since or (below is not None and epoch >= below):
             continue
+        # A later file counts only if its epoch has begun.
         if number and not _is_begun(log, epoch, key):
             continue
         segment = _open_first(log, epoch, number, key, flags)
@@ -337,6 +338,7 @@ def bracket(
         while limit - start.offset > _NEAR:
             middle = (start.offset + limit) // 2
             position = _position_after(fd, middle, stop.offset, segment.epoch)
+            # No line proves itself there, or its number is impossible: look before it.
             if position is None or not start.seq <= position.seq <= stop.seq:
                 limit = middle
             elif position.seq <= seq:

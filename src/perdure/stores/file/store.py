@@ -234,6 +234,7 @@ class Home:
         taken, fence, end = acquired
         writer = LogWriter(self.root, key, fence, end, self.files)
         with self._lock:
+            # Threads may end in another order: only a newer epoch replaces a writer.
             previous = self.writers.get(key)
             if previous is None or previous.epoch < writer.epoch:
                 self.writers[key] = writer
@@ -288,6 +289,7 @@ class Home:
     def begin_append(self, batch: Batch, done: Callable[[Sequence[Outcome]], object]) -> bool:
         """Append one batch without a task; False if it has to wait, or is not held here."""
         writer = self.writer_of(batch.key, batch.epoch)
+        # An abandoned write still runs: only a task can wait for it.
         if writer is None or writer.lock.locked():
             return False
         try:
@@ -389,6 +391,8 @@ def publish(writer: LogWriter) -> None:
         epoch = writer.epoch
         lease = leases.read_lease(folder, epoch, folder.names())
         if lease is not None and lease.draft is not None and not lease.published:
+            # Its own mark, then a look for the taker's, who does it the other way around: one sees
+            # the other.
             leases.create_mark(folder, PUBLISHED.name(epoch))
             folder.sync()
             if folder.has(DROPPED.name(epoch)):  # somebody is about to take it over

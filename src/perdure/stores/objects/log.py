@@ -169,12 +169,15 @@ class ObjectLogWriter:
             data, crc = layout.encode(
                 entries, first=self.head + 1, epoch=self.epoch, owner=self.owner, seed=self.crc
             )
+            # Case 1: the name was free, so no other process has written after this log's end.
             if self._bucket.create(name, data) is not None:
                 self._note(self.head + 1)
                 self.head += len(entries)
                 self.crc = crc
                 self.loose += 1
                 return Outcome(Status.OK, written=len(data))
+            # Case 2: it was taken by an earlier attempt, whose answer was lost. Anything else
+            # raises.
             if self._adopt_own_commit(name, data):
                 return Outcome(Status.OK)
 
@@ -347,6 +350,7 @@ def merge(
     for entry, commit, successor in zip(names, merged, commits[1:], strict=False):
         if is_epoch_record(commit):
             continue
+        # Its writer knew both, so no process tries this name again.
         if successor.header.epoch == commit.header.epoch:
             removable.append(entry.name)
         else:

@@ -154,6 +154,8 @@ class Engine:
         """Make batches durable in one commit; raise nothing."""
         now = time.time()
         try:
+            # Nearly always each log ends where its holder left it. Else each session is read by
+            # itself.
             plans = self._plan(batches)
             if plans is not None and self._save(plans, now):
                 return [Outcome(Status.OK, None, len(plan.data)) for plan in plans]
@@ -167,6 +169,7 @@ class Engine:
         for batch in batches:
             tail = self.tails.get(batch.key)
             try:
+                # After a session's first batch its end is not known before the commit.
                 plan = None if tail is None or tail.id in plans else plan_write(tail, batch)
             except NotStorableError:
                 plan = None
@@ -234,6 +237,7 @@ class Engine:
         """Read the end of a log again before the next append to it; its owner stays known."""
         tail = self.tails.get(key)
         if tail is not None:
+            # No batch begins there, so it is not planned from memory.
             tail.head = -1
 
 
@@ -308,6 +312,7 @@ class SharedWrites:
             with self._engine.transaction(reads_first=reads_first) as con:
                 is_writing = True
                 self._take_in(con, writes, most)
+                # An error of the commit itself leaves open what was written: nothing is run again.
                 is_writing = False
         except Exception as error:  # noqa: BLE001  # raised in the callers
             if is_writing and reads_first and is_busy(error):
