@@ -518,6 +518,7 @@ class Core:
         sent, batch = t.inflight or t.durable, t.carried
         t.inflight = t.carried = None
         if outcome.status is Status.OK:
+            # Labels that were given since the capture are another object, and stay due.
             if t.labels_due and batch is not None and batch.about is t.labels:
                 t.labels_due = False
             return self._ok(t, sent, outcome.written, now, took)

@@ -337,6 +337,7 @@ PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
 
 async def wait_idle(pending_loads: PendingLoads, key: SessionKey) -> None:
     """Wait until nothing is under way with a session."""
+    # Another operation may begin before this task wakes.
     while (pending_load := pending_loads.get(key)) is not None:
         await pending_load.done.wait()
 
@@ -359,6 +360,7 @@ def try_exclusive(pending_loads: PendingLoads, key: SessionKey) -> Iterator[bool
     try:
         yield True
     finally:
+        # First: who wakes finds the key free.
         del pending_loads[key]
         pending_load.done.set()
 

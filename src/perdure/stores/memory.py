@@ -273,6 +273,7 @@ class MemoryStore:
         notified = owner.notified = owner.notified or anyio.Event()
         with anyio.move_on_after(timeout):
             await notified.wait()
+        # A later waiter may have an event of its own by now.
         if owner.notified is notified:
             owner.notified = None
 

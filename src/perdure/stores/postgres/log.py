@@ -224,6 +224,8 @@ class AppendMany:
 
     def send(self, connection: Connection, ready: list[EncodedBatch]) -> list[int]:
         """Append encoded batches, in parts; return the places of those that were not appended."""
+        # Rows are always locked in the order of their ids, or two statements could wait for each
+        # other.
         ready.sort(key=lambda batch: batch.session.id)
         unmoved: list[int] = []
         for part in in_parts(ready, lambda batch: len(batch.lines), STATEMENT_BYTES):
@@ -387,6 +389,7 @@ def read_start(
     reader = LogReader(key, state.log, part, table=_TABLE)
     # A row that was added after the session's row was read is not part of this log yet.
     rows = [row for row in found if row[0] <= reader.high]
+    # All of these were appended since: for this reader the log ends before them.
     if found and not rows:
         return reader, []
     return reader, _page(connection, sql, reader, rows)

@@ -486,6 +486,7 @@ class ChainReader:
             seq = record.seq
             if before is not None and seq != before.seq + 1:
                 raise chain_error(seq, f"record {before.seq + 1} is missing")
+            # Records of the earlier format have no links: each proves only itself.
             if seq < chain.begins:
                 plain.append(restore_record(chain.transform, record))
                 before = record
@@ -499,6 +500,7 @@ class ChainReader:
                 unlinked += 1
             else:
                 linked = chain.decrypt(record)
+                # Nothing below is known: the count of epoch records is all that can be compared.
                 if link is None:
                     self._require_run(unlinked, linked.before)
                 elif linked.before != link:

@@ -596,6 +596,7 @@ class CodedStore(DelegatingStore, ABC):
                 option="agent id",
                 value=key.agent,
             )
+        # Before the lease: a session that cannot be read is not taken from its holder.
         known = await self._require_readable(key) if terms.after != 0 else None
         names = await self._stored_names(key, terms.names)
         new = terms.beginning
