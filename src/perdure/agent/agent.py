@@ -568,6 +568,7 @@ class Agent:
                 f"resolve_effect: invalid {decision!r}: choose done, skip or replay",
                 option="decision",
             )
+        # The turns that may still wait for it: the running one, and those that are unfinished.
         going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}
         goes_on = not effect.told and effect.turn in going_on
         if decision == "replay" and not (goes_on and self._can_run(effect)):

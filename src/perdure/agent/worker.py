@@ -113,6 +113,7 @@ class AgentWorker:
         """Run the loop: bootstrap, then message after message."""
         try:
             with self._life:
+                # First: what is posted meanwhile waits until the agent is restored.
                 self._inputs.internal.append(BootstrapStartedEvent())
                 await self._drain_internal()
                 self._resume_what_is_left()
@@ -163,6 +164,7 @@ class AgentWorker:
 
         Unlike an interrupted turn, one that is stopped with the agent may be resumed.
         """
+        # Before the turn is cut: the loop begins no other one in between.
         self.drain()
         if not self._stop_turn():
             self._life.cancel()
@@ -184,6 +186,7 @@ class AgentWorker:
             posted = await self._inputs.next_posted()
             if posted is None:
                 break
+            # It began to drain during the wait.
             if self._draining:
                 self._refuse(posted)
                 break
@@ -247,10 +250,12 @@ class AgentWorker:
             asked = event.turn_id
             if event.message is not None and context.config.features.history:
                 request = _request_of(event.message, context.session)
+        # Resumed in any case: what a cut attempt of this id has said is continued.
         beginning = context.session.turn(asked, resume=True, request=request, timeout=None)
         async with beginning as turn:
             over.turn_id, over.replayed = turn.id, turn.replayed
             if turn.replayed:
+                # It has ended before: only the ledger does not know yet.
                 over.answer = await context.memory.answer_of(turn.id)
                 accept(context.session, ledger.closing(posted.admitted, turn.id, how="replayed"))
                 return
@@ -260,8 +265,10 @@ class AgentWorker:
             try:
                 await self._work(posted, turn.id)
                 over.answer = context.last_message
+                # In the group of the turn's end: without it, the message would be answered again.
                 end_with(turn, *ledger.closing(posted.admitted, turn.id, how="answered"))
             except BaseException as error:
+                # A provider would refuse calls without results, also in the next turn.
                 self._try(context.memory.close_open_calls)
                 if isinstance(error, ContextOverflowError):
                     await context.memory.leave_out_turn(turn.id)
@@ -479,6 +486,7 @@ class AgentRuntime:
                 at_once = stream is not None and self._is_idle(inputs)
                 admitted = context.ledger.admit(event.message, event.turn_id, at_once=at_once)
         except BaseException:
+            # The room that was kept for it is free again.
             inputs.no_room_needed()
             raise
         if admitted is not None:

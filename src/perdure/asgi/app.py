@@ -127,12 +127,15 @@ class AppSessions:
         drained = _started(self._drained)
         try:
             with anyio.CancelScope(shield=True):
+                # 1. Turns have their time.
                 with anyio.move_on_after(self._grace):
                     for run in tuple(self._running):
                         await run.done.wait()
+                # 2. What was registered is ended, such as agents.
                 for end in self.at_drain:
                     await end()
                 running = tuple(self._running)
+                # 3. Turns that still run are cut, and keep what has come.
                 for run in running:
                     run.scope.cancel()
                 for run in running:  # what it has left is kept
@@ -329,6 +332,7 @@ class AppSessions:
     async def _cut_unread(self, run: Run, linger: float) -> None:
         with anyio.move_on_after(linger):
             await run.done.wait()
+        # A client may have come back during the wait.
         if not run.readers:
             run.scope.cancel()
 

@@ -222,8 +222,10 @@ class Feed:
             read = visible = cursor.seq
             is_owned = place.head > 0
             while True:
+                # Taken before the look: a change that comes after it wakes this reader.
                 news = channel.news
                 upto = await self.head(key)
+                # A shorter log is another one: the session was deleted.
                 if upto < read:
                     return
                 try:
@@ -231,6 +233,7 @@ class Feed:
                         async for record in records:
                             last, read = record, record.seq
                             if until is None and read > place.head and _sets_owner(record):
+                                # The first owner that a new session gets is no change.
                                 if is_owned:
                                     return
                                 is_owned = True
@@ -244,6 +247,7 @@ class Feed:
                 if piece is not None:
                     cursor = piece.id or cursor
                     yield piece
+                # Something came while this yielded: look again before it ends.
                 if news.is_set():
                     continue
                 if ends_here():

@@ -445,6 +445,7 @@ class CheckpointEngine(CheckpointReader):
     ) -> tuple[tuple[Entry, ...], CheckpointChain, CapturedState | ExplicitState]:
         """Return rollback entries, chain and the state after them, as of the newest record."""
         journal = self._journal
+        # Each of these reads awaits: an append in between makes the others too old.
         for _ in range(_TRIES):
             rollback = (
                 RollbackEntries(0, ()) if back_to is None else await journal.way_back(back_to)

@@ -136,12 +136,14 @@ class AgentPool:
             except (LeaseLostError, SessionClosedError):
                 if not tries_left or self._app.draining:
                     raise
+                # The text that was shown is in no log: the next try shows its own.
                 channel.clear()
 
     @contextlib.asynccontextmanager
     async def _agent(
         self, key: SessionKey, config: AgentConfig, token: Token
     ) -> AsyncGenerator[Agent, None]:
+        # One at a time: two first requests open one agent.
         async with self._locks.setdefault(key, anyio.Lock()):
             warm = self._warm.get(key)
             if warm is not None and not _is_usable(warm.agent):
@@ -210,6 +212,7 @@ class AgentPool:
             await anyio.sleep(min(self._keep, 5.0))
             for key, warm in tuple(self._warm.items()):
                 async with self._locks.setdefault(key, anyio.Lock()):
+                    # Under its lock: it may have been used, or replaced, while this waited.
                     idle = anyio.current_time() - warm.idle_since
                     if not warm.users and idle >= self._keep and self._warm.get(key) is warm:
                         await self._stop(key, finish=True)

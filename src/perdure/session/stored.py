@@ -200,6 +200,7 @@ class SessionStore(DelegatingStore):
         """Note that a session held here has a new origin in its log, unless the block fails."""
         before = self._held.get(key)
         known = before or _HeldSession(epoch, None)
+        # From now on each fold names it: `write_documents` adds the base of a held session.
         self._held[key] = msgspec.structs.replace(known, epoch=epoch, base=base)
         try:
             yield
@@ -388,6 +389,7 @@ class SessionStore(DelegatingStore):
         if base is None or held.epoch != manifest.epoch:
             await self.inner.write_documents(key, documents, manifest)
             return
+        # Its first fold adds what it began with, so that later ones need not look there.
         if not held.is_folded:
             own = (await self.inner.read_documents(key, ())).manifest
             missing = manifest.documents.keys() - documents.keys()

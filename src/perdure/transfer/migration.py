@@ -132,6 +132,7 @@ async def _move_all(
     }
     others = {key for key in mover.behind if tenants is None or key.tenant in tenants}
     mover.behind.update(await target.sessions_with_pending_items(dead_letters=True))
+    # And those that the source has deleted since an earlier run.
     for key in await _listed(target, tenants):
         holder = await source.holder(key)
         if holder is not None and holder.deleted:
@@ -267,6 +268,7 @@ class _Mover:
         if holder is not None and not (holder.deleted or holder.released or holder.alive is False):
             self.open.add(key)
         ours, theirs = await self._moments(key)
+        # Both are still as an earlier run has left them, equal: nothing is read.
         if theirs.head and await self._receipts.has("equal", key, ours, theirs):
             self.report.there += 1
             return
@@ -343,6 +345,7 @@ class _Mover:
             our = await anext(ours, None)
             has_records, is_related = our is not None, False
             async for record in theirs:
+                # Until one record is the same in both, nothing shows that they are related.
                 differs = differs or record.seq
                 if record.seq <= cut:
                     continue  # the source has pruned it
@@ -380,6 +383,7 @@ class _Mover:
             if (grant.epoch, grant.head) != (theirs.epoch + 1, theirs.head + 1):
                 message = f"{key} changed in {self.target.location} meanwhile: try again"
                 raise ChangedError(message, key=str(key))
+            # Before any write under it: killed after this, the next run knows the copy for its own.
             await self._receipts.leave("written", key, grant.epoch)
             yield grant
 
@@ -505,6 +509,7 @@ class _Mover:
             if item.damage:
                 refused.append(item.damage)
                 continue
+            # Before the post: one that waits there without a receipt counts as the target's own.
             await self._receipts.leave("post", key, item.op_id)
             try:
                 new = await self.target.enqueue(key, [item])

@@ -654,6 +654,7 @@ def empty_manifest(lease: Taken) -> Manifest:
 
 async def _create_key(store: Store, lease: Taken, masters: MasterKeys) -> None:
     try:
+        # Under the lease: another process may have created it meanwhile.
         if await find(store, lease.key, masters) is None:
             await write(store, SessionKeyEntry.new(), empty_manifest(lease), masters)
     finally:
