@@ -242,6 +242,7 @@ class Folder:
             if error.errno == errno.ELOOP:
                 raise LinkFoundError(errno.ELOOP, "symbolic link", path) from error
             raise
+        # Of the descriptor: the name may lead to another file by now.
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) and not flags & getattr(os, "O_DIRECTORY", 0):
             os.close(fd)
@@ -313,6 +314,7 @@ class Folder:
         """
         temporary = self.write_temporary(data)
         try:
+            # A link fails where the name exists, so that one of several callers wins.
             if not self.link(temporary, name):
                 return False
         except FileNotFoundError:
@@ -623,6 +625,7 @@ class NewFile:
             self.write()
             if self._fd < 0:
                 return 0
+            # The bytes before the name, and the name before this returns.
             sync_data(self._fd)
             if not self._folder.link(self._temporary, self._path.name):
                 raise ConfigError(

@@ -124,6 +124,7 @@ class Watchdog:
     def _check(self, now: float) -> None:
         error, self._error = self._error, None
         late = self._timer.late(now)
+        # Its alarm passed about a check ago, and nothing has been done.
         if late >= PERIOD * 0.9 and self._core.registry.unsaved:
             self._tell(error, now)
             self._timer.restart()

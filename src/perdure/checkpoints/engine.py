@@ -336,6 +336,8 @@ class CheckpointEngine(CheckpointReader):
                 try:
                     new = await self._append(label, None, back_to=old.event_seq)
                 finally:
+                    # Contributors were set aside: they take over what is stored, rolled back or
+                    # not.
                     await journal.gone_back()
             events: list[KernelEvent] = []
             if replay:

@@ -184,6 +184,7 @@ def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
         wrong = given
     if not wrong:
         return []
+    # Only now are places looked for: most requests break no rule.
     found = [place for path in rule.fields for place in places(request, path)]
     return [found[at] for at in wrong]
 

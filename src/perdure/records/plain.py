@@ -131,6 +131,7 @@ class StoredSession(msgspec.Struct):
     def acquire(self, terms: Terms, at: float) -> Taken:
         """Begin the next epoch by its record: the terms have allowed it."""
         documents = self.read_documents(terms.names)
+        # A draft that is taken over counts for nothing: its next holder begins again.
         if not self.published:
             self._clear()
         new, created = terms.beginning, not self.epochs

@@ -157,6 +157,7 @@ async def append_with_media(store: Store, batches: Sequence[Batch]) -> list[Outc
     for batch in batches:
         try:
             records, media = await _lifted(batch)
+            # Before the records that refer to them.
             await put_blobs(store, batch.key.blobs, media)
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             outcome = outcome_of(error)

@@ -135,6 +135,7 @@ def _plan(
     # First: what is folded was durable in the log by then, and the log may have grown since.
     manifests = documents.read_manifests(folder, key, since=since)
     position = durable()
+    # Its epoch was overtaken: only the seal says how far it counts.
     if position is not None and position.epoch != epoch:
         position = None
     read_plan = ReadPlan()
@@ -164,6 +165,7 @@ def spans_to(
             assert prev is not None  # the walk followed it
             stop = Position(prev.length, prev.seq, prev.crc)
             start = manifests.mark_in(segment)
+            # A mark helps only if it is before the records that are asked for.
             if not segment.start.seq <= start.seq <= min(after, stop.seq):
                 start = segment.start
             spans.append(SegmentSpan(segment, start, stop))
@@ -197,6 +199,7 @@ def _newest_span(
             return SegmentSpan(tip, start if start.seq <= after else tip.start, end)
     up_to = None if end is None else end.offset
     span = segments.scan_from(log, tip, start, up_to=up_to, keep_bytes=SMALL)
+    # It is shorter than what a manifest has proven.
     if span.size < start.offset:
         raise segments.damage_error(f"{log.path}/{tip.name}", span.size, start.offset)
     return SegmentSpan(tip, tip.start, span.stop) if span.start.seq > after else span
@@ -440,6 +443,8 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
                 if limit is None:
                     continue
                 low = low or (limit if begins or first_segment > (0, 0) else 1)
+                # The log begins again at 1: its records follow those before, which keep their
+                # numbers.
                 if limit == 1 and any(record.kind != EPOCH for record in by_seq.values()):
                     shift = max(by_seq)
                 # A later file begins where the one before it was sealed.
