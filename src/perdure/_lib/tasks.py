@@ -137,6 +137,7 @@ async def each(
     After a failure no further item is started, and the started ones are waited for.
     """
     failed: list[Exception] = []
+    # One iterator for all: each takes the next item when it has done one.
     remaining = iter(items)
     if len(items) < 2:
         for item in remaining:
@@ -310,6 +311,7 @@ class Host:
             await (call.done.wait() if wait is None else wait(call.done))
         except BaseException:
             call.abandoned = True
+            # It ended as the wait did: no one else would report its error.
             if isinstance(call.error, Exception):
                 self._unheard(call.error)
             raise

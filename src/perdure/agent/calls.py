@@ -94,6 +94,7 @@ async def _asked(call: ToolCall, context: AgentContext) -> str | None:
     """Wait until a call is approved or denied."""
     approval = context.ledger.ask(context.turn_id, call)
     if approval.answer is None:
+        # Durable before anyone sees the question, so that the answer finds it after a restart.
         await context.session.save()
         context_ids = {"agent_id": context.agent_id, "turn_id": context.turn_id}
         context.emit(ApprovalRequested(call=call, **context_ids))
@@ -220,6 +221,7 @@ async def _run(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolRe
 def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentContext) -> bool:
     """Keep a result and what is known of its effect, as one group of the log."""
     ledger, turn, effect = context.ledger, context.turn_id, planned.effect
+    # One group: a crash leaves the result and the settled effect, or neither.
     with grouped(context.session):
         is_new = context.memory.ingest_tool_result(Message(role="tool", tool_result=result), turn)
         ledger.end_approval(turn, planned.call)

@@ -152,6 +152,7 @@ class McpServer:
         self._users += 1
         try:
             await self._connected()
+        # No user any more, even if cancelled: else the last one would never stop it.
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.aclose()
@@ -164,6 +165,7 @@ class McpServer:
         self._users -= 1
         if self._users > 0:
             return
+        # Taken before the first await: a user who comes meanwhile makes new ones.
         host, connection, self._host, self._connection = self._host, self._connection, None, None
         if connection is not None:
             await connection.aclose()
@@ -285,6 +287,7 @@ class McpServer:
             raise ToolServerError(
                 f"MCP server {self} is not started: use `async with server`", server=self.name
             )
+        # Of the calls that found it dead, one makes the connection, and the others wait for that.
         async with self._lock:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
@@ -301,6 +304,7 @@ class McpServer:
             with anyio.fail_after(self._start_timeout):
                 await connection.opened()
                 listed = await connection.ask(_list_tools)
+        # Even if cancelled: the process that was started must not be left running.
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await connection.aclose()

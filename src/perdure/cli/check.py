@@ -434,6 +434,7 @@ async def garbage(
         return counted, set()
     reached: set[str] = set()
     for audit in audits:
+        # A session that cannot be read may need any of the blobs: then none is garbage.
         if not audit.is_reach_known:
             detail = audit.problems[0].detail if audit.problems else "documents of it are damaged"
             counted.unknown = f"{audit.key} cannot be read: {detail}"
@@ -677,6 +678,8 @@ async def _seen(
     for found in await _without_drafts(store, tenants) if grace is not None else ():
         if not where.json:
             say(f"{found.key}: an unfinished copy of {found.draft.source} was removed")
+    # Blobs are listed before the sessions are read: one that is put after this, for a record
+    # that the audit does not see, is never taken for garbage.
     there: dict[str, set[str] | str] = {}
     for tenant in tenants:
         try:
@@ -708,6 +711,7 @@ async def _without_drafts(store: Store, tenants: Sequence[str]) -> list[DraftInf
         holders = [await store.holder(key) for key in left]
         if all(holder is None or holder.alive is not None for holder in holders):
             return first
+        # A holder that does not beat within a lease's time is dead.
         await anyio.sleep(lease.ttl + lease.heartbeat)
         return first + await removed()
 

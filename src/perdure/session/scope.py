@@ -189,6 +189,8 @@ class Scope:
                         values[entry.key] = value
                     elif record.kind == MEMORY_DROP:
                         deleted.append(decode(record.payload, DroppedPayload).key)
+                    # Newest first: a change's values come before the record that begins its turn,
+                    # and dates it.
                     elif record.kind == TURN and (values or deleted):
                         at = decode(record.payload, TurnPayload).at
                         made = ScopeChange(record.seq, at, values, tuple(deleted))

@@ -233,6 +233,8 @@ class Readers:
         try:
             reader.con.execute("BEGIN")
             yield reader.con
+            # After the reads: without locks, another process may have written in the middle of
+            # them.
             self._require_unchanged(reader)
             reader.con.execute("ROLLBACK")
         except BaseException:
@@ -406,6 +408,7 @@ def _create(folder: Folder, name: str) -> None:
             sync_file(fd)
         finally:
             os.close(fd)
+        # Of several processes that create it, one wins; it is never seen half made.
         folder.link(temporary, name)
     except sqlite3.Error as error:
         raise StoreUnavailableError(
@@ -486,6 +489,7 @@ def reindex(path: str, timeout: float) -> list[str]:
             if not before:
                 return []
             remaining = _try_reindex(con, before)
+            # Kept only if it helped: else the file stays as the damage left it.
             con.execute("COMMIT" if len(remaining) < len(before) else "ROLLBACK")
         finally:
             if con.in_transaction:
@@ -504,6 +508,7 @@ def _try_reindex(con: sqlite3.Connection, before: list[str]) -> list[str]:
 def readable_keys(con: sqlite3.Connection) -> list[SessionKey]:
     """List the sessions whose rows can be read, past damaged pages and without any index."""
     keys: set[SessionKey] = set()
+    # From both ends: a damaged page ends each scan, and hides only what is between.
     for query in ("keys_from_the_first", "keys_from_the_last"):
         try:
             for tenant, agent, session, epoch, state in con.execute(Q[query]):
