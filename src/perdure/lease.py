@@ -242,7 +242,9 @@ async def acquire_lease(
             if is_ours or not await store.head(key):
                 terms = replace(terms, new=False)
         _require_possible(key, terms, answer.holder)
-        if holder.released and holder.epoch == given:  # the process that it was handed to comes first
+        if (
+            holder.released and holder.epoch == given
+        ):  # the process that it was handed to comes first
             await asking.pause(given)
             continue
         watch.note_beat(holder.listed or holder.owner, holder.beat, looked_at)

@@ -70,16 +70,16 @@ def is_stray(error: BaseException) -> bool:
 
 @contextmanager
 def stray_cancellation_fails() -> Iterator[None]:
-    """Raise RuntimeError for a cancellation that user code lets out though this task goes on.
+    """Raise RuntimeError for a cancellation that user code lets out though this task continues.
 
-    Else whoever cleans up after a cancellation would take it for one, and end without a word.
+    Else code that cleans up after a cancellation would take it for one, and end silently.
     """
     try:
         yield
     except BaseException as error:
         if not is_stray(error):
             raise
-        raise RuntimeError(f"it ended with {error!r}, and nobody has cancelled it") from error
+        raise RuntimeError(f"it ended with {error!r}, and no one has cancelled it") from error
 
 
 async def wait_through(done: anyio.Event) -> None:
@@ -487,7 +487,7 @@ class Host:
     def _unheard(self, error: Exception) -> None:
         """Log the answer to a call whose caller has been cancelled: a refusal is no failure."""
         if isinstance(error, ConfigError | LeaseError | SessionError):
-            log.debug("nobody waited for: %s", error)
+            log.debug("no one waited for: %s", error)
         elif isinstance(error, PerdureError):
             log.warning("a call whose caller had been cancelled failed: %s", error)
         else:

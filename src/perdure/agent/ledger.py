@@ -132,7 +132,7 @@ class AgentLedger:
             return None
         if not self._book.has_room(len(self._fresh) + 1):
             raise SessionError(
-                f"agent {self._session.id!r} has {MOST} messages that are not answered: go on with "
+                f"agent {self._session.id!r} has {MOST} messages that are not answered: continue "
                 "them, resume(), or give up on them, dismiss()",
                 agent=self._session.id,
             )

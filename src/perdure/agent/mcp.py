@@ -442,7 +442,7 @@ class Connection:
                     self._client = client
                     self._ready.set()
                     await self._over.wait()
-        except Exception as error:  # noqa: BLE001  # told to whoever waits
+        except Exception as error:  # noqa: BLE001  # raised in the waiter
             self.error = causes_of(error)[0]
         finally:
             self._over.set()
@@ -486,7 +486,7 @@ class Connection:
             raise errors[0]
         await self.aclose()  # only then it is known why
         kinds = {kind.__name__ for kind in type(self.error).__mro__}
-        raise ConnectionGoneError(asked="ConnectError" not in kinds)  # else nobody was there
+        raise ConnectionGoneError(asked="ConnectError" not in kinds)  # else no server was there
 
     async def _cancel_at_end(self, scope: anyio.CancelScope) -> None:
         await self._ended.wait()
@@ -684,7 +684,7 @@ class Address:
 
     def why(self, error: BaseException) -> str:
         """See `Command`."""
-        return f"nobody answers there as one: {error}"
+        return f"no MCP server answers there: {error}"
 
 
 def shown_command(words: Sequence[str]) -> str:

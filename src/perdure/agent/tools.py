@@ -43,7 +43,7 @@ KEY: Final = "idempotency_key"
 """The parameter that gets the call's idempotency key."""
 TIMEOUT: Final = "TimeoutError"
 LONGEST_ERROR: Final = 10_000
-"""Characters of an exception's text that the model is told."""
+"""Characters of an exception's text that the model gets."""
 CANCELLED: Final = "CancelledError"
 UNCERTAIN: Final = (TIMEOUT, ToolOutcomeUnknownError.__name__, CANCELLED)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -288,7 +288,7 @@ _FAILURES: Final = (Exception, SystemExit)
 
 
 def error_text(error: BaseException) -> str:
-    """Return what the model is told of an exception: of a group, the causes in it."""
+    """Return an exception's text for the model: of a group, the causes in it."""
     causes = causes_of(error)
     reasons = [_reason(cause, LONGEST_ERROR // len(causes)) for cause in causes]
     # One that leaves open what the tool has done leaves it open for all of them.

@@ -302,8 +302,8 @@ class AppSessions:
             try:
                 with run.scope:
                     await work(run, channel)
-            except Exception as error:  # noqa: BLE001  # raised to whoever waits
-                responses.answered(error)  # perhaps nobody does
+            except Exception as error:  # noqa: BLE001  # raised in the waiter
+                responses.answered(error)  # perhaps there is none
                 run.error = error
             finally:
                 self._running.discard(run)
@@ -316,7 +316,7 @@ class AppSessions:
 
         Args:
             run: The turn.
-            linger: Seconds for which it continues when nobody reads it any more; None: to its end.
+            linger: Seconds for which it continues when no one reads it any more; None: to its end.
 
         """
         group = _started(self._group)

@@ -159,7 +159,7 @@ class Feed:
 
     @contextlib.contextmanager
     def channel(self, key: SessionKey) -> Iterator[Channel]:
-        """Hold a session's channel as long as somebody uses it."""
+        """Hold a session's channel as long as it is in use."""
         channel = self._channels.setdefault(key, Channel())
         channel.readers += 1
         try:
@@ -301,7 +301,7 @@ def _sets_owner(record: Record) -> bool:
 
 
 def event_of(record: Record) -> FeedEvent | None:
-    """Return what a record of the log tells a client; None for nothing."""
+    """Return what a client gets of a record of the log; None for nothing."""
     place = Cursor(record.seq)
     if record.kind in MESSAGE_KINDS:
         message = message_fields(record.seq, decode_read(record.payload))

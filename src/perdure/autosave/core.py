@@ -184,7 +184,7 @@ def whole_groups(
     size = count_taken = taken_bytes = 0
     for count, entry in enumerate(islice(pending, limit), 1):
         size += len(entry.payload) + OVERHEAD
-        # The first group goes whatever its size: nothing smaller could be sent in its place.
+        # The first group goes at any size: nothing smaller could be sent in its place.
         if count_taken and (count > most_records or size > most_bytes):
             break
         if entry.end:
@@ -436,7 +436,7 @@ class Core:
         return saves, unprepared
 
     def capture_alone(self, t: Tracked, version: int) -> Save | None:
-        """Take a session whose save nothing else waits beside; None if something does.
+        """Take a session whose save is the only one that waits; None if it is not.
 
         A save of the usual kind, which passes no queue.
 
@@ -455,7 +455,7 @@ class Core:
         if version:
             t.urgent_to, t.retry_at = version, 0.0
         elif t.retry_at:
-            return None  # it has failed: its back-off goes on
+            return None  # it has failed: its back-off continues
         self.in_flight += 1
         return Save(t, self._take(t))
 

@@ -39,8 +39,8 @@ Ts = TypeVarTuple("Ts")
 class Autosaver:
     """Save sessions automatically, and at once on request.
 
-    What is synchronous may be called from any task of the host's event loop. Whatever takes time
-    runs in the host's tasks: cancelling a caller, in whatever way, ends its wait and changes
+    What is synchronous may be called from any task of the host's event loop. Work that takes time
+    runs in the host's tasks: cancelling a caller, in any way, ends its wait and changes
     nothing else. One timer for all sessions sleeps until the first of them is due, and is woken
     only when something becomes due earlier. A save with a waiting caller leaves as soon as there is
     a slot and no save of the session is with the store, without a round through the timer.
@@ -218,7 +218,7 @@ class Autosaver:
             self._serve_due()
 
     def turn_ended(self, t: Tracked) -> None:
-        """Begin to save a turn whose end nobody waits for, unless ``on_turn_end`` is off."""
+        """Begin to save a turn whose end no caller waits for, unless ``on_turn_end`` is off."""
         if t.options is None or t.options.on_turn_end:
             now = self._clock()
             if not self._watchdog.armed:
@@ -415,7 +415,7 @@ class Autosaver:
             raise SessionError(message, key=t.key)
 
     def report_saves(self, *, wanted: bool) -> None:
-        """Have an event for each save, or none: nobody may listen, and there are very many."""
+        """Have an event for each save, or none: there are very many, and rarely a listener."""
         self._registry.reports_saves = wanted
 
     def warn(self, reasons: tuple[str, ...]) -> None:

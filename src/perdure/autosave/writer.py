@@ -69,8 +69,8 @@ class _InFlightBatch:
 class Writer:
     """Bring to the store what is due, as many batches at once as it has slots for.
 
-    A batch leaves in one place, whatever made it due: the end of a turn, the timer, a save, or the
-    answer to the batch before. It captures then, not when it is asked for: whatever was appended
+    A batch leaves in one place, for every cause: the end of a turn, the timer, a save, or the
+    answer to the batch before. It captures then, not when it is asked for: all that was appended
     until then is in it, which is group commit without a timer. Where several sessions save at
     once, it captures one step of the event loop later, when all of them have asked, or
     ``batch_linger`` seconds later where the store asks for that.
@@ -157,7 +157,7 @@ class Writer:
             self._idle.set()
 
     def begin_alone(self, t: Tracked, now: float, version: int) -> bool:
-        """Send a session's save that nothing else waits beside; return whether that was so.
+        """Send a session's save if it is the only one that waits; return whether it was.
 
         Args:
             t: The session.
@@ -265,7 +265,7 @@ class Writer:
         refused = all(outcome.status is Status.PERMANENT for outcome in outcomes)
         if refused and len(batches) > 1:
             # One session may be the reason for refusing all of them: bisect.
-            if flight in self._out:  # each attempt has its time, and the last to end is behind
+            if flight in self._out:  # each attempt has its time, and the last to end is late
                 del self._out[flight]
                 flight.until = self._clock() + self._core.engine.save_timeout
                 self._out[flight] = None
@@ -422,7 +422,7 @@ class Writer:
         return f"the store did not answer within {timeout} s; the records are sent again after that"
 
     def recover(self, reason: str, *, most: int | None = None) -> None:
-        """Send again what a Ctrl-C has left with nobody: neither on its way nor due.
+        """Send again what a Ctrl-C has left unassigned: neither on its way nor due.
 
         Args:
             reason: What became of saves that were on their way.

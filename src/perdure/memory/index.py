@@ -96,7 +96,7 @@ class _Touched(msgspec.Struct):
 
 
 class MemoryDocument(msgspec.Struct, kw_only=True):
-    """memory.json, without the totals beside its entries."""
+    """memory.json, without the totals next to its entries."""
 
     version: int = 1
     entries: list[MemoryEntry] = []
@@ -130,7 +130,7 @@ class MemoryIndex:
             self._touch(decode(record.payload, _Touched))
             data = bytes(entry.value)
             is_large = len(data) > INLINE
-            # Those in the record do not count: they are somebody else's.
+            # Those in the record do not count: they are another writer's.
             entry.sha256 = hash_of(data) if is_large else UNSET
             entry.seq = record.seq if is_large else UNSET
             replaced = self.entries.get(entry.key)

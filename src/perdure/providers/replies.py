@@ -230,7 +230,7 @@ class PlainHistory(msgspec.Struct):
 
     entries: list[Any]
     system: Any
-    """The instructions, where they came beside the conversation; None for none."""
+    """The instructions, where they came apart from the conversation; None for none."""
 
 
 def entries_of(history: object, format: Format) -> PlainHistory:
@@ -411,11 +411,11 @@ class WaitingCalls:
         self._runs[-1] += calls
 
     def pause(self) -> None:
-        """Note that somebody else spoke: calls that follow belong to another answer."""
+        """Note that another role spoke: calls that follow belong to another answer."""
         self._in_row = False
 
     def answered(self, given: Sequence[tuple[object, str]]) -> list[ToolCall | None]:
-        """Return which call each result answers; None for one that nobody waits for.
+        """Return which call each result answers; None for one that no call waits for.
 
         Args:
             given: The ids of results that came together, as far as they have any, and their names.

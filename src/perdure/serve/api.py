@@ -81,7 +81,7 @@ class AgentPool:
     Args:
         app: The application's sessions.
         source: What an agent is made of.
-        keep: Seconds for which an agent that nobody uses stays open.
+        keep: Seconds for which an unused agent stays open.
         most: How many agents stay open; those that wait for the next message longest are closed.
 
     """
@@ -207,7 +207,7 @@ class AgentPool:
                 await warm.agent.stop(finish=finish)
 
     async def tend(self) -> None:
-        """Close agents that nobody uses; runs for ever."""
+        """Close unused agents; runs for ever."""
         while True:
             await anyio.sleep(min(self._keep, 5.0))
             for key, warm in tuple(self._warm.items()):
@@ -286,7 +286,7 @@ class AgentServer:
             returns one.
         url: Where sessions are kept: as for `perdure.connect`.
         access: Who may do what.
-        keep: Seconds for which an agent that nobody uses stays open.
+        keep: Seconds for which an unused agent stays open.
         max_body: Bytes that a request's body may have.
         max_requests: How many requests are answered at a time, and how many agents stay open;
             probes are answered beyond that. None: no limit.

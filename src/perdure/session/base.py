@@ -69,7 +69,7 @@ T = TypeVar("T")
 log: logging.Logger = logging.getLogger("perdure")
 
 TOLD_AFTER: Final = 5.0
-"""Seconds for which a turn waits, before it is told, for the one in which it was begun."""
+"""Seconds for which a turn waits, before it is reported, for the one in which it was begun."""
 _WARNINGS: Final = {
     "append": "another task appended while {turn} ran. The message is no part of the turn, and "
     "stays when the turn is tried again: append what belongs to a turn by turn.append, and give "
@@ -221,7 +221,7 @@ class Turn:
             queue.leave()
 
     async def _save_ended(self, *, waits: bool) -> None:
-        """Have the ended turn saved; if the caller is cancelled meanwhile, that goes on."""
+        """Have the ended turn saved; if the caller is cancelled meanwhile, that continues."""
         session, saver = self._session, self._session._runtime.saver
         if not waits:
             saver.turn_ended(session._tracked)
@@ -599,7 +599,7 @@ class SessionBase(_Hot):
         self._runtime.hooks.emit("turn_warned", TurnWarned(key, turn.id, why))
 
     def _watch_wait(self, turn: Turn, around: Turn) -> Callable[[], None]:
-        """Tell later that a turn waits for the one in which it began; return what stops that."""
+        """Report later that a turn waits for the one in which it began; return what stops that."""
 
         def tell() -> None:
             if self._turns.running is around:
@@ -621,7 +621,7 @@ class SessionBase(_Hot):
 
         Turns run one at a time, first come, first served. Leaving one waits until it is durable.
         Entering one raises SessionError in the task that is in one. In a task that was started
-        there it waits for that turn; a wait of 5 seconds is told in the log and by `health`, since
+        there it waits for that turn; a wait of 5 seconds is in the log and in `health`, since
         it never ends if the turn waits for the task.
 
         Args:
@@ -659,7 +659,7 @@ class SessionBase(_Hot):
             if kind == META:
                 labels.append(payload)
         version = runtime.append(tracked, entries)
-        for payload in labels:  # the next save tells the directory
+        for payload in labels:  # the next save updates the directory
             tracked.labels, tracked.labels_due = described(tracked.labels, payload), True
         return version
 

@@ -535,7 +535,7 @@ class Contents:
         return await self.filled(messages)
 
     async def filled(self, messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """Return messages with their media in place, whatever budget there is."""
+        """Return messages with their media in place, regardless of the budget."""
         store, held = self._store, self.context.media
         return [
             (seq, await with_its_media(store, self.key, payload, held)) for seq, payload in messages
@@ -558,7 +558,7 @@ class Contents:
         media = fitted(self.stored(), context.budget, context.media, provider=provider)
         if media.lost:
             self.may_lack_media = True  # a save looks again
-        left_out, lost = self._told  # each is told once
+        left_out, lost = self._told  # each is reported once
         news = FittedMedia([], () if left_out else media.left_out, () if lost else media.lost)
         if news.left_out or news.lost:
             self._told = left_out or bool(news.left_out), lost or bool(news.lost)

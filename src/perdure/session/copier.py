@@ -85,7 +85,7 @@ LEAVING: Final = 5.0
 FORK: Final = "fork"
 """Purpose of a draft: a fork, in which everything that is in progress has ended."""
 FORK_CONTEXT: Final = "fork context"
-"""The same, where records are left behind: the copy begins with what they fold to."""
+"""The same, where records are left out: the copy begins with what they fold to."""
 
 BRANCHES: Final = frozenset({FORK, FORK_CONTEXT, "copy"})
 """Purposes of copies that coexist with their source."""
@@ -231,7 +231,7 @@ async def remove_drafts(
     """Remove copies that a process was killed in the middle of, and all that are made of *sources*.
 
     One that was published meanwhile is a session, and stays. *watch* knows which owners are silent,
-    where nobody sees whether a process lives.
+    where no one sees whether a process lives.
     """
     removed: list[DraftInfo] = []
     for found in await store.drafts(tenant):
@@ -485,7 +485,7 @@ class _Copier:
         self.done.records = max(up_to - first, 0)
 
     def _copied(self, run: Sequence[Record], reach: Reach) -> list[Entry]:
-        """Return what stands for a run of records, and note what it names."""
+        """Return the stand-in for a run of records, and note what it names."""
         # A hole in the numbers: records went while they were read.
         if run[0].seq != self._next or run[-1].seq - run[0].seq != len(run) - 1:
             raise self._went(self._next)

@@ -160,7 +160,7 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     """Of the records' and documents' values, the blobs and the spill files."""
     kept: tuple[RetainedItem, ...] = ()
-    """Blobs that others reach, or may reach. `perdure check --gc` removes them when no session does."""
+    """Blobs that others reach, or may reach. `perdure check --gc` removes unreached ones."""
     carriers: tuple[SessionKey, ...] = ()
     """Copies of the forgotten sessions, and copies of those: they still have the content."""
     places: tuple[str, ...] = ()
@@ -326,9 +326,9 @@ class Forgetter:
         named: Collection[str],
         wait: float | None,
     ) -> _Retained:
-        """Remove blobs that no other session reaches; return the others. None for *wait*: remove none.
+        """Remove blobs that no other session reaches, none without *wait*; return the others.
 
-        They are set aside first. A session that begins to refer to one then puts it again, or renews it,
+        They are set aside first. A session that begins to refer to one then puts or renews it,
         and so takes it back. Who has done that before is read, unless it is still a draft.
 
         Raises:

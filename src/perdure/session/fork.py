@@ -227,7 +227,7 @@ class ForkBuilder:
         """Return the last record up to one that is no epoch's; None if there is nothing to copy.
 
         Those after it say nothing, and a copy of the parent elsewhere has others there, or none.
-        Of one that says nothing, but begins with something, the first record stands for that.
+        Of one that says nothing, but begins with something, the first record counts as that.
         """
         if point.kind not in HOLDER_KINDS:
             return point

@@ -103,7 +103,7 @@ class Inbox:
         self._taking: dict[SessionKey, bool] = {}
         """Sessions whose posts are being taken, and whether to look again afterwards."""
         self._failures: dict[SessionKey, dict[str, _Failure]] = {}
-        """What could not be taken when that was tried last, by sessions and by posts' keys."""
+        """Errors of posts that could not be taken at the last try, by session and post key."""
         self._timers: dict[SessionKey, float] = {}
         """Time of each one's next attempt without a new post."""
         self._dead: Counter[SessionKey] = Counter()
@@ -345,7 +345,7 @@ class Inbox:
             if len(pending) < limit:
                 return items, False
             is_one_post = len(items) >= size and items[0].key == items[-1].key
-            if size >= TAKEN_IDS or not is_one_post:  # else it may go on
+            if size >= TAKEN_IDS or not is_one_post:  # else it may continue
                 break
             size = min(2 * size, TAKEN_IDS)
         last = items[-1].key if items else None

@@ -81,7 +81,7 @@ async def load_media(store: Store, key: SessionKey, context: WorkingContext) -> 
 class Filled(DelegatingStore):
     """Reads logs with the media of their messages in place, for all who read messages.
 
-    Whoever follows references, folds or compares reads the store below it. Contexts keep their
+    Code that follows references, folds or compares reads the store below it. Contexts keep their
     references: one may hold as many images as were ever shown.
     """
 

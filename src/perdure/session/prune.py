@@ -100,7 +100,7 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Cut(msgspec.Struct):
     after: int
     epoch: int
-    """Of the last record that goes: a session that was made anew has another one there, or none."""
+    """Of the last record that goes: a session that was created again has another or none."""
     turns: int
     kept_for: tuple[CheckpointHold, ...] = ()
     """Checkpoints that hold it back."""

@@ -260,7 +260,7 @@ class _Walk:
         """Yield the blobs of references, each after those that it names."""
         stack: list[BlobReference | _Open] = [*reversed(references)]
         while stack:
-            # These are read at once. What they name goes on top of the stack, and so comes before
+            # These are read at once. What they name is put on top of the stack, and so comes before
             # them.
             some: list[BlobReference] = []
             while stack and len(some) < AT_ONCE:

@@ -1,4 +1,4 @@
-"""Stopping managers, always in one way, whatever has asked for it.
+"""Stopping managers, in one way for every cause.
 
 `ManagerShutdown.stop` drains, waits for turns, closes the intake, saves, spills, folds, releases
 the leases, reports and closes the store, by a deadline that was made where the close began. Four
@@ -82,7 +82,7 @@ class ManagerShutdown:
         self.error: Exception | None = None
         """The error for which the store was not closed."""
         self._closed = False
-        runtime.host.at_end(self.done.set)  # whatever ended it: every waiter returns
+        runtime.host.at_end(self.done.set)  # every waiter returns, however it ended
         self._spilled: set[_Id] = set()
         """The records that are durable in spill files."""
 
@@ -265,7 +265,7 @@ class ManagerShutdown:
         }
         lost = {key: n for key, n in self.pending().items() if key not in kept}
         saved = {key: n for key, n in before.items() if key not in kept and key not in lost}
-        message = f"nobody closed the manager of {self.runtime.store.location}"
+        message = f"no one closed the manager of {self.runtime.store.location}"
         if saved:
             _print(f"{message}: saved {_named(saved)} at exit")
         if kept:

@@ -341,7 +341,7 @@ class MemoryStore:
         await anyio.lowlevel.checkpoint()
 
     async def _session(self, key: SessionKey) -> StoredSession:
-        """Pass the call's checkpoint; return a session, not kept if nobody has begun it."""
+        """Pass the call's checkpoint; return a session, not kept if no one has begun it."""
         await anyio.lowlevel.checkpoint()
         return self._sessions.get(key) or StoredSession(key)
 

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 _SLICE = 0.1 if sys.platform == "win32" else None
-"""Where Ctrl-C does not end a wait for a lock, waits are short, to notice it in between."""
+"""Seconds of a wait for a lock, short where only that lets Ctrl-C through; None for no limit."""
 
 
 class _Call(Generic[T]):

@@ -543,7 +543,7 @@ class _Run:
     async def _collect(self, tenant: str) -> None:
         """Remove records that do not count any more, and blobs that nothing references any more.
 
-        While the backup of a session is damaged, nobody knows what it references: that is reported.
+        While the backup of a session is damaged, its references are unknown: that is reported.
         """
         view = await BackupView.of(self.target)
         keys = await keys_of(self.target, tenant)

@@ -55,7 +55,7 @@ async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, No
     """
     store = await with_history(store, key)
     documents = await store.read_documents(key)
-    head = await store.head(key)  # second: a log may be ahead of its documents, never behind
+    head = await store.head(key)  # second: a log may be ahead of its documents, never the reverse
     generation = await _generation(store, key)
     require_whole(key, documents)
     letters = await dead_letters_of(store, key)
@@ -194,7 +194,7 @@ def require_whole(key: SessionKey, documents: Documents) -> None:
     if documents.damaged:
         names = ", ".join(documents.damaged)
         raise CorruptRecordError(
-            f"{names} of {key} is damaged: `perdure rebuild` makes it anew from the log",
+            f"{names} of {key} is damaged: `perdure rebuild` makes it again from the log",
             key=str(key),
             documents=names,
         )

@@ -1,7 +1,7 @@
 """Taking a session: one visit to its folder, from who holds it to all that a restore reads.
 
 1. The names in the folder, and the newest lease, say who holds it: the terms decide.
-2. The next epoch is published. The names are listed again: whoever held it until now has written
+2. The next epoch is published. The names are listed again: the previous holder has written
    all that counts by then, so nothing that may still grow is read before. The manifests are read:
    what is folded was durable in the log by then.
 3. The predecessor's log is read from the manifest's mark on, sealed at its last whole group, and
@@ -320,7 +320,7 @@ class _Taking:
                         return None
                     found += [record for record in read if record.seq > after]
             except CorruptRecordError:
-                return None  # whoever reads the log says what is wrong
+                return None  # a reader of the log says what is wrong
         entry = begun.entry
         found.append(Record(begun.end.seq, self._fence.epoch, *entry))
         return tuple(found)

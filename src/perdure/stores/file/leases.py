@@ -10,9 +10,9 @@ facts: `lease-<E+1>.json` is published before anything of E is sealed, and a hol
 lower leases in ascending order. So reading ``E+1 is absent``, then ``E is mine``, proves that no
 takeover had happened at the first of the two reads.
 
-A draft's lease says so. It is hidden until ``lease-<E>.published`` is there; whoever removes it
-first creates ``lease-<E>.dropped``, and only then looks for the other mark. Its holder looks the
-other way around. So not both go on, and neither needs to wait.
+A draft's lease says so. It is hidden until ``lease-<E>.published`` is there; its remover first
+creates ``lease-<E>.dropped``, and only then looks for the other mark. Its holder looks the
+other way around. So not both continue, and neither needs to wait.
 
 ``owners/<id>.lock`` is locked as long as its process lives, which separates live owners from dead
 ones at once for every process on the machine. ``<id>.json`` has the heartbeat's counter, for

@@ -118,7 +118,7 @@ def _narrowed(
         with folder.enter(LOG) as log:
             start, stop = segments.bracket(log, span.segment, span.start, span.stop, seq)
     except (FileNotFoundError, CorruptRecordError):
-        return spans  # trimmed meanwhile, or lost: whoever reads it finds out
+        return spans  # trimmed meanwhile, or lost: reading it shows that
     if reverse:
         return (*spans[:-1], msgspec.structs.replace(span, stop=stop))
     return (msgspec.structs.replace(span, start=start), *spans[1:])
@@ -225,7 +225,7 @@ class CutTail(msgspec.Struct, frozen=True):
 def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[CutTail]:
     """Return the tails that were set aside and not accepted, and what the next holder sets aside.
 
-    The end of a log that somebody may be writing to is not looked at.
+    The end of a log that a process may be writing to is not looked at.
     """
     tails: list[CutTail] = []
     with (
@@ -264,7 +264,7 @@ def _tails_in(folder: Folder, ends: Mapping[str, int], *, is_kept: bool) -> list
 
 
 def kept_tails(folder: Folder) -> list[CutTail]:
-    """Return the tails in a session's quarantine that nobody has accepted."""
+    """Return the tails in a session's quarantine that were not accepted."""
     with contextlib.suppress(FileNotFoundError), folder.enter(QUARANTINE) as quarantine:
         kept = dict.fromkeys(filter(is_tail, quarantine.names()), 0)
         return _tails_in(quarantine, kept, is_kept=True)
@@ -422,7 +422,7 @@ class SalvagedLog(msgspec.Struct):
     """The seq that the log begins with."""
     records: list[Record] = []
     began_anew: bool = False
-    """True if it was begun anew over records that could not be read then. They come first, and
+    """True if it was begun again over records that could not be read then. They come first, and
     what came later follows them under higher numbers."""
 
 

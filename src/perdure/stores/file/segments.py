@@ -321,8 +321,8 @@ def bracket(
     """Return positions around the end of record *seq*, about 8 KiB apart or closer.
 
     A bisection: lines stand in order of their numbers, and each proves itself by the checksum of
-    the line before it. So the log is its own index, and nothing has to be kept beside it. Where
-    a line does not prove itself, the bracket stays wide, and whoever reads it finds the damage.
+    the line before it. So the log is its own index, and nothing has to be kept next to it. Where
+    a line does not prove itself, the bracket stays wide, and reading it finds the damage.
 
     Args:
         log: The folder of the segments.
@@ -351,7 +351,7 @@ def bracket(
 
 
 def _position_after(fd: int, offset: int, limit: int, epoch: int) -> Position | None:
-    """Return the first position after an offset, if the line behind it proves it."""
+    """Return the first position after an offset, if the line after it proves it."""
     data, begin, end = b"", 0, -1
     size = _PROBE
     while end < 0:

@@ -123,7 +123,7 @@ class Home:
     """An open root folder, this store's entry among its owners, and its writers by session.
 
     A session has a writer until its lease is released, or lost. Threads acquire, release and
-    delete, since they go on when their callers are cancelled.
+    delete, since they continue when their callers are cancelled.
     """
 
     def __init__(self, root: Folder, owners: Owners, *, read_only: bool) -> None:
@@ -214,7 +214,7 @@ class Home:
         function: Callable[[LogWriter, *Ts], T],
         *args: *Ts,
     ) -> T:
-        """Run a blocking function in a thread, once no abandoned write of the session goes on.
+        """Run a blocking function in a thread, once no abandoned write of the session is running.
 
         Raises:
             LeaseLostError: The session is not held here in this epoch.
@@ -395,7 +395,7 @@ def publish(writer: LogWriter) -> None:
             # the other.
             leases.create_mark(folder, PUBLISHED.name(epoch))
             folder.sync()
-            if folder.has(DROPPED.name(epoch)):  # somebody is about to take it over
+            if folder.has(DROPPED.name(epoch)):  # another process is about to take it over
                 raise lease_lost_error(writer.key, epoch)
         writer.require_held()  # in any case: a taker may have removed the lease before it was read
 
@@ -626,7 +626,7 @@ class FileStore:
         )
 
     async def log_tails(self, key: SessionKey) -> list[reader.CutTail]:
-        """Return bytes at a log's end that are no whole records, unless somebody accepted them."""
+        """Return bytes at a log's end that are no whole records, unless they were accepted."""
         return await self._run_in_thread("read", reader.log_tails, self._root, key, self._owners)
 
     async def accept_log(self, key: SessionKey) -> bool:

@@ -60,7 +60,7 @@ def found(bucket: Bucket, acquired: Acquired, *, whole: bool) -> RestoreData | N
     after = have.log_after
     try:
         records = None if after is None else reader.rest_of(bucket, plan, after, whole=whole)
-        # After the head was replaced: whoever posts from now on notifies this owner.
+        # After the head was replaced: posts from now on notify this owner.
         may_have_items = inbox.may_have_items(bucket, acquired.writer.key)
     except StoreUnavailableError:  # raised where it is missed
         return None

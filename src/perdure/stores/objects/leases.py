@@ -218,7 +218,7 @@ def _begin_hidden(
     new: Beginning,
     new_holder: _NewHolder,
 ) -> Acquired | None:
-    """Begin a log where no earlier one goes on; None: start again.
+    """Begin a log where no earlier one continues; None: start again.
 
     The head decides, not the log: where it begins differs. It stays hidden until there is an epoch
     record, and a draft beyond that.
@@ -242,7 +242,7 @@ def _begin_hidden(
         stored = bucket.get(name)
         if stored is not None and stored.data == layout.GONE:
             raise lease_held(key, generation - 1, generation + 1)  # it was taken over already
-        bucket.put(name, data)  # of somebody who began at 1, and whose head came too late
+        bucket.put(name, data)  # of a process that began at 1, and whose head came too late
     plan = None
     # No draft: it is shown as soon as its record is there.
     if new.draft is None:

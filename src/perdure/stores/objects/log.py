@@ -197,7 +197,7 @@ class ObjectLogWriter:
         said = self.said
         if said.at <= said.listed_at or (said.turns is None and said.about is None):
             return
-        # Whatever fails here, the save is in the log: the next one tries again.
+        # Even if something fails here, the save is in the log: the next one tries again.
         with contextlib.suppress(StoreUnavailableError, CorruptRecordError):
             about = said.about or self._folded_about()
             entry = layout.directory_entry(self.key, said.seq, said.turns or 0, about)

@@ -166,7 +166,7 @@ class ObjectStore:
             return bucket, tag
 
         def close() -> None:
-            # By this thread or by the caller, who is cancelled: whoever is the last to see it.
+            # By this thread or by the caller, who is cancelled: the last one to see it.
             with contextlib.suppress(IndexError):
                 made.pop().close()
 

@@ -44,7 +44,7 @@ PARALLELISM = 2
 LONG_TIMEOUT = 3600.0
 """Seconds that a migration, a sweep or a scrub may take."""
 MAX_ROLLBACKS = 5
-"""How often a call is repeated after the server rolled it back to resolve a deadlock."""
+"""Repetitions of a call that the server rolled back to resolve a deadlock."""
 
 MARGIN = 0.1
 """Seconds after a deadline until its connection is cut."""

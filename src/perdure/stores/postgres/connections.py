@@ -59,7 +59,7 @@ N = TypeVar("N", int, float)
 
 
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how to connect."""
+    """Connection parameters."""
 
     conninfo: str
     """For libpq; may hold a password."""
@@ -68,7 +68,7 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float
     """Seconds that a reply may take."""
     location: str
-    """What may be shown: no password."""
+    """The URL as it may be shown, without the password."""
     secrets: tuple[str, ...] = ()
     """Strings that no message may show."""
     has_password: bool = False
@@ -258,7 +258,7 @@ def driver() -> Any:
 
 
 def bigint(number: int) -> object:
-    """Return a number of one type, whatever its size: each type would be prepared by itself."""
+    """Return a number of one type for any size: each type would be prepared by itself."""
     return driver().types.numeric.Int8(number)
 
 

@@ -134,7 +134,7 @@ def _checked(
         return error
 
 
-# What a restore needs, read behind the take of a session
+# What a restore needs, read after the take of a session
 
 
 _OPENING_BYTES = 1024 * 1024

@@ -50,7 +50,7 @@ class SessionState(NamedTuple):
     owner: str = ""
     released: bool = False
     draft: bytes | None = None
-    """What it is a copy of, sealed."""
+    """The session that it is a copy of, sealed."""
 
     @property
     def log(self) -> LogExtent:
@@ -85,7 +85,7 @@ HeldSessionsByKey: TypeAlias = dict[SessionKey, OwnedSession]
 
 
 ROUNDS = 4
-"""How often a batch is tried whose session changes meanwhile, before the caller backs off."""
+"""Attempts at a batch whose session changes meanwhile, before the caller backs off."""
 STATEMENT_BYTES = 32 * 1024 * 1024
 PAGE_BYTES = 4 * 1024 * 1024
 PAGE_ROWS = 256

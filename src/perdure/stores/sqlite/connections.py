@@ -46,7 +46,7 @@ OLDEST = (3, 32)
 
 _FULL = 2
 _CHECKPOINT_BYTES = 16 * 1024 * 1024
-"""What a write-ahead log takes before it is copied to the database."""
+"""Bytes that a write-ahead log takes before it is copied to the database."""
 
 PAGE_BYTES = 2048
 """A commit writes every page that it changes, and most of them only in a few places."""
@@ -73,7 +73,7 @@ def connect(
             "is needed: use a Python with a newer one, or the file store",
             found=sqlite3.sqlite_version,
         )
-    # Behind two slashes, a URI has the name of a host.
+    # After two slashes, a URI has the name of a host.
     scheme = "file://" if path.startswith("//") else "file:"
     con = sqlite3.connect(
         f"{scheme}{quote(path)}?{uri_parameters}",
@@ -362,7 +362,7 @@ def open_owners(path: str, *, make: bool) -> Folder | None:
     Args:
         path: Absolute.
         make: Whether to create what is missing. Else None is returned where there is no such
-            folder, as beside a copy, or where this user may not read it.
+            folder, as next to a copy, or where this user may not read it.
 
     Raises:
         ConfigError: Other users can write to its folder, the folder is not local, or it is not a

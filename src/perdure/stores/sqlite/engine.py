@@ -65,7 +65,7 @@ class Engine:
     def __init__(self, path: str, timeout: float) -> None:
         self.path = path
         self.tails: dict[SessionKey, LogTail] = {}
-        """Where the logs of the held sessions end."""
+        """Ends of the logs of the held sessions."""
         self._timeout = timeout
         self._con: sqlite3.Connection | None = None
 
@@ -250,7 +250,7 @@ T = TypeVar("T")
 TOGETHER = 64
 """Writes in one transaction, at most."""
 _TOGETHER_SECONDS = 0.02
-"""How long a transaction takes in more writes: an append may be waiting behind it."""
+"""Seconds for which a transaction takes in more writes: an append may be waiting for its end."""
 
 
 class _SharedWrite(msgspec.Struct, eq=False):
@@ -380,7 +380,7 @@ class OpenDatabase:
             with map_errors("read" if self._owner is None else "open", self.path):
                 await self.writes.run(self._open)
         except BaseException:
-            # After a cancellation the thread is still opening it: it closes it behind that.
+            # After a cancellation the thread is still opening it: it closes it after that.
             self.writes.start(self._close, then=bool)
             self.writes.close()
             self.reads.close()

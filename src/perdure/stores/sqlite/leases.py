@@ -68,7 +68,7 @@ def _state_of(
     con: sqlite3.Connection, row: SessionRow, presence: Presence | PresenceReader
 ) -> LeaseState:
     alive, beat, host, pid = None, 0, "", 0
-    if not row.state & (RELEASED | DELETED):  # else it makes no difference to anybody
+    if not row.state & (RELEASED | DELETED):  # else it makes no difference
         alive = presence.is_present(row.owner)
         owner_row = con.execute(Q["owner"], {"owner": row.owner}).fetchone()
         beat, host, pid = owner_row or (0, "", 0)
@@ -164,7 +164,7 @@ def acquire(
 
 
 Tails = dict[SessionKey, LogTail]
-"""Where the logs of the held sessions end. After a failed commit a tail matches no row."""
+"""Ends of the logs of the held sessions. After a failed commit a tail matches no row."""
 
 
 def publish(con: sqlite3.Connection, tails: Tails, key: SessionKey, epoch: int, at: float) -> None:

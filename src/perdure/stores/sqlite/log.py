@@ -213,7 +213,7 @@ _EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
 
 
 class LogTail:
-    """Where the log of a session ends, as its holder in this process last knew."""
+    """The end of a session's log, as its holder in this process last knew."""
 
     __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "step", "sum")
 

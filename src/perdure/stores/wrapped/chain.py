@@ -73,7 +73,7 @@ class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def doubtful_from(self) -> int:
-        """The record behind which others may have been cut off; 0 without a sign of it."""
+        """The record after which others may have been cut off; 0 without a sign of it."""
         return self.unproven_end or (self.as_of_seq if self.lost else 0)
 
 

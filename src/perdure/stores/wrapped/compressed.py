@@ -96,7 +96,7 @@ class Compression:
             stated = self._module.frame_content_size(body)
             if not 0 <= stated <= limit:  # it has always been stated
                 raise _too_large(what, len(data), limit)
-            # It never gives more than was stated: what goes on behind that is an error.
+            # It never gives more than was stated: any data after that is an error.
             decompressor = self._module.ZstdDecompressor(max_window_size=_WINDOW)
             original: bytes = decompressor.decompress(body)
         except self._module.ZstdError as error:

@@ -433,7 +433,7 @@ class EncryptedStore(CodedStore):
             self._proofs.pop(next(iter(self._proofs)))
 
     async def _proof(self, key: SessionKey, *, fresh: bool = False) -> ManifestProof:
-        """Return what a session's manifest proves; read it anew if asked to."""
+        """Return what a session's manifest proves; read it again if asked to."""
         proof = self._proofs.get(key)
         if proof is None or fresh:
             entry = await self._find(key)

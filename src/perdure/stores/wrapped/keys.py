@@ -388,7 +388,7 @@ class DataKey:
         return plain.hex()
 
     def stored_name(self, name: str) -> str:
-        """Return a document's name with all behind its folder encrypted, but for the ending."""
+        """Return a document's name with all after its folder encrypted, but for the ending."""
         folder, _, rest = name.partition("/")
         if not rest or name.startswith(KEYS):
             return name
