@@ -153,6 +153,7 @@ class Tool:
             return partial(self.function, msgspec.convert(given or {}, dict[str, Any]))
         checked = msgspec.convert(given or {}, self._arguments)
         passed = {field: getattr(checked, field) for field in self._arguments.__struct_fields__}
+        # Left out, so that the function's own default counts.
         passed = {field: value for field, value in passed.items() if value is not msgspec.UNSET}
         if self._context_name is not None:
             passed[self._context_name] = context
@@ -261,6 +262,8 @@ class Toolbox:
             reason = _clipped(str(error)) or f"no result within {limit} s"
             return failed(call, f"{TIMEOUT}: {reason}")
         except BaseException as error:
+            # A tool may exit, or be cancelled from within: that fails the call. A cancellation of
+            # this task, or a Ctrl-C, goes through.
             causes = causes_of(error)
             if not all(isinstance(cause, _FAILURES) or is_stray(cause) for cause in causes):
                 raise

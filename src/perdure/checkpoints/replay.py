@@ -210,6 +210,7 @@ class Replay:
 
     def _use(self, name: str, what: str) -> None:
         uses, name = self._capabilities, shortened(name)
+        # Names come from a file, which may have any number of them.
         if name not in uses and len(uses) >= MOST:
             name = "(others)"
         use = uses.setdefault(name, CapabilityUse())

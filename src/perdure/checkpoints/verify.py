@@ -57,6 +57,7 @@ async def verified(reading: JournalReader) -> Verification:
             # One that was pruned meanwhile may have lost its state since.
             problems += bad if bad and checkpoint.id in (await reading.chain()).by_id else []
     if problems:
+        # What seems wrong may be that the session was deleted or replaced meanwhile.
         await reading.require_same()
     return Verification(
         checkpoints=len(chain.by_id),

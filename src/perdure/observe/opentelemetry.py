@@ -252,6 +252,7 @@ class _AgentSpans:
         if self._turn is None:
             return
         self.end_memory(None)
+        # Tools that an interrupted turn left running report no end of their own.
         for id_ in list(self._tools):
             self.end_tool(id_, "", error)
         self._finish(self._turn, self._began, names.INVOKE_AGENT, "invoke_agent", error)
@@ -376,6 +377,7 @@ class _ObservedStore:
         value = getattr(self._inner, name)
         if name in _TIMED:
             value = partial(self._timed, name, value)
+            # Kept on the object, so that the next call finds it at once.
             with suppress(AttributeError):
                 setattr(self, name, value)
         return value

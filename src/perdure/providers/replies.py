@@ -67,6 +67,7 @@ def as_dict(reply: object) -> dict[str, Any]:
 def _sendable(reply: dict[str, Any]) -> dict[str, Any]:
     """Return a reply without halves of surrogate pairs, which can be neither stored nor sent."""
     try:
+        # Most replies have none: an attempt costs less than a look at every text.
         msgspec.json.encode(reply, enc_hook=str)
     except UnicodeEncodeError:
         cleaned: dict[str, Any] = _cleaned(reply)
@@ -147,6 +148,7 @@ def arguments(text: Any) -> Any:
         decoded = read_json(text)
     except msgspec.DecodeError:
         return text
+    # A JSON string is no object of arguments: it stays as the model wrote it.
     return text if isinstance(decoded, str) else decoded
 
 
@@ -204,6 +206,7 @@ def _extra(first: Message, second: Message) -> Extra:
     items = list(items_said(second, right if same else None))
     gap = isinstance(first.content, str) and isinstance(second.content, str)
     for at, item in enumerate(items):
+        # Only between two plain texts was a separator put in.
         if item.texts and gap and first.content and second.content:
             items[at] = msgspec.structs.replace(item, apart=len(BETWEEN))
             break
@@ -251,6 +254,7 @@ def entries_of(history: object, format: Format) -> PlainHistory:
             raise misfit(format, "history", f"is a dict without {name!r}", f"give {wanted}")
         for name in _INSTRUCTIONS[format]:
             system = history.get(name) if system is None else system
+        # The Responses API takes a single text as the whole input.
         history = [entries_found] if isinstance(entries_found, str) else entries_found
     if isinstance(history, (str, bytes)) or not isinstance(history, Iterable):
         raise misfit(

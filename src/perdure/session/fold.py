@@ -86,6 +86,7 @@ def fold_due(
     """
     if tail_bytes >= LEAST_TAIL and tail_bytes >= limits.fold_ratio * rewrite_bytes * phase:
         return True
+    # What is small to rewrite is folded by count too: many short records make an open slow.
     by_count = tail_records >= limits.fold_records * phase or tail_bytes >= MUCH_TAIL * phase
     return rewrite_bytes <= SMALL and by_count and limits.fold_ratio < inf
 
