@@ -169,7 +169,7 @@ def _store_at(url: str) -> Store:
 
         make = _redis(scheme) if SEVERAL.fullmatch(scheme.lower()) else None
     if make is None:
-        shown = repr(scheme) if _SCHEME.fullmatch(scheme) else "what stands before its colon"
+        shown = repr(scheme) if _SCHEME.fullmatch(scheme) else "what is before its colon"
         message = (
             f"no store is known by {shown}: use a path, or one of "
             f"{', '.join(f'{name}:' for name in _SCHEMES)} "
@@ -195,7 +195,7 @@ def _plain_path(path: str, plain: str) -> str:
         raise ConfigError(message, option="url")
     if _OPTIONS.search(path):
         message = (
-            "a path has no options: leave out what stands behind the ?, or give a pathlib.Path "
+            "a path has no options: leave out what is after the ?, or give a pathlib.Path "
             "where a file or folder has this name"
         )
         raise ConfigError(message, option="url")

@@ -219,25 +219,32 @@ async def acquire_lease(
     asking = _Asking(store, key)
     while True:
         given = terms.given if watch.clock() - start < COURTESY else 0
+        # Before the read: the counter that it returns is no older than this.
         looked_at = watch.counted()
         answer = await asking.answer(replace(terms, silent=watch.silent, given=given))
+        # Case 1: taken. If a new one was wanted, it may have been made by a try whose answer was
+        # lost.
         if isinstance(answer, Taken):
             is_old = is_new and not answer.created
             if is_old and not (is_ours and await _is_empty(store, key)):
                 await store.release(key, answer.epoch)
                 raise session_exists(key)
             return answer
+        # Case 2: the answer was lost, and the lease may be ours. Ask again.
         if answer is None:
             await asking.pause(0)
             continue
+        # Case 3: another process holds it, or this one under an answer that was lost.
         holder = answer.holder or _NOBODY
         if terms.new and not holder.deleted:
-            # Taken just now, and the answer was lost; or somebody died before its log began.
+            # Taken just now, and the answer was lost; or a process died before its log began.
             is_ours = is_ours or (asking.is_in_doubt and holder.owner == terms.me)
             if is_ours or not await store.head(key):
                 terms = replace(terms, new=False)
         _require_possible(key, terms, answer.holder)
-        if holder.released and holder.epoch == given:  # whoever it was handed to comes first
+        if (
+            holder.released and holder.epoch == given
+        ):  # the process that it was handed to comes first
             await asking.pause(given)
             continue
         watch.note_beat(holder.listed or holder.owner, holder.beat, looked_at)
@@ -333,7 +340,7 @@ def lease_held(
 ) -> LeaseHeldError:
     """Return the error for a session that another process keeps, or is just making."""
     by = f"{named(holder)} (waited {waited:.1f} s)"
-    if holder.deleted:  # a draft, which nobody hands over
+    if holder.deleted:  # a draft, which is never handed over
         message = f"session {key} is just being made by {by}: try again in a moment"
     elif on_held == "raise":
         message = f'session {key} is held by {by}: open it with on_held="handover" to ask for it'

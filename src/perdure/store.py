@@ -7,9 +7,9 @@ Rules that every backend keeps:
 
 * ``append_many`` is idempotent by (key, seq) under one epoch: sending a record again that
   the log already holds changes nothing. It is fenced: a batch whose epoch is not
-  the newest is answered with CONFLICT and changes nothing that anybody can read.
+  the newest is answered with CONFLICT and changes nothing that can be read.
 * OK means durable to ``capabilities.durability``, every record of the batch, in order.
-* The log holds a prefix of whole groups, whatever was killed and whenever.
+* The log holds a prefix of whole groups, whichever process was killed, at any time.
 * Documents are written before the manifest that names them, and the manifest is
   replaced last and atomically; history that a manifest no longer needs stays readable.
 * A method that is cancelled may still have its effect; it never has half of it.
@@ -184,7 +184,7 @@ class LogStore(Protocol):
         """Remove records with ``seq < below``, as the holder, and return the bytes freed.
 
         It may keep more of them (whole segments, whole commits), never less, and what is left
-        is whole up to the head: ``read_log`` begins with it, and all else goes on as before.
+        is whole up to the head: ``read_log`` begins with it, and all else stays as before.
         Raises LeaseLostError when the epoch is not the newest.
         """
         ...
@@ -247,17 +247,17 @@ class BlobStore(Protocol):
         """Move unreachable blobs of at least ``older_than`` seconds of age out of the way, and
         remove those that were moved at least as long ago and still are not reachable.
 
-        One that is put or renewed meanwhile stays, whatever ``reachable`` says. With ``among``, no
-        other blob is looked at: two calls with an age of 0, and a look at who reaches them in
-        between, remove what nobody does.
+        One that is put or renewed meanwhile stays, even if ``reachable`` lacks it. With ``among``,
+        no other blob is looked at: two calls with an age of 0, and a look at who reaches them in
+        between, remove what no one does.
         """
         ...
 
     async def renew(self, tenant: str, names: Collection[str]) -> set[str]:
         """Set the age of blobs to zero, taking them back from where a sweep moved them.
 
-        Returns those that do not exist. Whoever refers to a blob that it did not just put renews
-        it before.
+        Returns those that do not exist. A caller renews a blob before it refers to it, unless it
+        has just put it.
         """
         ...
 
@@ -290,7 +290,7 @@ class LeaseStore(Protocol):
 
         Where there is no session, a log begins, as ``terms.beginning`` says: its epoch record has
         the seq ``first``, and in its payload ``base``, the history before it. With ``draft``, the
-        session is a draft until `publish`: its holder writes it as any session, but nobody reads
+        session is a draft until `publish`: its holder writes it as any session, but no one reads
         it. ``holder`` calls it deleted, no listing has it, its log and documents are empty. What
         was posted to the id waits. A draft that is acquired loses its content, dead letters
         included, and a log begins: only its own holder continues one.
@@ -411,7 +411,7 @@ class DirectoryStore(Protocol):
     async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         """Remove what the session owns, as its holder, its inbox and its dead letters included;
         its epochs never start again. What was posted to the id of a draft waits on, and with
-        ``keep_posts`` that of any session: none is lost, whoever posts meanwhile.
+        ``keep_posts`` that of any session: none is lost, even if posted meanwhile.
 
         Raises LeaseLostError when the epoch is not the newest.
         """
@@ -441,7 +441,7 @@ class Store(
 
     @property
     def location(self) -> str:
-        """Where it keeps things, for people; never a password in it."""
+        """The place of the sessions, for people; never a password in it."""
         ...
 
     async def open(self) -> None:
@@ -726,7 +726,7 @@ async def take_after(
     base: Origin | None = None,
     draft: Draft | None = None,
 ) -> Taken:
-    """Take a session from whoever has it, if its newest epoch is *after*, 0 for none.
+    """Take a session from any holder, if its newest epoch is *after*, 0 for none.
 
     Raises:
         LeaseHeldError: Another owner was faster, or there is a session where a draft is to begin.

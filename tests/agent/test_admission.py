@@ -509,7 +509,7 @@ async def test_no_message_is_dropped_for_another_one(
     async with memory_world.agent(config) as agent:
         for text in ("one", "two", "three"):
             await agent.post_user_message(text)
-        with pytest.raises(SessionError, match=r"not answered: go on with them, resume\(\)"):
+        with pytest.raises(SessionError, match=r"not answered: continue them, resume\(\)"):
             await agent.post_user_message("four")
         left = memory_world.killed()
         model.go.set()

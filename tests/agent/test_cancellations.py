@@ -172,7 +172,7 @@ async def test_a_model_that_lets_a_cancellation_out_fails_its_turn_only(
     async with memory_world.agent(configured(model=StrayModel(words="I th"))) as agent:
         failed = (await heard(agent))[-1]
         assert isinstance(failed, TurnFailed)
-        assert "nobody has cancelled it" in str(failed.error)
+        assert "no one has cancelled it" in str(failed.error)
         assert [message.text for message in agent.session.context()] == ["go", "I th"]
         with anyio.fail_after(20):
             assert await agent.ask("again") == "fine"
@@ -210,7 +210,7 @@ async def test_a_bootstrap_function_that_lets_a_cancellation_out_is_an_error(
     async def setup(context: Any) -> None:
         await stray()
 
-    with pytest.raises(RuntimeError, match="nobody has cancelled it"):
+    with pytest.raises(RuntimeError, match="no one has cancelled it"):
         async with memory_world.agent(configured(setup=setup)):
             pass
 

@@ -258,7 +258,7 @@ async def test_a_checkpoint_that_is_gone_or_twice_is_found(pair: Path) -> None:
     path.write_text("".join(lines[1:]))
     assert "checkpoint 2 is not in" in (await replay_files(pair)).problems[0]
     path.write_text("".join([*lines, lines[0]]))
-    assert "checkpoint 2 stands in line 1, too" in (await replay_files(pair)).problems[0]
+    assert "checkpoint 2 is in line 1, too" in (await replay_files(pair)).problems[0]
 
 
 def foreign(folder: Path, events: list[dict[str, Any]], *states: dict[str, Any]) -> Path:
@@ -391,7 +391,7 @@ async def test_a_checkpoint_that_was_put_in_is_named(pair: Path) -> None:
     with (pair / CHECKPOINTS_FILE).open("a") as file:
         file.write(json.dumps(forged) + "\n")
     report = await replay_files(pair)
-    assert ["no event tells of checkpoint 99" in one for one in report.problems] == [True]
+    assert ["no event records checkpoint 99" in one for one in report.problems] == [True]
 
 
 def test_a_foreign_checkpoint_without_an_event_is_said_to_be_unverified(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_show_says_what_a_session_is_and_what_was_said(command: Command, store: 
     for expected in (
         "ada, session default  Sums",
         "1 turns, 4 messages",
-        "held by   nobody",
+        "held by   no one",
         "session.json (",
         "owner     lovelace",
         "memory    favorite",

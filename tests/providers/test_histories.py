@@ -370,7 +370,7 @@ NOT_SENT = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "ty
             "openai",
             0,
             "tool_calls[0].name",
-            "beside the function",
+            "next to the function",
         ),
         ([{"type": "function_call"}], "openai-responses", 0, "call_id", "is missing"),
         (

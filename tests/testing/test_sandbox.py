@@ -70,7 +70,7 @@ def test_what_a_crash_has_lost_is_not_spilled_at_the_end_of_the_process(tmp_path
         timeout=60,
         check=False,
     )
-    assert (ended.returncode, "nobody closed" in ended.stderr) == (0, False)
+    assert (ended.returncode, "no one closed" in ended.stderr) == (0, False)
     assert not state.exists()
 
 

@@ -764,7 +764,7 @@ async def test_damaged_documents_of_the_source_are_not_taken_for_the_sessions() 
     backing.sessions[A].documents["session.json"] = b"?"
     await opened(source, target)
     why = (await migrate(source, target)).failed["a"]
-    assert "session.json of a is damaged: `perdure rebuild` makes it anew" in why
+    assert "session.json of a is damaged: `perdure rebuild` makes it again" in why
     assert await target.sessions() == []
 
 

@@ -242,6 +242,7 @@ class Folder:
             if error.errno == errno.ELOOP:
                 raise LinkFoundError(errno.ELOOP, "symbolic link", path) from error
             raise
+        # Of the descriptor: the name may lead to another file by now.
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode) and not flags & getattr(os, "O_DIRECTORY", 0):
             os.close(fd)
@@ -313,6 +314,7 @@ class Folder:
         """
         temporary = self.write_temporary(data)
         try:
+            # A link fails where the name exists, so that one of several callers wins.
             if not self.link(temporary, name):
                 return False
         except FileNotFoundError:
@@ -422,7 +424,7 @@ def _with_retries(act: Callable[[], None]) -> None:
 
 
 def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
-    """Open a file that somebody named, to read it; blocks for no pipe.
+    """Open a file that a user named, to read it; blocks for no pipe.
 
     Raises:
         ConfigError: It is a pipe, a device or a folder.
@@ -509,8 +511,8 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 READ_ONLY_CURE = "to read what is there as it is, connect with read_only=True"
 
 _CURES = {
-    errno.ENOSPC: "free some room on the disk; saving goes on by itself",
-    errno.EDQUOT: "the quota is used up: free some room; saving goes on by itself",
+    errno.ENOSPC: "free some room on the disk; saving continues by itself",
+    errno.EDQUOT: "the quota is used up: free some room; saving continues by itself",
     errno.EFBIG: "a limit on the size of files was met: raise it (ulimit -f)",
     errno.EROFS: "the file system is read-only: mount it writable, or choose another place",
     errno.EACCES: "make the folder belong to this user (chown, chmod u+rwx), or choose another",
@@ -518,7 +520,7 @@ _CURES = {
     errno.EMFILE: "too many files are open: raise the limit (ulimit -n)",
     errno.ENFILE: "too many files are open on this machine: raise its limit",
     errno.EIO: "the disk reports an error: look at it before anything else",
-    errno.ENOTDIR: "a file stands where a folder should be: move it away",
+    errno.ENOTDIR: "a file is where a folder should be: move it away",
     errno.ENOENT: "a folder was removed while it was in use: open the session again",
 }
 _AT_OPEN = {
@@ -580,7 +582,7 @@ class NewFile:
     """A new file that appears under its name only when complete, and never replaces one.
 
     It may be closed while a thread is still to write: a native cancellation leaves that thread
-    behind, and its descriptor's number may be another file's by then.
+    running, and its descriptor's number may be another file's by then.
     """
 
     def __init__(self, path: Path) -> None:
@@ -608,7 +610,7 @@ class NewFile:
         """Write the buffered bytes."""
         with self._lock:
             if self._fd < 0:
-                return  # closed: nobody waits for this
+                return  # closed: no one waits for this
             data, self._buffer = self._buffer, bytearray()
             self.size += write_all(self._fd, data)
 
@@ -623,6 +625,7 @@ class NewFile:
             self.write()
             if self._fd < 0:
                 return 0
+            # The bytes before the name, and the name before this returns.
             sync_data(self._fd)
             if not self._folder.link(self._temporary, self._path.name):
                 raise ConfigError(
@@ -715,7 +718,7 @@ def _make(path: str, *, parents: bool) -> None:
             errno=errno.ENOENT,
         ) from error
     except NotADirectoryError as error:
-        raise ConfigError(f"{path} lies below a file: choose another folder", path=path) from error
+        raise ConfigError(f"{path} is below a file: choose another folder", path=path) from error
     with Folder.root(os.path.dirname(path)) as above:
         above.sync()
 

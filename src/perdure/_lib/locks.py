@@ -40,6 +40,8 @@ class LockedFile:
         for _ in range(_TRIES):  # a process that checks it holds the lock briefly
             fd = self._folder.open(self._name, os.O_RDWR | os.O_CREAT)
             if try_lock(fd) is not False:
+                # It may have been removed between the open and the lock: a lock on that file proves
+                # nothing.
                 status = self._folder.stat(self._name)
                 if status is not None and status.st_ino == os.fstat(fd).st_ino:
                     return fd

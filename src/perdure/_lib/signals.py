@@ -140,9 +140,11 @@ def _end(running: list[Watch]) -> None:
     global _until  # noqa: PLW0603  # one signal handler a process
     news = [watch for watch in running if not watch.received]
     if news:
+        # Before they count as notified: who waits for them looks at the time next.
         _until = max(_until, time.monotonic() + max([watch.begin() for watch in news]))
         for watch in news:
             watch.received = True
+        # All of them begin to end before one raises.
         for error in [watch.end() for watch in news]:
             if error is not None:
                 raise error

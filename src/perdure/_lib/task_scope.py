@@ -1,8 +1,8 @@
 """The scopes that a task is inside of, inherited by the tasks that it starts there.
 
 `stays` detect deadlocks at once: a task inside a scope must not wait for something that waits for
-the scope's end. `Host.call` passes them on to the background task. `turns` tell which turn it is
-that a task works for. A scope is emptied at its end and never reset by a token, so it may be left
+the scope's end. `Host.call` passes them on to the background task. `turns` has the turn that
+a task works for. A scope is emptied at its end and never reset by a token, so it may be left
 in another context than it was entered in.
 """
 

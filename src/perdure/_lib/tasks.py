@@ -70,16 +70,16 @@ def is_stray(error: BaseException) -> bool:
 
 @contextmanager
 def stray_cancellation_fails() -> Iterator[None]:
-    """Raise RuntimeError for a cancellation that user code lets out though this task goes on.
+    """Raise RuntimeError for a cancellation that user code lets out though this task continues.
 
-    Else whoever cleans up after a cancellation would take it for one, and end without a word.
+    Else code that cleans up after a cancellation would take it for one, and end silently.
     """
     try:
         yield
     except BaseException as error:
         if not is_stray(error):
             raise
-        raise RuntimeError(f"it ended with {error!r}, and nobody has cancelled it") from error
+        raise RuntimeError(f"it ended with {error!r}, and no one has cancelled it") from error
 
 
 async def wait_through(done: anyio.Event) -> None:
@@ -137,6 +137,7 @@ async def each(
     After a failure no further item is started, and the started ones are waited for.
     """
     failed: list[Exception] = []
+    # One iterator for all: each takes the next item when it has done one.
     remaining = iter(items)
     if len(items) < 2:
         for item in remaining:
@@ -310,6 +311,7 @@ class Host:
             await (call.done.wait() if wait is None else wait(call.done))
         except BaseException:
             call.abandoned = True
+            # It ended as the wait did: no one else would report its error.
             if isinstance(call.error, Exception):
                 self._unheard(call.error)
             raise
@@ -485,7 +487,7 @@ class Host:
     def _unheard(self, error: Exception) -> None:
         """Log the answer to a call whose caller has been cancelled: a refusal is no failure."""
         if isinstance(error, ConfigError | LeaseError | SessionError):
-            log.debug("nobody waited for: %s", error)
+            log.debug("no one waited for: %s", error)
         elif isinstance(error, PerdureError):
             log.warning("a call whose caller had been cancelled failed: %s", error)
         else:

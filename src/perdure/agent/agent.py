@@ -78,7 +78,7 @@ if TYPE_CHECKING:
 
 
 IfExists = Literal["resume", "error", "replace"]
-"""Treatment of an agent of the same id: go on with it, refuse, or delete it first."""
+"""Treatment of an agent of the same id: continue it, refuse, or delete it first."""
 
 Ending = TurnEnded | TurnInterrupted | TurnFailed
 """Outcome of a turn."""
@@ -568,13 +568,14 @@ class Agent:
                 f"resolve_effect: invalid {decision!r}: choose done, skip or replay",
                 option="decision",
             )
+        # The turns that may still wait for it: the running one, and those that are unfinished.
         going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}
         goes_on = not effect.told and effect.turn in going_on
         if decision == "replay" and not (goes_on and self._can_run(effect)):
             raise SessionError(
                 f"the effect {effect.id} of tool {effect.tool!r} cannot be replayed: its turn is "
                 "over, or does not wait for it, or its tool or arguments are gone; settle it as "
-                "done or skip, and ask anew",
+                "done or skip, and ask again",
                 agent=context.agent_id,
                 effect=effect.id,
             )
@@ -624,8 +625,8 @@ async def session_for(
     if if_exists != "resume" and await sessions.exists(agent_id, **place):
         if if_exists == "error":
             raise SessionError(
-                f"agent {agent_id!r} exists: choose another id, or if_exists='resume' to go on "
-                "with it, 'replace' to delete it and begin anew",
+                f"agent {agent_id!r} exists: choose another id, or if_exists='resume' to continue "
+                "it, 'replace' to delete it and begin again",
                 agent=agent_id,
             )
         async with await open_session(sessions, agent_id, config, create=False) as stored:

@@ -213,6 +213,7 @@ async def start_servers(given: Sequence[McpServer | str], context: AgentContext)
 
     async def start(server: McpServer) -> None:
         await server.start()
+        # At once, not after all: if another one fails to start, this one is still stopped.
         context.at_stop.append(server.aclose)
 
     await each(servers, start, at_once=len(servers))

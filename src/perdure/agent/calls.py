@@ -42,10 +42,10 @@ def _emit(kind: str, call: ToolCall, context: AgentContext, **more: Any) -> None
     context.session.events.emit(kind, call.name, {"call": call.id, **more})
 
 
-# Whether a tool may run now: its settings, its permissions, and whoever is asked
+# Whether a tool may run now: its settings, its permissions, and an answer to the question
 #
-# What is refused becomes a result that tells the model so. A call that waits for somebody is in
-# the ledger, and durable, before anybody is told of it: after a restart it waits still.
+# What is refused becomes a result that tells the model so. A call that waits for an answer is in
+# the ledger, and durable, before the question is shown: after a restart it waits still.
 
 
 def barred(call: ToolCall, context: AgentContext) -> str | None:
@@ -67,7 +67,8 @@ async def refusal(call: ToolCall, context: AgentContext) -> str | None:
     is_allowed = plugins.permissions.verdict(name) == "allowed"
     known = context.ledger.approval_of(context.turn_id, call)
     if known is not None and (known.answer is not None or not is_allowed):
-        return await _asked(call, context)  # whoever was asked decides, whatever is configured now
+        # The answer decides, even if the configuration has changed since.
+        return await _asked(call, context)
     if is_allowed or approve is None:
         return None
     if approve == "ask":
@@ -76,7 +77,7 @@ async def refusal(call: ToolCall, context: AgentContext) -> str | None:
         with stray_cancellation_fails():
             answer = approve(call, context)
             answer = await answer if inspect.isawaitable(answer) else answer
-    except Exception as error:  # noqa: BLE001  # nobody has approved it
+    except Exception as error:  # noqa: BLE001  # it was not approved
         return f"the tool {name!r} could not be approved: {error_text(error)}"
     return await _asked(call, context) if answer == "ask" else _answered(answer, call, context)
 
@@ -94,6 +95,7 @@ async def _asked(call: ToolCall, context: AgentContext) -> str | None:
     """Wait until a call is approved or denied."""
     approval = context.ledger.ask(context.turn_id, call)
     if approval.answer is None:
+        # Durable before anyone sees the question, so that the answer finds it after a restart.
         await context.session.save()
         context_ids = {"agent_id": context.agent_id, "turn_id": context.turn_id}
         context.emit(ApprovalRequested(call=call, **context_ids))
@@ -107,7 +109,7 @@ async def _asked(call: ToolCall, context: AgentContext) -> str | None:
 
 # Calling tools: approved first, noted before, kept after
 #
-# A call of a tool with side effects stands in the ledger, durably, before it begins, under the key
+# A call of a tool with side effects is in the ledger, durably, before it begins, under the key
 # that the tool is given. Its result enters the log in one group with the note that it is settled:
 # so after a crash there is the result, or the effect is known to be unknown, and never neither.
 
@@ -139,7 +141,7 @@ def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> PlannedCall
         what = verdict(effect, approval, can_run=can_run)
     if what == "run" and effect is None and tool is not None and tool.effect is not None:
         is_open = context.plugins.permissions.verdict(call.name) == "open"
-        # Begun, as of the save that comes anyway, if nobody has to be asked before.
+        # Begun, as of the save that comes anyway, if no question has to be answered before.
         is_begun = not is_open or context.config.approve is None
         effect = ledger.plan(turn, call, tool.effect, begun=is_begun)
     if not resumed:
@@ -220,6 +222,7 @@ async def _run(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolRe
 def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentContext) -> bool:
     """Keep a result and what is known of its effect, as one group of the log."""
     ledger, turn, effect = context.ledger, context.turn_id, planned.effect
+    # One group: a crash leaves the result and the settled effect, or neither.
     with grouped(context.session):
         is_new = context.memory.ingest_tool_result(Message(role="tool", tool_result=result), turn)
         ledger.end_approval(turn, planned.call)
@@ -234,7 +237,7 @@ def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentCont
 
 
 def lost(planned: PlannedCall, context: AgentContext) -> ToolResult:
-    """Keep that a call has cancelled its own task, which on asyncio nobody else is told of."""
+    """Keep that a call has cancelled its own task, which asyncio reports to no one else."""
     call, reason = planned.call, f"{CANCELLED}: the tool cancelled its own task"
     log.warning("a tool cancelled its own task", extra={"tool": call.name, "call": call.id})
     result = failed(call, reason)
@@ -250,7 +253,7 @@ def _leave(planned: PlannedCall, context: AgentContext) -> None:
     effect = planned.effect
     if effect is None or planned.verdict == "ask":
         return
-    with contextlib.suppress(PerdureError):  # what is begun is as unknown to whoever comes next
+    with contextlib.suppress(PerdureError):  # what is begun is as unknown to the next holder
         now = [known for known in context.ledger.effects if known.id == effect.id]
         if now and now[0].state == "begun":
             context.ledger.unknown(effect)

@@ -341,7 +341,7 @@ SPARE: Final = 0.85
 NEAR: Final = 0.75
 """Of how much of it to warn."""
 HALF: Final = 0.5
-"""Share to keep of a request that was too long, if nobody says by how much."""
+"""Share to keep of a request that was too long, if it is unknown by how much."""
 
 
 @final

@@ -127,14 +127,14 @@ class AgentContext:
         self.memory = memory
         self.toolbox = toolbox
         self.plugins = plugins
-        """State that it keeps beside its conversation."""
+        """State that it keeps besides its conversation."""
         self.assembler = assembler
         self.ledger: AgentLedger = AgentLedger(
             memory.session, keeps_messages=config.features.history
         )
         """Its work in progress."""
         self.emit = emit
-        """Tell the agent's listeners."""
+        """Emit an event to the agent's listeners."""
         self.inputs: InputQueues | None = None
         """The worker's; None before there is one."""
         self.model_calls = 0
@@ -142,15 +142,15 @@ class AgentContext:
         self.last_message: Message | None = None
         """The model's last message in this turn."""
         self.sets_aside = False
-        """True if its first message begins a new conversation beside the stored one."""
+        """True if its first message begins a new conversation next to the stored one."""
         self.begun = False
         """True once the working context has its beginning: restored, or new."""
         self.restore_report: RestoreReport | None = None
-        """Report of the restored working context; None for an agent that began anew."""
+        """Report of the restored working context; None for an agent that began without one."""
         self.saved_custom_data: tuple[bytes, dict[str, str] | None] | None = (b"{}", None)
         """The custom data as the session has it; None for data that does not count."""
         self.declared: AgentDeclared = AgentDeclared()
-        """Declarations beside its code."""
+        """Declarations outside its code."""
         self.at_stop: list[Callable[[], Awaitable[object]]] = []
         """Awaited when the agent has stopped, the last one first: what was opened for it."""
 

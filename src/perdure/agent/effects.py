@@ -17,8 +17,8 @@ from perdure.records.messages import CUT_OFF, REDACTED_AT, Message, ToolCall
 from perdure.restore.rebuild import is_memory
 
 Verdict = Literal["run", "again", "skip", "done", "ask", "interrupted"]
-"""Run it: it has not begun. Run it again, with the same key. Leave it. Take what somebody says came
-of it. Ask somebody. Say that it was interrupted."""
+"""Run it: it has not begun. Run it again, with the same key. Leave it. Take the outcome
+that a person gave. Ask a person. Say that it was interrupted."""
 
 SKIPPED: Final = (
     "unknown: the process stopped while this ran, so it may or may not have done its work; "

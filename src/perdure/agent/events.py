@@ -178,7 +178,7 @@ class UserMessageReceivedEvent(msgspec.Struct, frozen=True):
     message: Message | None
     sender: Literal["user", "tool"] = "user"
     turn_id: str | None = None
-    """The turn's id, where whoever posted it chose one."""
+    """The turn's id, if the post has one."""
 
 
 class LLMUserMessageReadyEvent(msgspec.Struct, frozen=True):
@@ -205,7 +205,7 @@ class ToolResultEvent(msgspec.Struct, frozen=True):
     results: tuple[ToolResult, ...]
 
 
-# Event streams: from the worker to whoever listens, never the other way
+# Event streams: from the worker to its listeners, never the other way
 #
 # A worker does not wait for its listeners. Events wait in the stream; once very many do, segments
 # are left out (the whole message comes with the event that ends it), and nothing else is. No task
@@ -239,7 +239,7 @@ class EventStream:
         self._news = anyio.Event()
         self._ended = False
         self.segments_left_out: int = 0
-        """Number of segments that were left out, since nobody fetched them in time."""
+        """Number of segments that were left out, since they were not fetched in time."""
 
     def __aiter__(self) -> Self:
         return self
@@ -385,7 +385,7 @@ class InputQueues:
         self._closed = True
         self._news.set()
         for _ in range(self._room.statistics().tasks_waiting):
-            self._room.release()  # they are told; each gives its place back
+            self._room.release()  # they are woken; each gives its place back
 
     def abandon(self) -> tuple[QueuedMessage, ...]:
         """Accept no more, and return the messages that were not handled."""

@@ -47,7 +47,7 @@ def _wanted(context: AgentContext) -> Archives | None:
     """Return the archives of an agent whose home is kept, None for one whose home is not."""
     wanted, declared = context.config.archive, context.declared
     if declared.found is None or wanted is False:
-        return None  # not started, or told not to
+        return None  # not started, or not wanted
     archives = archives_of(context)
     names_paths = bool(declared.persist_paths) and archives.home is not None
     return archives if wanted or names_paths else None

@@ -111,7 +111,7 @@ async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -
             with stray_cancellation_fails():
                 changed = await maybe_await(process(result, context), context)
             result = require(changed, ToolResult, process, "tool_result_processors")
-            result = replace(result, call_id=call.id)  # whatever it made, this call is answered
+            result = replace(result, call_id=call.id)  # in any case, this call is answered
     except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
         return ToolResult(
             call.id,

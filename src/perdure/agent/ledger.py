@@ -61,6 +61,7 @@ async def _said(session: Session | SessionView, message: Admitted) -> bytes | No
     log = store_of(session).read_log(session.key, before=message.seq + 1, reverse=True)
     async with contextlib.aclosing(log) as chunks:
         async for chunk in chunks:
+            # Backwards: first the message itself, then the record that began its turn.
             for record in chunk.records:
                 if payload is not None and record.kind == TURN:
                     return payload if begun_by(record) == message.turn else None
@@ -131,7 +132,7 @@ class AgentLedger:
             return None
         if not self._book.has_room(len(self._fresh) + 1):
             raise SessionError(
-                f"agent {self._session.id!r} has {MOST} messages that are not answered: go on with "
+                f"agent {self._session.id!r} has {MOST} messages that are not answered: continue "
                 "them, resume(), or give up on them, dismiss()",
                 agent=self._session.id,
             )
@@ -142,6 +143,8 @@ class AgentLedger:
             fields["asked"] = asked
         name = random_id()
         if at_once:
+            # No record yet: `said` makes one with the message in its turn, or `keep` one of its
+            # own.
             self._fresh[name] = fields
         else:
             self._change(ADMITTED, name, **fields)
@@ -190,6 +193,7 @@ class AgentLedger:
     def closing(self, id: str | None, turn: str, *, how: str) -> tuple[Entry, ...]:
         """Return what to append with the end of a message's turn."""
         leftovers = self._leftovers(turn)
+        # It was never noted: there is nothing to close.
         if id is None or self._fresh.pop(id, None) is not None:
             return leftovers
         return (*leftovers, self._noted(ADMITTED, id, state=OVER, how=how))

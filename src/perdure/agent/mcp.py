@@ -152,6 +152,7 @@ class McpServer:
         self._users += 1
         try:
             await self._connected()
+        # No user any more, even if cancelled: else the last one would never stop it.
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await self.aclose()
@@ -164,6 +165,7 @@ class McpServer:
         self._users -= 1
         if self._users > 0:
             return
+        # Taken before the first await: a user who comes meanwhile makes new ones.
         host, connection, self._host, self._connection = self._host, self._connection, None, None
         if connection is not None:
             await connection.aclose()
@@ -285,6 +287,7 @@ class McpServer:
             raise ToolServerError(
                 f"MCP server {self} is not started: use `async with server`", server=self.name
             )
+        # Of the calls that found it dead, one makes the connection, and the others wait for that.
         async with self._lock:
             if self._connection is None or not self._connection.is_open:
                 self._connection = await self._connect()
@@ -301,6 +304,7 @@ class McpServer:
             with anyio.fail_after(self._start_timeout):
                 await connection.opened()
                 listed = await connection.ask(_list_tools)
+        # Even if cancelled: the process that was started must not be left running.
         except BaseException as error:
             with anyio.CancelScope(shield=True):
                 await connection.aclose()
@@ -438,7 +442,7 @@ class Connection:
                     self._client = client
                     self._ready.set()
                     await self._over.wait()
-        except Exception as error:  # noqa: BLE001  # told to whoever waits
+        except Exception as error:  # noqa: BLE001  # raised in the waiter
             self.error = causes_of(error)[0]
         finally:
             self._over.set()
@@ -482,7 +486,7 @@ class Connection:
             raise errors[0]
         await self.aclose()  # only then it is known why
         kinds = {kind.__name__ for kind in type(self.error).__mro__}
-        raise ConnectionGoneError(asked="ConnectError" not in kinds)  # else nobody was there
+        raise ConnectionGoneError(asked="ConnectError" not in kinds)  # else no server was there
 
     async def _cancel_at_end(self, scope: anyio.CancelScope) -> None:
         await self._ended.wait()
@@ -680,7 +684,7 @@ class Address:
 
     def why(self, error: BaseException) -> str:
         """See `Command`."""
-        return f"nobody answers there as one: {error}"
+        return f"no MCP server answers there: {error}"
 
 
 def shown_command(words: Sequence[str]) -> str:

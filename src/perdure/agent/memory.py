@@ -63,7 +63,7 @@ from perdure.session.session import Session
 # The running turn, and which of its tool calls have no result yet
 #
 # Turns are numbered by the session, whose counter continues after a restore, so no id is ever used
-# twice. A result is identified by turn and call id, since providers number their calls anew for
+# twice. A result is identified by turn and call id, since providers number their calls again for
 # each answer.
 
 
@@ -315,7 +315,7 @@ class MemoryManager:
         tracker = self.turn_tracker
         if tracker.turn_id == turn_id or internals.has_worker(self.session):
             return
-        if tracker.turn_id != self._by_hand:  # somebody else has begun it, and will end it
+        if tracker.turn_id != self._by_hand:  # another caller has begun it, and will end it
             return
         session, number = self.session, internals.running_turn(self.session)
         if not number:

@@ -228,7 +228,7 @@ class ToolSettings:
 
 
 Verdict = Literal["allowed", "blocked", "open"]
-"""Standing of a tool; ``open`` means that nobody has decided."""
+"""Standing of a tool; ``open`` means that it is not decided."""
 
 
 @final

@@ -67,7 +67,7 @@ def reference_of(message: Message) -> ResultReference | None:
         return None
     try:
         return decode(bytes(raw), ResultReference)
-    except FormatError:  # a field of somebody else's
+    except FormatError:  # another program's field
         return None
 
 

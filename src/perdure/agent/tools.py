@@ -43,7 +43,7 @@ KEY: Final = "idempotency_key"
 """The parameter that gets the call's idempotency key."""
 TIMEOUT: Final = "TimeoutError"
 LONGEST_ERROR: Final = 10_000
-"""Characters of an exception's text that the model is told."""
+"""Characters of an exception's text that the model gets."""
 CANCELLED: Final = "CancelledError"
 UNCERTAIN: Final = (TIMEOUT, ToolOutcomeUnknownError.__name__, CANCELLED)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
@@ -153,6 +153,7 @@ class Tool:
             return partial(self.function, msgspec.convert(given or {}, dict[str, Any]))
         checked = msgspec.convert(given or {}, self._arguments)
         passed = {field: getattr(checked, field) for field in self._arguments.__struct_fields__}
+        # Left out, so that the function's own default counts.
         passed = {field: value for field, value in passed.items() if value is not msgspec.UNSET}
         if self._context_name is not None:
             passed[self._context_name] = context
@@ -261,6 +262,8 @@ class Toolbox:
             reason = _clipped(str(error)) or f"no result within {limit} s"
             return failed(call, f"{TIMEOUT}: {reason}")
         except BaseException as error:
+            # A tool may exit, or be cancelled from within: that fails the call. A cancellation of
+            # this task, or a Ctrl-C, goes through.
             causes = causes_of(error)
             if not all(isinstance(cause, _FAILURES) or is_stray(cause) for cause in causes):
                 raise
@@ -288,7 +291,7 @@ _FAILURES: Final = (Exception, SystemExit)
 
 
 def error_text(error: BaseException) -> str:
-    """Return what the model is told of an exception: of a group, the causes in it."""
+    """Return an exception's text for the model: of a group, the causes in it."""
     causes = causes_of(error)
     reasons = [_reason(cause, LONGEST_ERROR // len(causes)) for cause in causes]
     # One that leaves open what the tool has done leaves it open for all of them.

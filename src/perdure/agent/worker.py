@@ -113,12 +113,13 @@ class AgentWorker:
         """Run the loop: bootstrap, then message after message."""
         try:
             with self._life:
+                # First: what is posted meanwhile waits until the agent is restored.
                 self._inputs.internal.append(BootstrapStartedEvent())
                 await self._drain_internal()
                 self._resume_what_is_left()
                 self.ready.set()
                 await self._answer_all()
-        except Exception as error:  # noqa: BLE001  # told to whoever waits
+        except Exception as error:  # noqa: BLE001  # raised in the waiter
             self.error = error
         finally:
             try:
@@ -163,6 +164,7 @@ class AgentWorker:
 
         Unlike an interrupted turn, one that is stopped with the agent may be resumed.
         """
+        # Before the turn is cut: the loop begins no other one in between.
         self.drain()
         if not self._stop_turn():
             self._life.cancel()
@@ -184,6 +186,7 @@ class AgentWorker:
             posted = await self._inputs.next_posted()
             if posted is None:
                 break
+            # It began to drain during the wait.
             if self._draining:
                 self._refuse(posted)
                 break
@@ -212,7 +215,7 @@ class AgentWorker:
                 limit = time_to_leave(context.session) if self._draining else None
                 with anyio.move_on_after(limit):
                     await context.session.save()
-        except Exception as error:  # noqa: BLE001  # told, and the next message is answered
+        except Exception as error:  # noqa: BLE001  # reported, and the next message is answered
             log.info("a turn failed", extra={"agent": context.agent_id, "turn": over.turn_id})
             if isinstance(error, TurnReusedError) and not over.turn_id:
                 self._try(context.ledger.refuse, posted.admitted)  # tried again, it fails again
@@ -247,10 +250,12 @@ class AgentWorker:
             asked = event.turn_id
             if event.message is not None and context.config.features.history:
                 request = _request_of(event.message, context.session)
+        # Resumed in any case: what a cut attempt of this id has said is continued.
         beginning = context.session.turn(asked, resume=True, request=request, timeout=None)
         async with beginning as turn:
             over.turn_id, over.replayed = turn.id, turn.replayed
             if turn.replayed:
+                # It has ended before: only the ledger does not know yet.
                 over.answer = await context.memory.answer_of(turn.id)
                 accept(context.session, ledger.closing(posted.admitted, turn.id, how="replayed"))
                 return
@@ -260,8 +265,10 @@ class AgentWorker:
             try:
                 await self._work(posted, turn.id)
                 over.answer = context.last_message
+                # In the group of the turn's end: without it, the message would be answered again.
                 end_with(turn, *ledger.closing(posted.admitted, turn.id, how="answered"))
             except BaseException as error:
+                # A provider would refuse calls without results, also in the next turn.
                 self._try(context.memory.close_open_calls)
                 if isinstance(error, ContextOverflowError):
                     await context.memory.leave_out_turn(turn.id)
@@ -306,7 +313,7 @@ class AgentWorker:
             return ledger.failing(posted.admitted, _innermost(error))
         if self._by_hand:
             return ledger.closing(posted.admitted, turn_id, how="interrupted")
-        return ()  # stopped with the agent, which goes on with it when it comes back
+        return ()  # stopped with the agent, which continues it when it comes back
 
     def _keep(self, posted: QueuedMessage) -> None:
         """Note a message that its turn does not have, so that it is found again."""
@@ -432,7 +439,7 @@ class AgentRuntime:
         await self._host.start()
         worker = AgentWorker(context, self._dispatcher, self.publish)
         self._host.spawn(worker.run)
-        self.worker = worker  # from here on somebody may wait for its end
+        self.worker = worker  # from here on a caller may wait for its end
         await worker.ready.wait()
         if worker.error is not None:
             raise worker.error
@@ -475,10 +482,11 @@ class AgentRuntime:
         try:
             admitted = None
             if event.message is not None:
-                # Whoever streams is told of it by the turn, which has the message then.
+                # A stream gets it from the turn, which has the message then.
                 at_once = stream is not None and self._is_idle(inputs)
                 admitted = context.ledger.admit(event.message, event.turn_id, at_once=at_once)
         except BaseException:
+            # The room that was kept for it is free again.
             inputs.no_room_needed()
             raise
         if admitted is not None:
@@ -612,12 +620,12 @@ class AgentRuntime:
 
 # What is done about an agent that has stopped: keep what it has, then close what it had open
 #
-# Whatever fails, or is cancelled, the closing is done to its end: otherwise the session would stay
-# claimed, processes would stay behind, and a store of the agent's own would stay locked.
+# Even if a part fails, or is cancelled, the closing is done to its end: otherwise the session would
+# stay claimed, processes would keep running, and a store of the agent's own would stay locked.
 
 
 CLOSING: Final = 30.0
-"""Seconds that each part has to close that was opened for the agent, while nobody hurries."""
+"""Seconds that each part has to close that was opened for the agent, unless it is to be quick."""
 
 
 async def let_go(

@@ -127,12 +127,15 @@ class AppSessions:
         drained = _started(self._drained)
         try:
             with anyio.CancelScope(shield=True):
+                # 1. Turns have their time.
                 with anyio.move_on_after(self._grace):
                     for run in tuple(self._running):
                         await run.done.wait()
+                # 2. What was registered is ended, such as agents.
                 for end in self.at_drain:
                     await end()
                 running = tuple(self._running)
+                # 3. Turns that still run are cut, and keep what has come.
                 for run in running:
                     run.scope.cancel()
                 for run in running:  # what it has left is kept
@@ -299,8 +302,8 @@ class AppSessions:
             try:
                 with run.scope:
                     await work(run, channel)
-            except Exception as error:  # noqa: BLE001  # raised to whoever waits
-                responses.answered(error)  # perhaps nobody does
+            except Exception as error:  # noqa: BLE001  # raised in the waiter
+                responses.answered(error)  # perhaps there is none
                 run.error = error
             finally:
                 self._running.discard(run)
@@ -313,7 +316,7 @@ class AppSessions:
 
         Args:
             run: The turn.
-            linger: Seconds for which it continues when nobody reads it any more; None: to its end.
+            linger: Seconds for which it continues when no one reads it any more; None: to its end.
 
         """
         group = _started(self._group)
@@ -329,6 +332,7 @@ class AppSessions:
     async def _cut_unread(self, run: Run, linger: float) -> None:
         with anyio.move_on_after(linger):
             await run.done.wait()
+        # A client may have come back during the wait.
         if not run.readers:
             run.scope.cancel()
 

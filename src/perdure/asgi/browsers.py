@@ -1,7 +1,7 @@
 """The guard against other sites: what a web page may make a browser send to a server.
 
-A server on this machine, or behind a cookie, is reached by every page that its user opens. So a
-request has to name a host that the server is known by, whatever the method, which keeps out names
+A server on this machine, or with a cookie, is reached by every page that its user opens. So a
+request has to name a host that the server is known by, with every method, which keeps out names
 that an attacker points at this machine; and what another site's page sends is refused.
 """
 

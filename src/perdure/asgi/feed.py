@@ -159,7 +159,7 @@ class Feed:
 
     @contextlib.contextmanager
     def channel(self, key: SessionKey) -> Iterator[Channel]:
-        """Hold a session's channel as long as somebody uses it."""
+        """Hold a session's channel as long as it is in use."""
         channel = self._channels.setdefault(key, Channel())
         channel.readers += 1
         try:
@@ -222,8 +222,10 @@ class Feed:
             read = visible = cursor.seq
             is_owned = place.head > 0
             while True:
+                # Taken before the look: a change that comes after it wakes this reader.
                 news = channel.news
                 upto = await self.head(key)
+                # A shorter log is another one: the session was deleted.
                 if upto < read:
                     return
                 try:
@@ -231,6 +233,7 @@ class Feed:
                         async for record in records:
                             last, read = record, record.seq
                             if until is None and read > place.head and _sets_owner(record):
+                                # The first owner that a new session gets is no change.
                                 if is_owned:
                                     return
                                 is_owned = True
@@ -244,6 +247,7 @@ class Feed:
                 if piece is not None:
                     cursor = piece.id or cursor
                     yield piece
+                # Something came while this yielded: look again before it ends.
                 if news.is_set():
                     continue
                 if ends_here():
@@ -297,7 +301,7 @@ def _sets_owner(record: Record) -> bool:
 
 
 def event_of(record: Record) -> FeedEvent | None:
-    """Return what a record of the log tells a client; None for nothing."""
+    """Return what a client gets of a record of the log; None for nothing."""
     place = Cursor(record.seq)
     if record.kind in MESSAGE_KINDS:
         message = message_fields(record.seq, decode_read(record.payload))

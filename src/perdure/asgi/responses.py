@@ -27,7 +27,7 @@ MEDIA_TYPE = "application/problem+json"
 _AGAIN: Final = "a request with the same Idempotency-Key continues it"
 
 _STATUS: tuple[tuple[type[errors.PerdureError], int, str, int | None, str | None], ...] = (
-    # The first that fits: subclasses come before their bases. The last column is what is told
+    # The first that fits: subclasses come before their bases. The last column is what is sent
     # where the error's own words are for the operator: hosts, processes, paths, users.
     (errors.LeaseHeldError, 503, "Held by another process", 1, "it was not handed over in time"),
     (errors.LeaseLostError, 503, "Taken over by another process", 0, _AGAIN),
@@ -51,7 +51,7 @@ _STATUS: tuple[tuple[type[errors.PerdureError], int, str, int | None, str | None
 
 @final
 class Problem(Exception):  # noqa: N818  # the standard's word
-    """An error as a client is told of it.
+    """An error as a client gets it.
 
     Args:
         status: The HTTP status.
@@ -101,9 +101,9 @@ class Problem(Exception):  # noqa: N818  # the standard's word
 
 
 def problem_of(error: BaseException) -> Problem:
-    """Return what a client is told of an error.
+    """Return what a client gets of an error.
 
-    Only an error about the request itself is told in its own words; others name what is inside:
+    Only an error about the request itself is sent in its own words; others name what is inside:
     hosts, processes, paths, users. What is not perdure's own is a 500 without any.
     Another owner's session is one that is not there.
     """
@@ -127,9 +127,9 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def answered(error: BaseException) -> Problem:
-    """Return what a client is told of an error that nobody else sees.
+    """Return what a client gets of an error that no one else sees.
 
-    What the client is not told is logged, once: of a 500 with its traceback.
+    What the client does not get is logged, once: of a 500 with its traceback.
     """
     problem, cause = problem_of(error), _cause(error)
     if cause is problem or is_logged(error) or problem.detail == str(cause):
@@ -178,7 +178,7 @@ class FeedResponse(Response):
 
     Args:
         begin: Called with the client's place, and returns what follows it.
-        leave: Called when the stream has ended, whoever ended it.
+        leave: Called when the stream has ended, from either side.
 
     """
 
@@ -276,7 +276,7 @@ def place_of(scope: Scope) -> Cursor | None:
 
 
 def check_url(scope: Scope) -> None:
-    """Refuse a URL that is no UTF-8: whatever it names would be one name for all of these.
+    """Refuse a URL that is no UTF-8: all that it names would be one name for all of these.
 
     Raises:
         Problem: It is none.
@@ -290,12 +290,12 @@ def check_url(scope: Scope) -> None:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Return a response with a value as JSON, which nobody keeps."""
+    """Return a response with a value as JSON, which no cache keeps."""
     body = msgspec.json.encode(value, enc_hook=str)
     headers = {"cache-control": "no-store"}
     return Response(body, status, headers=headers, media_type="application/json")
 
 
 def problem_response(problem: Problem) -> Response:
-    """Return the response that tells a client of a problem."""
+    """Return the response that describes a problem to a client."""
     return Response(problem.body, problem.status, headers=problem.headers)

@@ -116,6 +116,7 @@ class Breaker:
             return self._full
         if self.state == "recovering":
             return max(0, self._window - in_flight)
+        # Open: one probe at a time. Its answer decides for all that wait.
         return 1 if now >= self.probe_at and not in_flight else 0
 
     def succeeded(self, *, waiting: bool) -> bool:
@@ -144,6 +145,7 @@ class Breaker:
         if opened:
             self.opened_at = now
         self.state = "open"
+        # A random half, or the processes of one store would all probe it in the same moment.
         pause = min(self._reset, self._base * 2.0 ** min(self._probes, MOST_DOUBLED))
         self._probes += 1
         self.probe_at = now + pause * (0.5 + 0.5 * self._chance())
@@ -182,6 +184,7 @@ def whole_groups(
     size = count_taken = taken_bytes = 0
     for count, entry in enumerate(islice(pending, limit), 1):
         size += len(entry.payload) + OVERHEAD
+        # The first group goes at any size: nothing smaller could be sent in its place.
         if count_taken and (count > most_records or size > most_bytes):
             break
         if entry.end:
@@ -318,6 +321,7 @@ class Core:
         else:
             return t.version
         registry = self.registry
+        # `size` is never less than the largest payload: `_admit` measures the records one by one.
         if t.refuses or registry.dirty_bytes >= registry.ceiling or size > self._record_max:
             self._admit(t, entries, now)
         if count > 1 or not entries[0][2]:
@@ -370,6 +374,7 @@ class Core:
             t.pending_bytes >= o.max_bytes or t.version - t.durable >= o.max_records
         ):
             self._fill(t, now)
+        # With a save in flight, its answer arms the session.
         if t.inflight is None:
             self.schedule.begin(t, now)
 
@@ -386,6 +391,7 @@ class Core:
     def group(self, t: Tracked, after: int) -> None:
         """Make one group of the records after a version, while no save of them has begun."""
         if t.records is not None and t.version > after:
+            # `records` begins after the durable version.
             first = after - t.durable
             t.records[first:] = as_group(t.records[first:])
 
@@ -419,6 +425,7 @@ class Core:
             t = self.schedule.ready.pop()
             if t is None:
                 break
+            # Its hooks run first, and take no slot: it comes back through `prepared`.
             if t.before_capture is not None and not t.prepared:
                 t.preparing = True
                 unprepared.append(t)
@@ -429,7 +436,7 @@ class Core:
         return saves, unprepared
 
     def capture_alone(self, t: Tracked, version: int) -> Save | None:
-        """Take a session whose save nothing else waits beside; None if something does.
+        """Take a session whose save is the only one that waits; None if it is not.
 
         A save of the usual kind, which passes no queue.
 
@@ -444,10 +451,11 @@ class Core:
             return None
         if self.stopped or len(self.schedule.ready) or self.breaker.state != "closed":
             return None
+        # A caller that waits does not sit out a back-off.
         if version:
             t.urgent_to, t.retry_at = version, 0.0
         elif t.retry_at:
-            return None  # it has failed: its back-off goes on
+            return None  # it has failed: its back-off continues
         self.in_flight += 1
         return Save(t, self._take(t))
 
@@ -462,10 +470,13 @@ class Core:
                 most_records=t.narrow or limit,
                 most_bytes=self.engine.batch_bytes,
             )
+        # The records stay in memory until `_ok`: only these numbers say that they are with the
+        # store.
         t.inflight = t.durable + count
         t.captured_bytes = size
         t.hurry = count < limit
         t.prepared = False
+        # Else the rest has waited since then, and keeps its place.
         if count == limit:
             t.first_at = None
         records: Sequence[Entry] = t.records or ()
@@ -507,9 +518,11 @@ class Core:
         sent, batch = t.inflight or t.durable, t.carried
         t.inflight = t.carried = None
         if outcome.status is Status.OK:
+            # Labels that were given since the capture are another object, and stay due.
             if t.labels_due and batch is not None and batch.about is t.labels:
                 t.labels_due = False
             return self._ok(t, sent, outcome.written, now, took)
+        # They count as not captured again, and have waited since the oldest of them came.
         t.captured_bytes = 0
         t.first_at = t.oldest_at
         if t.end is not None:
@@ -560,6 +573,7 @@ class Core:
             return []
         self.registry.dirty_bytes -= size
         t.last_error = None
+        # The store took this many: twice as many next time, until nothing is left.
         t.narrow = t.narrow * 2 if t.records else 0
         if t.attempt:
             self.registry.clear_failures(t)
@@ -588,6 +602,7 @@ class Core:
     def _failed(self, t: Tracked, sent: int, now: float, *, in_doubt: bool) -> None:
         t.attempt += 1
         if in_doubt:
+            # The log may have records up to here, although their save failed.
             t.doubt_to = max(t.doubt_to, sent)
         wait = backoff(
             t.attempt,
@@ -656,6 +671,7 @@ class Core:
             most_records=count // 2,
             most_bytes=self.engine.batch_bytes,
         )
+        # At least one group was taken: if that is all there is, it is the one that is refused.
         if half < count:
             t.narrow = half
             self.schedule.make_due(t, now)

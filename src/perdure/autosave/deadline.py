@@ -2,7 +2,7 @@
 
 It is made once, where a close begins, and `until` alone divides its time. No station has a
 limit of its own, so the sum of all of them is its end, however many of them hang. Spilling alone
-may take longer: it goes on while files come, and gives up a disk by `spill.PATIENCE`.
+may take longer: it continues while files come, and gives up a disk by `spill.PATIENCE`.
 """
 
 from __future__ import annotations

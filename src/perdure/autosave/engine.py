@@ -39,8 +39,8 @@ Ts = TypeVarTuple("Ts")
 class Autosaver:
     """Save sessions automatically, and at once on request.
 
-    What is synchronous may be called from any task of the host's event loop. Whatever takes time
-    runs in the host's tasks: cancelling a caller, in whatever way, ends its wait and changes
+    What is synchronous may be called from any task of the host's event loop. Work that takes time
+    runs in the host's tasks: cancelling a caller, in any way, ends its wait and changes
     nothing else. One timer for all sessions sleeps until the first of them is due, and is woken
     only when something becomes due earlier. A save with a waiting caller leaves as soon as there is
     a slot and no save of the session is with the store, without a round through the timer.
@@ -218,7 +218,7 @@ class Autosaver:
             self._serve_due()
 
     def turn_ended(self, t: Tracked) -> None:
-        """Begin to save a turn whose end nobody waits for, unless ``on_turn_end`` is off."""
+        """Begin to save a turn whose end no caller waits for, unless ``on_turn_end`` is off."""
         if t.options is None or t.options.on_turn_end:
             now = self._clock()
             if not self._watchdog.armed:
@@ -242,9 +242,11 @@ class Autosaver:
                 while not self._has_room():
                     self._room = self._room or anyio.Event()
                     await self._room.wait()
+        # It may have been lost, or closed, during the wait.
         self._check(t)
         if not self._has_room():
             raise self._registry.overloaded(t, self._clock())
+        # For one append: the others that were woken compete for what room is left.
         t.granted = True
 
     def _has_room(self) -> bool:
@@ -272,6 +274,8 @@ class Autosaver:
             tracked.require_outside(t, "to save it")
             dropped = t.dropped
             await self._host.call(self._contributors.capture, t)
+            # Its version went back to the durable one: the comparison below would take it for
+            # saved.
             if t.dropped != dropped:
                 raise tracked.discarded(t, t.dropped - dropped)
         version = t.version
@@ -339,10 +343,12 @@ class Autosaver:
         tracked.require_outside(None, "to flush")
         saves: list[tuple[Tracked, int]] | None = None
         with anyio.move_on_after(deadline):
+            # Twice: what is unsaved leaves while contributors are asked; then what they appended.
             self._flush()
             await self._contributors.ask_quiet()
             self._flush()
             saves = [(t, t.version) for t in self._registry.unsaved]
+            # One after another: all of them are on their way already.
             for t, version in saves:
                 await self._until_settled(t, version)
         # What was discarded, or deleted, is not to be saved any more.
@@ -409,7 +415,7 @@ class Autosaver:
             raise SessionError(message, key=t.key)
 
     def report_saves(self, *, wanted: bool) -> None:
-        """Have an event for each save, or none: nobody may listen, and there are very many."""
+        """Have an event for each save, or none: there are very many, and rarely a listener."""
         self._registry.reports_saves = wanted
 
     def warn(self, reasons: tuple[str, ...]) -> None:
@@ -494,14 +500,17 @@ class Autosaver:
         return await self._host.call(self._stop, deadline)
 
     async def _stop(self, deadline: Deadline) -> ShutdownReport:
+        # A second caller waits for the first one's report.
         async with self._one_stop:
             if self._report is not None:
                 return self._report
             began = self._clock()
+            # 1. Make everything due, and close the intake: only contributors may still append.
             self.begin_drain()
             self._timer.serve_due()  # if the loop is ending, its task was cancelled like all others
             self.seal()
             before = list(self._registry.unsaved)
+            # 2. Ask contributors and wait for the saves. If their time is over, save without them.
             with deadline.scope("saves"):
                 with deadline.scope("captures") as asking:
                     await self._contributors.ask_quiet()
@@ -513,9 +522,11 @@ class Autosaver:
             # From here on nothing new is sent: what the report says stays true.
             self._core.stopped = True
             self._jobs.cut()
+            # 3. Saves in flight may still be answered. What is not is given up, and in doubt.
             with deadline.scope("answers"):
                 await self._writer.idle()
             self._writer.cut()
+            # 4. Tasks that were cancelled have to settle their saves before the report.
             with deadline.scope("cuts"):
                 await self._writer.idle()
             return self._finish(began, saved=len([t for t in before if t.clean]))
@@ -571,6 +582,7 @@ class Autosaver:
     def _host_ended(self) -> None:
         """Accept no more records: without a host nothing will be saved."""
         self._watchdog.stop()
+        # Before the report, which counts saves in flight as in doubt.
         self._writer.cut()
         self._finish(self._clock(), saved=0)
 

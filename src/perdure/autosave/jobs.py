@@ -114,6 +114,7 @@ class BackgroundJobs:
         try:
             async with self._turn:
                 await anyio.sleep(self._debt())
+                # Again: the store may have failed, or the engine begun to drain, during the wait.
                 if self._refused(t, urgent=False):
                     return None
                 return await run()
@@ -128,6 +129,7 @@ class BackgroundJobs:
         self._core.hold(t)
         try:
             await self._until_free(t)
+            # Its save is in doubt: until that is settled nothing of it is written.
             if t.given_up:
                 return None
             t.occupied = True
@@ -158,6 +160,7 @@ class BackgroundJobs:
         raise StoreUnavailableError(message, key=t.key, timeout=timeout)
 
     async def _until_free(self, t: Tracked) -> None:
+        # Several jobs may be woken at once, and one of them is first.
         while (t.inflight is not None and not t.given_up) or t.occupied:
             event = self._freed.setdefault(t, anyio.Event())
             await event.wait()
@@ -270,6 +273,7 @@ class StateCapture:
             async with lock:
                 await self._capture(t)
         finally:
+            # The last one out removes it: else each session would leave a lock.
             if not lock.statistics().tasks_waiting and not lock.locked():
                 self._locks.pop(t, None)
         t.prepared = t.first_at is not None  # else nothing is due that they were asked for

@@ -223,9 +223,11 @@ class Schedule:
             return
         due = self.due_at(t, t.first_at, now)
         slot = int(due / SLOT)
+        # Its slot has begun: early by less than a slot, rather than late.
         if due <= now or slot * SLOT <= now:
             self.ready.push(t, deadline(t), urgent=t.urgent_to > t.durable)
             self.nudged = True
+        # One that has moved later stays: its old slot finds it not due, and moves it on.
         elif slot < t.slot:
             self.wheel.discard(t, t.slot)
             t.slot = slot
@@ -279,6 +281,7 @@ class Schedule:
         t.retry_at = 0.0
         if not t.ticket:
             self.arm(t, now)
+        # In the calm lane so far: now a caller waits for it.
         elif not known:
             self.ready.push(t, deadline(t), urgent=True)
             self.nudged = True
@@ -317,6 +320,7 @@ class Schedule:
             self._fresh_until = float("inf")
         for _ in range(min(limit, len(self._review))):
             t, _ = self._review.popitem()
+            # A back-off from before may be longer than the time that is left.
             if self.draining and t.retry_at > now + DRAIN_BACKOFF_CAP:
                 t.retry_at = now + DRAIN_BACKOFF_CAP * self._chance()
             self.arm(t, now)

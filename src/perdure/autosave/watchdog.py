@@ -36,7 +36,7 @@ class Watchdog:
     not by a task. The timer's own alarm is the judge: it is set to the time at which the next
     session is due, or a save to be given up. One that has passed with nothing done means that a
     task could not be started, or has died: then saving has stalled, `Autosaver.health` is failing
-    and gives the reason, it is logged once, and the timer is started anew at each check until it
+    and gives the reason, it is logged once, and the timer is started again at each check until it
     runs.
 
     Slow is not stalled: a save within its timeout, a store that is down or saturated, a job or a
@@ -124,6 +124,7 @@ class Watchdog:
     def _check(self, now: float) -> None:
         error, self._error = self._error, None
         late = self._timer.late(now)
+        # Its alarm passed about a check ago, and nothing has been done.
         if late >= PERIOD * 0.9 and self._core.registry.unsaved:
             self._tell(error, now)
             self._timer.restart()

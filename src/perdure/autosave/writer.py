@@ -69,8 +69,8 @@ class _InFlightBatch:
 class Writer:
     """Bring to the store what is due, as many batches at once as it has slots for.
 
-    A batch leaves in one place, whatever made it due: the end of a turn, the timer, a save, or the
-    answer to the batch before. It captures then, not when it is asked for: whatever was appended
+    A batch leaves in one place, for every cause: the end of a turn, the timer, a save, or the
+    answer to the batch before. It captures then, not when it is asked for: all that was appended
     until then is in it, which is group commit without a timer. Where several sessions save at
     once, it captures one step of the event loop later, when all of them have asked, or
     ``batch_linger`` seconds later where the store asks for that.
@@ -134,6 +134,7 @@ class Writer:
 
     def begin(self, now: float) -> None:
         """Send what is due, as far as the store has slots."""
+        # What is due waits for others to join it.
         if self._joined_at is not None:
             if now < self._joined_at:
                 return
@@ -149,13 +150,14 @@ class Writer:
                 if saves:
                     self._send(saves, now)
         except BaseException as error:
+            # A Ctrl-C between capture and sending leaves captured sessions with no batch.
             self.recover(_interrupted(error))
             raise
         if self._idle is not None and not self.is_busy:
             self._idle.set()
 
     def begin_alone(self, t: Tracked, now: float, version: int) -> bool:
-        """Send a session's save that nothing else waits beside; return whether that was so.
+        """Send a session's save if it is the only one that waits; return whether it was.
 
         Args:
             t: The session.
@@ -165,6 +167,7 @@ class Writer:
         """
         if t.inflight is not None or len(self._out) >= self._core.parallel:
             return False
+        # Others save at about the same time: one batch for all is cheaper.
         if self._batches and (self._out or self._company > 1 or self._joined_at is not None):
             return False
         try:
@@ -216,6 +219,7 @@ class Writer:
         flight = _InFlightBatch(saves, now, now + self._core.engine.save_timeout)
         batches = [save.batch for save in saves]
         try:
+            # Before it is sent: an answer to a batch that is not out counts for nothing.
             self._out[flight] = None
             begin = self._begin_append
             flight.sent = begin is not None and begin(batches, partial(self._heard, flight))
@@ -236,6 +240,7 @@ class Writer:
 
     async def _carry(self, flight: _InFlightBatch, batches: list[Batch]) -> None:
         """Have a batch appended by a coroutine of the store's."""
+        # Given up before this task came to run: others may have its slot by now.
         if flight not in self._out:
             return
         outcomes: Sequence[Outcome] | None = None
@@ -245,6 +250,7 @@ class Writer:
                 outcomes = await self._append(flight, batches)
             finally:
                 flight.scope = None
+                # Cancelled, by `give_up` or with the whole loop: what the store did is not known.
                 if outcomes is None:
                     ended = "the save was cut off when its event loop ended"
                     reason = self._too_late() if scope.cancel_called else ended
@@ -259,7 +265,7 @@ class Writer:
         refused = all(outcome.status is Status.PERMANENT for outcome in outcomes)
         if refused and len(batches) > 1:
             # One session may be the reason for refusing all of them: bisect.
-            if flight in self._out:  # each attempt has its time, and the last to end is behind
+            if flight in self._out:  # each attempt has its time, and the last to end is late
                 del self._out[flight]
                 flight.until = self._clock() + self._core.engine.save_timeout
                 self._out[flight] = None
@@ -285,6 +291,7 @@ class Writer:
         """Take what a store answered to ``begin_append``; called by the event loop."""
         for outcome in outcomes:
             if outcome.status in REFUSALS:
+                # No task can be started any more: the refusal counts without its reason.
                 if not self._host.running or self._core.stopped:
                     break
                 if flight not in self._out:  # late: what is sent again is refused in time
@@ -315,6 +322,7 @@ class Writer:
         upto = len(saves)
         if self._host.running and not core.stopped:  # else the report waits for it
             upto = min(upto, flight.settled + CHUNK)
+        # A session hears of its capture before the answer, or not at all.
         flight.captured = max(flight.captured, upto)
         while flight.settled < upto:
             save = saves[flight.settled]
@@ -322,6 +330,8 @@ class Writer:
                 self._settle_one(save, outcomes[flight.settled], now, took)
             except Exception:
                 log.exception("a save was not settled", extra={"session": str(save.t.key)})
+            # After the call: one that a Ctrl-C cuts is repeated, and `carried` says whether it was
+            # done.
             flight.settled += 1
         if upto < len(saves):
             self._soon(self._settle, flight)
@@ -344,6 +354,7 @@ class Writer:
 
     def _end(self, flight: _InFlightBatch, outcomes: Sequence[Outcome], now: float) -> None:
         """Free a batch's slot, and let the breaker and the engine know what became of it."""
+        # One that was given up has left its slot already: a late answer frees nothing.
         if flight in self._out:
             del self._out[flight]
             self._last_took = now - flight.began
@@ -381,10 +392,12 @@ class Writer:
                 self._settle(flight)  # a Ctrl-C came amid it
                 continue
             if not flight.sent:
+                # The store never had it: failed, not in doubt, so that it is sent again soon.
                 error = StoreUnavailableError(_NOT_BEGUN)
                 outcomes = [Outcome(Status.TRANSIENT, error)] * len(flight.saves)
                 self._settle(flight, outcomes)
                 continue
+            # The store has it: it may be written at any time, until it answers or fails.
             self._doubtful[flight] = None
             outcome = in_doubt(self._too_late())
             for save in flight.saves:
@@ -396,6 +409,7 @@ class Writer:
     def cut(self) -> None:
         """Give up all saves in flight; an answer that still comes to one counts for nothing."""
         self.give_up(self._clock(), until=float("inf"))
+        # One that a task carries is settled by that task, when its cancellation arrives.
         for flight in [flight for flight in self._doubtful if flight.scope is None]:
             doubt = [in_doubt(self._too_late())] * len(flight.saves)
             self._settle(flight, flight.outcomes or doubt)
@@ -408,7 +422,7 @@ class Writer:
         return f"the store did not answer within {timeout} s; the records are sent again after that"
 
     def recover(self, reason: str, *, most: int | None = None) -> None:
-        """Send again what a Ctrl-C has left with nobody: neither on its way nor due.
+        """Send again what a Ctrl-C has left unassigned: neither on its way nor due.
 
         Args:
             reason: What became of saves that were on their way.
@@ -531,6 +545,7 @@ class Timer:
         """Return for how long it should have done something, and has not, in seconds."""
         if self._running is None:
             return now - self._next_at(now)
+        # Woken and not run since then, or asleep beyond its alarm.
         return now - (self._woken_at if self._woken.is_set() else self._alarm)
 
     @property
@@ -552,6 +567,7 @@ class Timer:
 
     def restart(self) -> None:
         """Discard the task that sleeps, and start a new one, which wakes at once."""
+        # An earlier task that still lives sees that it is not this one, and ends.
         self._running = run = object()
         self._alarm = float("-inf")
         self._woken_at = self._clock()
@@ -565,6 +581,7 @@ class Timer:
 
     def _next_at(self, now: float) -> float:
         at = self._schedule.next_at(now)
+        # Due sessions wait for an answer, which begins the next batch; without one, for the probe.
         if len(self._schedule.ready) and not self._core.in_flight:
             at = min(at, self._core.breaker.probe_at)
         if not self._schedule.draining:
@@ -591,6 +608,7 @@ class Timer:
             at = min(at, now + SLOT)
         self._was_used = False
         self._alarm = at
+        # No await since the schedule was asked: no change can come between and wake nothing.
         self._woken = anyio.Event()
         with anyio.CancelScope(deadline=at if self._ticking else _moved(at, now)):
             await self._woken.wait()

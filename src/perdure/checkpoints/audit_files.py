@@ -332,7 +332,7 @@ class _Snapshots:
         for number, snapshot in saved_snapshots(folder, run.problem):
             if snapshot.snapshot_id in self._headers:
                 before = self._headers[snapshot.snapshot_id].line
-                what = f"checkpoint {snapshot.snapshot_id} stands in line {before}, too"
+                what = f"checkpoint {snapshot.snapshot_id} is in line {before}, too"
                 run.problem(f"{CHECKPOINTS_FILE}: {what}", number)
                 continue
             digest = state_digest(bytes(snapshot.state))
@@ -368,7 +368,7 @@ class _Snapshots:
         """Report checkpoints without an event; if each must have one, they were inserted."""
         for which in sorted(self._untold):
             if all_are_told:
-                what = f"no event tells of checkpoint {which}: it was put in"
+                what = f"no event records checkpoint {which}: it was put in"
                 self._run.problem(f"{CHECKPOINTS_FILE}: {what}", self._headers[which].line)
             else:
                 self._run.unverified += 1

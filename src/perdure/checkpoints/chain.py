@@ -114,6 +114,7 @@ class CheckpointChain:
         link: Link = decode(payload, Link)
         if isinstance(link, Pruning):
             for pruned_id in link.ids:
+                # A tombstone keeps the hash, so that the links after it still verify.
                 self._bury(pruned_id)
         self._add(link)
 
@@ -311,6 +312,7 @@ class MerkleTree(msgspec.Struct, frozen=True):
 
 def tree_of(data: bytes, before: MerkleTree | None = None) -> MerkleTree:
     """Return the tree of a state; its blobs omit what *before*, an earlier tree, has."""
+    # Leaves first, then level on level, until one node holds all.
     leaves = tuple(chunks_of(data, () if before is None else before.leaves))
     known = frozenset[str]() if before is None else before.names
     blobs = {name: leaf for name, leaf in _cut(data, leaves) if name not in known}
@@ -343,6 +345,7 @@ def _groups(layer: Sequence[ContentChunk]) -> Iterator[tuple[ContentChunk, ...]]
     group: list[ContentChunk] = []
     for chunk in layer:
         group.append(chunk)
+        # Groups end by content, not by count: an insertion changes the nodes near it only.
         ends = chunk.name[0] == "0" and len(group) > 1
         if ends or len(group) == _MOST_BELOW:
             yield tuple(group)

@@ -336,6 +336,8 @@ class CheckpointEngine(CheckpointReader):
                 try:
                     new = await self._append(label, None, back_to=old.event_seq)
                 finally:
+                    # Contributors were set aside: they take over what is stored, rolled back or
+                    # not.
                     await journal.gone_back()
             events: list[KernelEvent] = []
             if replay:
@@ -445,6 +447,7 @@ class CheckpointEngine(CheckpointReader):
     ) -> tuple[tuple[Entry, ...], CheckpointChain, CapturedState | ExplicitState]:
         """Return rollback entries, chain and the state after them, as of the newest record."""
         journal = self._journal
+        # Each of these reads awaits: an append in between makes the others too old.
         for _ in range(_TRIES):
             rollback = (
                 RollbackEntries(0, ()) if back_to is None else await journal.way_back(back_to)

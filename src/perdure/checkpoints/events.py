@@ -54,7 +54,7 @@ async def replayed(
 
     Args:
         reading: The session.
-        since: A checkpoint to begin behind; None for the beginning.
+        since: A checkpoint to begin after; None for the beginning.
         on_row: Called with each decision and each use of a capability, in order.
 
     Raises:
@@ -94,7 +94,7 @@ async def replayed(
 
 
 class _ToolCalls:
-    """Tool calls in the messages beside the events: arguments, results and times."""
+    """Tool calls in the messages next to the events: arguments, results and times."""
 
     def __init__(self) -> None:
         self._arguments: OrderedDict[str, list[ToolCall]] = OrderedDict()
@@ -143,7 +143,7 @@ _ENDS = ("used", "failed", "denied")
 async def _start(
     reading: JournalReader, chain: CheckpointChain, since: int | None
 ) -> tuple[int, int | None]:
-    """Return the record to begin behind, and the time that it was."""
+    """Return the record to begin after, and the time that it was."""
     if since is None:
         return 0, None if await reading.cut() else 0
     checkpoint = chain.by_id.get(since)
@@ -164,7 +164,7 @@ def _tell_of_checkpoint(
     chain: CheckpointChain,
     checked: Verification,
 ) -> None:
-    """Count what an event tells of: the *newest* checkpoint that stands before it."""
+    """Count an event's checkpoint: the *newest* checkpoint is the one before it."""
     number = event.detail.get("snapshot")
     is_made = newest is not None and newest.id == number
     if event.detail.get(PRUNED) and not is_made:

@@ -1,7 +1,7 @@
 """Replay: events fed to a dry run, which checks them and says what was decided and used.
 
 Nothing is done again. The dry run takes each event at its place, looks whether the logical clock
-goes on without a gap, and keeps count; what it keeps does not grow with the number of events.
+continues without a gap, and keeps count; what it keeps does not grow with the number of events.
 Where rows of a report go, the caller decides. Pure.
 """
 
@@ -101,7 +101,7 @@ class ReplayReport(msgspec.Struct, frozen=True, kw_only=True):
     snapshots: int = 0
     """Checkpoints whose content was compared with what their event, or the log, says, and fits."""
     unverified: int = 0
-    """Checkpoints that cannot be compared: they were pruned, or no event tells their content."""
+    """Checkpoints that cannot be compared: they were pruned, or no event has their content."""
     unproven: tuple[str, ...] = ()
     """Other things that cannot be compared, in sentences: files may lack what proves the events."""
     problems: tuple[str, ...] = ()
@@ -193,7 +193,7 @@ class Replay:
             self._decisions += 1
             what = "decision"
         elif what is None:
-            name = event.detail.get("capability")  # other kernels tell it beside
+            name = event.detail.get("capability")  # other kernels give it separately
             if not isinstance(name, str):
                 return None
             what = "used"
@@ -210,6 +210,7 @@ class Replay:
 
     def _use(self, name: str, what: str) -> None:
         uses, name = self._capabilities, shortened(name)
+        # Names come from a file, which may have any number of them.
         if name not in uses and len(uses) >= MOST:
             name = "(others)"
         use = uses.setdefault(name, CapabilityUse())
@@ -356,7 +357,7 @@ def _happened(rows: Sequence[TimelineRow], left_out: int) -> str:
 
 
 def shown(row: TimelineRow) -> TimelineRow:
-    """Return what a page shows of a row: the beginning of whatever is very long."""
+    """Return what a page shows of a row: the beginning of a very long one."""
     call = {"arguments": row.arguments, "result": row.result, "error": row.error}
     detail = {**row.detail, **{name: one for name, one in call.items() if one is not None}}
     text = msgspec.json.encode(detail).decode()
@@ -372,7 +373,7 @@ def _clock(at: float | None) -> str:
         return ""
     try:
         when = datetime.datetime.fromtimestamp(at, datetime.UTC)
-    except (OverflowError, ValueError, OSError):  # as somebody imported it
+    except (OverflowError, ValueError, OSError):  # as it was imported
         return str(at)
     return f"{when:%Y-%m-%d %H:%M:%S}"
 

@@ -39,7 +39,7 @@ class Verification(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def verified(reading: JournalReader) -> Verification:
-    """Look through everything, as it is at one moment, whatever goes on beside it."""
+    """Look through everything, as it is at one moment, even while it is written."""
     # A copy: the session's own chain changes with each checkpoint and each pruning.
     chain = CheckpointChain((await reading.chain()).links)
     upto = max(reading.head, chain.links[-1].event_seq + 1 if chain.links else 0)
@@ -57,6 +57,7 @@ async def verified(reading: JournalReader) -> Verification:
             # One that was pruned meanwhile may have lost its state since.
             problems += bad if bad and checkpoint.id in (await reading.chain()).by_id else []
     if problems:
+        # What seems wrong may be that the session was deleted or replaced meanwhile.
         await reading.require_same()
     return Verification(
         checkpoints=len(chain.by_id),

@@ -171,8 +171,8 @@ async def load_view(sessions: SessionManager, id: str, where: SessionOption) -> 
 def holder_of(holder: LeaseState | None) -> str:
     """Describe who holds a session's lease."""
     if holder is None or holder.released:
-        return "nobody"
+        return "no one"
     who = f"process {holder.pid} on {holder.host}" if holder.pid else f"owner {holder.owner}"
     if holder.alive is False:
-        return f"nobody ({who} ended without releasing it)"
-    return f"{who}" if holder.alive else f"{who}, or nobody if that has ended"
+        return f"no one ({who} ended without releasing it)"
+    return f"{who}" if holder.alive else f"{who}, or no one if that has ended"

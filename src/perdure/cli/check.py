@@ -148,7 +148,7 @@ def _file_store(store: Store) -> FileStore | None:
 async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
     """Return problems with the end of a log in files: bytes that do not count."""
     files = _file_store(store)
-    why = "a write that a crash cut, which nobody was told of as durable, or damage"
+    why = "a write that a crash cut, which was never reported as durable, or damage"
     return [
         CheckFinding("log", f"{tail}: {why}", ACCEPT, repairable=True)
         for tail in (() if files is None else await files.log_tails(key))
@@ -194,7 +194,7 @@ class Audit(msgspec.Struct, kw_only=True):
 async def audit(store: Store, key: SessionKey, sound: Container[str] = ()) -> Audit:
     """Check a whole session: every record, document and blob, and its lease.
 
-    Beside a program that writes it, what does not fit is looked at again.
+    While a program writes it, what does not fit is looked at again.
 
     Args:
         store: Its store.
@@ -434,12 +434,13 @@ async def garbage(
         return counted, set()
     reached: set[str] = set()
     for audit in audits:
+        # A session that cannot be read may need any of the blobs: then none is garbage.
         if not audit.is_reach_known:
             detail = audit.problems[0].detail if audit.problems else "documents of it are damaged"
             counted.unknown = f"{audit.key} cannot be read: {detail}"
             return counted, names_there
         reached |= (await listed_blobs(store, audit.key, audit.reached)).keys()
-    if not blobs_are_apart(store):  # nobody here can tell whose those are
+    if not blobs_are_apart(store):  # their sessions are not known here
         reached |= {name for name in names_there if not is_hash(name)}
     kept = await receipts.current(store, tenant, set(filter(is_hash, names_there - reached)))
     counted.receipts = len(kept)
@@ -677,6 +678,8 @@ async def _seen(
     for found in await _without_drafts(store, tenants) if grace is not None else ():
         if not where.json:
             say(f"{found.key}: an unfinished copy of {found.draft.source} was removed")
+    # Blobs are listed before the sessions are read: one that is put after this, for a record
+    # that the audit does not see, is never taken for garbage.
     there: dict[str, set[str] | str] = {}
     for tenant in tenants:
         try:
@@ -695,7 +698,7 @@ async def _seen(
 
 
 async def _without_drafts(store: Store, tenants: Sequence[str]) -> list[DraftInfo]:
-    """Remove unfinished copies; wait a lease's time where nobody sees whether a process lives."""
+    """Remove unfinished copies; wait a lease's time where no one sees whether a process lives."""
     lease = LeaseOptions()
     watch = OwnerWatch(lease, anyio.current_time)
 
@@ -708,6 +711,7 @@ async def _without_drafts(store: Store, tenants: Sequence[str]) -> list[DraftInf
         holders = [await store.holder(key) for key in left]
         if all(holder is None or holder.alive is not None for holder in holders):
             return first
+        # A holder that does not beat within a lease's time is dead.
         await anyio.sleep(lease.ttl + lease.heartbeat)
         return first + await removed()
 

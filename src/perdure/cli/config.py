@@ -1,4 +1,4 @@
-"""``perdure config`` and ``archive``: values and files that an agent keeps beside sessions."""
+"""``perdure config`` and ``archive``: values and files that an agent keeps next to its sessions."""
 
 from __future__ import annotations
 

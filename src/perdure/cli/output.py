@@ -180,7 +180,7 @@ def ago(at: float | None, now: float) -> str:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How a command answers."""
+    """Options for the output of a command."""
 
     json: bool = False
     """Print one JSON value on stdout, and nothing else there."""
@@ -200,17 +200,17 @@ class Answer:
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class StoreOption(Answer):
-    """Which store a command works on."""
+    """The store that a command works on."""
 
     store: str | None = None
-    """Where the sessions are: a path, or a URL such as sqlite:///agents.db. Default: PERDURE_URL,
+    """The sessions' store: a path, or a URL such as sqlite:///agents.db. Default: PERDURE_URL,
     else PERDURE_HOME, else the user's folder."""
 
 
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True)
 class SessionOption(StoreOption):
-    """Which of an agent's sessions a command works on."""
+    """The session of an agent that a command works on."""
 
     session: str = DEFAULT_SESSION
     """Which of the agent's sessions."""

@@ -1,4 +1,4 @@
-"""``perdure serve``: an agent behind an HTTP API; ``inspect``: a page to look at sessions."""
+"""``perdure serve``: an agent with an HTTP API; ``inspect``: a page to look at sessions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def serve(
         max_connections: Requests at a time, and agents that stay open. Default: what descriptors
             allow.
         request_timeout: Seconds for a request to come in full, and for a client to read on.
-        keep: Seconds for which an agent that nobody uses stays open.
+        keep: Seconds for which an unused agent stays open.
         grace: Seconds that turns have to end at SIGTERM; then half answers are kept.
         deadline: Seconds that saving may take after that.
 
@@ -148,7 +148,7 @@ async def inspect(
 ) -> int:
     """Serve a web page to look at the sessions of a store, until Ctrl-C.
 
-    Prints the page's address, with a new token; without it, nobody sees anything. It reads
+    Prints the page's address, with a new token; without it, no one sees anything. It reads
     without a lease, also while a program writes.
 
     Args:

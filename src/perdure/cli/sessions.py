@@ -425,7 +425,7 @@ async def fork(
         at: Where it continues: the number of the last record that both have, or the id of a turn.
             Default: the end.
         at_checkpoint: Where it continues: the number of a checkpoint.
-        history: "context" leaves the records behind: the fork begins with what they fold to.
+        history: "context" leaves the records out: the fork begins with what they fold to.
         new_session: The fork's session; default: as --session.
 
     """

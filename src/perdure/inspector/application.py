@@ -137,7 +137,7 @@ class _Inspector:
         ]
 
     def _of_manager(self, kind: type[K]) -> K:
-        """Return what is kept of the manager, which is made anew where it is another one."""
+        """Return what is kept of the manager; it is made again for another manager."""
         sessions = self._manager()
         kept: K | None = self._kept.get(kind)
         if kept is None or kept.sessions is not sessions:
@@ -264,7 +264,7 @@ def _templates() -> jinja2.Environment:
         "duration": duration,
         "size": _size,
     }
-    # Whatever is printed: a direction mark in a stored text cannot reorder what is around it.
+    # In all that is printed: a direction mark in a stored text cannot reorder what is around it.
     environment.finalize = _printable
     return environment
 

@@ -1,6 +1,6 @@
 """The changes that an inspector may be allowed to make: what each would do, and doing it.
 
-Each is one that the command line has. Whatever is done, or was tried, is in the log of actions and
+Each is one that the command line has. All that is done, or was tried, is in the log of actions and
 in that of the process, under ``perdure.inspector``.
 """
 

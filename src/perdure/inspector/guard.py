@@ -3,8 +3,8 @@
 A request needs the cookie that the link with the token sets, or the token as a bearer. Before
 that, `BrowserRules` refuses what comes by another name, or from another site.
 
-A browser sends a cookie to every port of its host, so to other servers too, whoever they belong to.
-So this one is for a path that nobody else knows, and all pages that it opens are below that.
+A browser sends a cookie to every port of its host, so to other users' servers too.
+So this one is for a path that no one else knows, and all pages that it opens are below that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Live figures without a metrics store: a manager's health and events, sampled while asked for.
 
-A sample is taken when a page asks, at most one in `APART` seconds, so no task runs while nobody
+A sample is taken when a page asks, at most one in `APART` seconds, so no task runs while no one
 looks. All who look share the samples.
 """
 

@@ -72,6 +72,7 @@ class CutAttempt(msgspec.Struct):
                     attempt = attempt or cls(turned.attempt)
                     attempt.request = turned.request or attempt.request
                     runs = turned.phase == "begin"
+                # What another holder wrote is not the attempt's, until a record resumes it.
                 elif begins_epoch(record):
                     runs = False
                 is_own = record.kind == TURN or (runs and not outside)
@@ -82,9 +83,10 @@ class CutAttempt(msgspec.Struct):
                     attempt.seqs.append(record.seq)
                     if record.kind in MESSAGE_KINDS and record.seq in shown:
                         attempt.messages.append(record)
+        # All of it was taken back already.
         if attempt is None or shown.isdisjoint(attempt.seqs):
             return None
-        # Before 0.1.0 attempts had no number. A retraction among their records was for somebody
+        # Before 0.1.0 attempts had no number. A retraction among their records was for someone
         # else's, and which ones it spared is not known.
         retracts = any(record.kind == RETRACT for record in newest_first)
         return None if retracts and not attempt.number else attempt
@@ -117,7 +119,7 @@ async def continued(
 ) -> tuple[Entry, ...]:
     """Return what goes before a former holder's records where they follow another one's epoch.
 
-    If a named turn ran where the log ended for that holder, it says that they go on with that turn.
+    If a named turn ran where the log ended for that holder, it says that they continue that turn.
     """
 
     def decides(record: Record) -> bool:

@@ -505,6 +505,7 @@ class Frontier:
             self.share += block.share
         while self.raw and (self._turns() > self.keep_turns or self.share > self.room):
             leaving = self._leading()
+            # An unfinished call stays, even where that passes the limits.
             if not leaving:
                 return
             for _ in range(leaving):

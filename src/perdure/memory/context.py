@@ -333,6 +333,7 @@ class WorkingContext:
         for back, seq in reversed(self._retracted):
             if seq < first:
                 break
+            # Messages that this retraction had hidden come back, and may not be here.
             if taken.takes(seq) and (taken.spans or first > back + 1):
                 return False
         return True
@@ -346,6 +347,7 @@ class WorkingContext:
                 self._count(message[1], -1)
             else:
                 stays.append(message)
+        # The oldest that stays has nothing before it any more, so it begins an atom.
         if stays and not self._kept:
             stays[-1] = (*stays[-1][:2], True)
         self._kept.extend(reversed(stays))
@@ -381,6 +383,7 @@ class WorkingContext:
                 if self.size <= self.limit and self.inline <= HELD_BYTES:
                     break
             self._count(payload, -1)
+        # As they were at the atom where the loop has stopped: that and all after it stay.
         self.size, self.inline = left
         for kept_messages in self._kept[:end]:
             self.cut = True
@@ -458,6 +461,7 @@ class WorkingContext:
         is_text = sum(sizes) <= limit and all(
             text_bytes(raw) == len(raw) for raw in [bytes(snapshot.messages[at]) for at in long]
         )
+        # Nothing has to be cut or counted: it stays encoded until it is used.
         if is_regular and not snapshot.pinned and is_text:
             context._snapshot, context._source = snapshot, source
             context.size = sum(sizes)

@@ -80,7 +80,7 @@ class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
     attempt: int = 0
     """Number of the attempt at a named turn that begins, from 1."""
     resumed: bool = False
-    """True if it goes on with what that attempt had left."""
+    """True if it continues what that attempt had left."""
 
 
 class InboxTakenPayload(msgspec.Struct):

@@ -96,7 +96,7 @@ class _Touched(msgspec.Struct):
 
 
 class MemoryDocument(msgspec.Struct, kw_only=True):
-    """memory.json, without the totals beside its entries."""
+    """memory.json, without the totals next to its entries."""
 
     version: int = 1
     entries: list[MemoryEntry] = []
@@ -119,6 +119,7 @@ class MemoryIndex:
         for entry in entries:
             if entry.sha256 is not UNSET:
                 at = entry.last_accessed_at
+                # As stored, 0 (left out) stands for the time of its creation, and -1 for 0.
                 entry.last_accessed_at = at if at > 0 else entry.created_at if at == 0 else 0
         return cls(entries)
 
@@ -129,7 +130,7 @@ class MemoryIndex:
             self._touch(decode(record.payload, _Touched))
             data = bytes(entry.value)
             is_large = len(data) > INLINE
-            # Those in the record do not count: they are somebody else's.
+            # Those in the record do not count: they are another writer's.
             entry.sha256 = hash_of(data) if is_large else UNSET
             entry.seq = record.seq if is_large else UNSET
             replaced = self.entries.get(entry.key)
@@ -363,6 +364,7 @@ def bm25(query: str, texts: Sequence[str]) -> list[float]:
     begins = [f'"{word}"*' for word in words if len(word) >= _LEAST_OF_A_WORD]
     rows = _ranked([f'"{word}"' for word in words], texts, "porter unicode61")
     scores = [0.0] * len(texts)
+    # Prefixes only where no whole word matches: they find far more, and less to the point.
     for row, rank in rows or _ranked(begins, texts, "unicode61"):
         scores[row] = -rank
     best = max(scores, default=0.0)

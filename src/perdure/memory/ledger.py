@@ -117,12 +117,14 @@ class Ledger:
             is_fork = (
                 decode(payload, Origin).begins_fork if kind == BASE else gap_in(payload).is_fork
             )
+            # A fork did not begin its parent's open work, and must not finish it.
             if is_fork:
                 self._document = _Document()
             return
         change = decode_with(_FIELDS, payload)
         entries = self._of(kind)
         name = _text(change, "id")
+        # Finished entries leave, so that the document stays as small as the open work.
         if _text(change, "state") == OVER:
             entries.pop(name, None)
         elif name in entries:

@@ -111,7 +111,7 @@ class Retriever:
         embed: Returns vectors of texts, for matches by meaning; None for words alone.
         weights: The weights of the score.
         trim: Reduces a bundle to the size of the context.
-        on_searched: Is told of each search.
+        on_searched: Called with each search.
 
     """
 

@@ -304,6 +304,7 @@ class SessionValues:
             data = bytes(decode(record.payload, MemoryEntry).value)
             if hash_of(data) == name:
                 return data
+        # Before it counts as damage: another process may have forgotten the session meanwhile.
         await require_same(self._store, self._key, seen=self._seen)
         raise CorruptRecordError(
             f"session {self._key}: the value of memory key {entry.key!r} is lost: neither blob "

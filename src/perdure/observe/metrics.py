@@ -430,7 +430,7 @@ class Metrics:
             self._measure(LOOP_LAG, max(anyio.current_time() - due, 0.0))
             self._healths()
 
-    # What is read when somebody looks
+    # Values that are read when a page asks
 
     def _samples(self) -> Iterator[Sample]:
         """Return all figures as they are now."""

@@ -43,7 +43,7 @@ _TIMED = frozenset(
         ),
     }
 )
-"""The operations of a store that somebody waits for."""
+"""The operations of a store that a caller waits for."""
 
 
 @final
@@ -252,6 +252,7 @@ class _AgentSpans:
         if self._turn is None:
             return
         self.end_memory(None)
+        # Tools that an interrupted turn left running report no end of their own.
         for id_ in list(self._tools):
             self.end_tool(id_, "", error)
         self._finish(self._turn, self._began, names.INVOKE_AGENT, "invoke_agent", error)
@@ -362,7 +363,7 @@ class _Pools:
 
 
 class _ObservedStore:
-    """Measure the operations of a store, whatever it has beyond the port."""
+    """Measure the operations of a store, those beyond the port included."""
 
     def __init__(self, store: Store, record: Callable[[float, dict[str, str]], object]) -> None:
         self._inner = store
@@ -371,11 +372,12 @@ class _ObservedStore:
         self._system = _SYSTEMS.get(backend, backend)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name == "begin_append":  # nobody waits for its return
+        if name.startswith("_") or name == "begin_append":  # no one waits for its return
             raise AttributeError(name)
         value = getattr(self._inner, name)
         if name in _TIMED:
             value = partial(self._timed, name, value)
+            # Kept on the object, so that the next call finds it at once.
             with suppress(AttributeError):
                 setattr(self, name, value)
         return value

@@ -1,6 +1,6 @@
 """Contexts as providers take them, and replies as messages: pure.
 
-`render` turns messages into a request that keeps a provider's rules, whatever their history: calls
+`render` turns messages into a request that keeps a provider's rules, for any history: calls
 and results are paired, roles alternate where they have to, fields are as `request_rules` has them,
 and reasoning and signatures go only to the provider that issued them. `parse` makes a message of
 a provider's reply, without losing a field; rendering it again for the same provider gives the

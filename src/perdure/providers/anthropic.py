@@ -79,7 +79,7 @@ def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Tu
 
 
 _OPEN_AFTER: Final = {"assistant": "pause_turn", "user": "tool_use"}
-"""Stop reason of an answer that goes on, by the role of the last turn."""
+"""Stop reason of an answer that continues, by the role of the last turn."""
 
 
 def _callers(turns: context_fit.Turns) -> set[str]:
@@ -116,9 +116,9 @@ def _ids(block: Block) -> tuple[str, str]:
 # Messages, the API of Anthropic
 #
 # Its rules: the instructions stand apart, user and assistant take turns, results come first in the
-# turn behind their calls, no text is blank, ids are unique and of few characters, thinking is sent
+# turn after their calls, no text is blank, ids are unique and of few characters, thinking is sent
 # back with its signature and unchanged, or not at all, and never ends a turn. What its own tools
-# do stands in the answer; `perdure.providers.anthropic` has the rules for that.
+# do is in the answer; `perdure.providers.anthropic` has the rules for that.
 
 
 FORMAT: Final = "anthropic"

@@ -212,7 +212,7 @@ class MessageBlocks(list[dict[str, Any]]):
     ) -> None:
         super().__init__(blocks)
         self.fields = fields
-        """The message's fields beside role and content."""
+        """The message's fields besides role and content."""
         self.text = text
         """True if it was given as text, and not as a list with text in it."""
 
@@ -271,8 +271,8 @@ LISTS: Final[dict[Format, str]] = {
 """The name of the conversation in a request."""
 
 ReasoningPolicy = Literal["keep", "strip_foreign", "strip_all"]
-"""Readers of reasoning, signatures and unknown fields: sent to whoever speaks the format
-they came in, only to the one who issued them, or to nobody."""
+"""Readers of reasoning, signatures and unknown fields: sent to every model with the format
+they came in, only to the one that issued them, or to none."""
 
 
 class ContextTarget(msgspec.Struct, frozen=True):

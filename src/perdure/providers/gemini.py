@@ -40,7 +40,7 @@ UNSIGNED: Final = "skip_thought_signature_validator"
 MAX_NAME: Final = 64
 NATIVE: Final = frozenset({"inlineData", "fileData"})
 _WRAPPED: Final = ("output", "result")
-"""The names under which a function's result stands in its response."""
+"""The names under which a function's result is in its response."""
 Block = dict[str, Any]
 
 _CAMEL: Final = {

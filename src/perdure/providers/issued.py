@@ -50,7 +50,7 @@ class IssuedPart(msgspec.Struct, frozen=True, omit_defaults=True):
     reasoning: int | None = None
     """Length of its part of the message's reasoning."""
     call: str | None = None
-    """The id of the tool call that stands here."""
+    """The id of the tool call that is here."""
     apart: int = 0
     """Length of the separator before these, where two messages were joined."""
 
@@ -100,7 +100,7 @@ def stamp_of(message: Message) -> Issued | None:
         return None
     try:
         return decoder_of(Issued).decode(stamp)
-    except msgspec.DecodeError:  # the field is somebody else's
+    except msgspec.DecodeError:  # the field is another program's
         return None
 
 
@@ -129,7 +129,7 @@ def _finite(value: Any) -> Any:
 def fields_of(values: Mapping[str, Any], known: frozenset[str]) -> Extra:
     """Return the fields that are not known and say something, as raw JSON.
 
-    None of them is taken for a mark of perdure's own, whatever its name.
+    None of them is taken for a mark of perdure's own, even with the same name.
     """
     return {
         f"{_THEIRS}{name}" if name.startswith(RESERVED) else name: raw(value)

@@ -377,7 +377,7 @@ def _sent_call(call: replies.Entry, path: str) -> ToolCall:
     for beside in extra:
         if beside in CALL_FIELDS:  # it could not be told from a field of the call's own
             cure = "leave it out, or write it where the provider has it"
-            raise replies.misfit(FORMAT, f"{path}.{beside}", "stands beside the function", cure)
+            raise replies.misfit(FORMAT, f"{path}.{beside}", "is next to the function", cure)
     if kind == "custom":
         return ToolCall(call_id, name, {"input": text}, {**extra, "type": raw("custom")})
     return replies.written_call(call_id, name, text, extra)

@@ -133,7 +133,7 @@ def _shortened(found: Sequence[Place], *_: Any) -> None:
 
 
 def _apart(found: Sequence[Place], _rule: Rule, request: Any, _: Shaped) -> None:
-    """Put what is no text in a failed result behind the results of the same message."""
+    """Put what is no text in a failed result after the results of the same message."""
     wrong = [id(place.value) for place in found]
     for message in request["messages"]:
         blocks = message["content"]

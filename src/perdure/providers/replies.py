@@ -67,6 +67,7 @@ def as_dict(reply: object) -> dict[str, Any]:
 def _sendable(reply: dict[str, Any]) -> dict[str, Any]:
     """Return a reply without halves of surrogate pairs, which can be neither stored nor sent."""
     try:
+        # Most replies have none: an attempt costs less than a look at every text.
         msgspec.json.encode(reply, enc_hook=str)
     except UnicodeEncodeError:
         cleaned: dict[str, Any] = _cleaned(reply)
@@ -147,6 +148,7 @@ def arguments(text: Any) -> Any:
         decoded = read_json(text)
     except msgspec.DecodeError:
         return text
+    # A JSON string is no object of arguments: it stays as the model wrote it.
     return text if isinstance(decoded, str) else decoded
 
 
@@ -204,6 +206,7 @@ def _extra(first: Message, second: Message) -> Extra:
     items = list(items_said(second, right if same else None))
     gap = isinstance(first.content, str) and isinstance(second.content, str)
     for at, item in enumerate(items):
+        # Only between two plain texts was a separator put in.
         if item.texts and gap and first.content and second.content:
             items[at] = msgspec.structs.replace(item, apart=len(BETWEEN))
             break
@@ -230,7 +233,7 @@ class PlainHistory(msgspec.Struct):
 
     entries: list[Any]
     system: Any
-    """The instructions, where they came beside the conversation; None for none."""
+    """The instructions, where they came apart from the conversation; None for none."""
 
 
 def entries_of(history: object, format: Format) -> PlainHistory:
@@ -251,6 +254,7 @@ def entries_of(history: object, format: Format) -> PlainHistory:
             raise misfit(format, "history", f"is a dict without {name!r}", f"give {wanted}")
         for name in _INSTRUCTIONS[format]:
             system = history.get(name) if system is None else system
+        # The Responses API takes a single text as the whole input.
         history = [entries_found] if isinstance(entries_found, str) else entries_found
     if isinstance(history, (str, bytes)) or not isinstance(history, Iterable):
         raise misfit(
@@ -411,11 +415,11 @@ class WaitingCalls:
         self._runs[-1] += calls
 
     def pause(self) -> None:
-        """Note that somebody else spoke: calls that follow belong to another answer."""
+        """Note that another role spoke: calls that follow belong to another answer."""
         self._in_row = False
 
     def answered(self, given: Sequence[tuple[object, str]]) -> list[ToolCall | None]:
-        """Return which call each result answers; None for one that nobody waits for.
+        """Return which call each result answers; None for one that no call waits for.
 
         Args:
             given: The ids of results that came together, as far as they have any, and their names.

@@ -1,7 +1,7 @@
 """Rules of each provider for a request, field by field, and the repair where it would refuse.
 
 One table, read by three: the renderers keep its limits, docs/contexts.md shows it, and the tests
-judge each rendered request by it. `broken` tells which values of a request break a rule.
+judge each rendered request by it. `broken` returns which values of a request break a rule.
 
 A field is named by its path in the request: ``messages[].name`` is the name of each message,
 ``messages[role=user].name`` that of the user's, ``content[type=text|image]`` parts of two types,
@@ -88,7 +88,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     is_plain_error: bool = False
     """True if it is a tool's result that says nothing but text where it is an error."""
     never: bool = False
-    """True if it is refused whatever it is."""
+    """True if every value is refused."""
     most: int | None = None
     """The most that there may be in a request."""
     is_unique: bool = False
@@ -141,7 +141,7 @@ class Place(NamedTuple):
 
     @property
     def value(self) -> Any:
-        """Return what stands here."""
+        """Return the value that is here."""
         return self.owner[self.key]
 
 
@@ -184,6 +184,7 @@ def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
         wrong = given
     if not wrong:
         return []
+    # Only now are places looked for: most requests break no rule.
     found = [place for path in rule.fields for place in places(request, path)]
     return [found[at] for at in wrong]
 
@@ -318,7 +319,7 @@ _OF_IMAGES: Final = frozenset({"image_url", "source", "inlineData", "fileData"})
 
 
 def _is_image(types: frozenset[str], part: Any) -> bool:
-    """Say whether a part is an image of one of these types, or one that lies elsewhere."""
+    """Say whether a part is an image of one of these types, or one that is elsewhere."""
     if isinstance(part, dict) and _OF_IMAGES.isdisjoint(part):
         return True
     if not isinstance(part, Mapping):

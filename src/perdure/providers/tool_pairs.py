@@ -86,7 +86,7 @@ class PairedHistory(msgspec.Struct, frozen=True):
     orphans: int = 0
     """Results without a call, and second results, that were left out."""
     moved: int = 0
-    """Results that came late, and now stand behind their call."""
+    """Results that came late, and now are after their call."""
     empty: int = 0
     """Answers with nothing in them that were left out."""
     joined: int = 0
@@ -195,7 +195,9 @@ def _blocks_of(messages: Sequence[Message]) -> tuple[list[_Block], int, int, int
     And how many results had no call that waited, came late, and how many messages were put back.
     """
     blocks: list[_Block] = []
-    asking: dict[str, _Block] = {}  # the newest counts: providers number calls anew in each answer
+    asking: dict[
+        str, _Block
+    ] = {}  # the newest counts: providers number calls from 1 in each answer
     orphans = moved = put_back = 0
     for message in messages:
         if message.tool_result is not None:

@@ -318,7 +318,7 @@ class Taken(msgspec.Struct, frozen=True):
     created: bool
     """Whether a log begins with it."""
     record: bytes = b""
-    """The epoch record's payload, where a log begins with it: nobody can read a draft's."""
+    """The epoch record's payload, where a log begins with it: no one can read a draft's."""
     found: RestoreData | None = None
     """The documents that the terms name, and the log after them; None if they have to be read."""
 
@@ -330,7 +330,7 @@ class LeaseState(msgspec.Struct, frozen=True):
     owner: str
     released: bool = False
     alive: bool | None = None
-    """True or False if the store knows at once, else None: then watch ``beat``. Where nobody
+    """True or False if the store knows at once, else None: then watch ``beat``. Where no one
     holds the session, a store need not look."""
     beat: int = 0
     """The owner's heartbeat counter: changes with each heartbeat, and with a restart of the owner;
@@ -362,11 +362,11 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     new: bool = False
     """Whether there must be none."""
     given: int = 0
-    """The epoch in which this owner handed the session over, while whoever asked comes first."""
+    """The epoch in which this owner handed the session over, while the requester comes first."""
     silent: Mapping[str, int] = {}
     """Owners that stopped renewing their heartbeat, with the counter that proved it."""
     after: int | None = None
-    """Take it from anybody, if this is the newest epoch (0: none): the caller has decided."""
+    """Take it from any holder, if this is the newest epoch (0: none): the caller has decided."""
     beginning: Beginning = Beginning()
     """Beginning of a log where there is no session."""
     names: frozenset[str] | None = frozenset()
@@ -440,7 +440,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
     after: SessionKey | None = None
     """The last session of the page before."""
     after_at: float | None = None
-    """Its last activity: where ``newest_first`` is, a page begins behind both."""
+    """Its last activity: where ``newest_first`` is, a page begins after both."""
     limit: int = 100
 
     def after_page(self, last: SessionInfo) -> SessionQuery:
@@ -448,7 +448,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, after=last.key, after_at=last.updated_at or 0.0)
 
     def matches(self, info: SessionInfo) -> bool:
-        """Return whether a session of this tenant is chosen, on whatever page."""
+        """Return whether a session of this tenant is chosen, on any page."""
         at = info.updated_at or 0.0
         return (
             info.key.agent.startswith(self.prefix)
@@ -468,7 +468,7 @@ class SessionQuery(msgspec.Struct, frozen=True, kw_only=True):
         return info.key > self.after
 
     def page(self, infos: Iterable[SessionInfo]) -> list[SessionInfo]:
-        """Return the page that is made of sessions of this tenant, in whatever order they come."""
+        """Return the page that is made of sessions of this tenant, in any order."""
         chosen = [info for info in infos if self.matches(info) and self.is_next(info)]
         limit = max(self.limit, 0)
         if self.newest_first:

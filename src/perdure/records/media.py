@@ -178,8 +178,8 @@ def _texts(value: Any, types: Container[str], at: str | None) -> Iterator[str]:
 
 
 def _type_beside(payload: bytes, start: int, end: int, data: bytes) -> str | None:
-    """Return the type that stands in the same object, or that the data shows; None for neither."""
-    # Up to the next brace: behind it begins another object, or ends this one.
+    """Return the type that is in the same object, or that the data shows; None for neither."""
+    # Up to the next brace: after it begins another object, or ends this one.
     before = _BRACE.split(payload[max(start - _AROUND, 0) : start])[-1]
     beside = before + _BRACE.split(payload[end : end + _AROUND], 1)[0]
     typed = _TYPED.search(beside)
@@ -353,7 +353,7 @@ def _medium(data: bytes, media_type: str) -> Medium:
 
 
 Decide = Callable[[Medium, str], str | None]
-"""Returns the string that stands for media, and None to leave them out."""
+"""Returns the string in place of media, and None to leave them out."""
 
 
 def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -> Message:
@@ -526,7 +526,7 @@ class _Walk:
         return {**value, **changed} if changed else value
 
     def string(self, text: str, key: str | None, beside: Mapping[str, Any] | None) -> str | _Note:
-        """Return what stands for a string: itself unless it is media."""
+        """Return the replacement of a string: itself unless it is media."""
         medium = medium_of(text, key, beside)
         if medium is None:
             return text
@@ -572,7 +572,7 @@ class _Rest:
         return note_of(medium, self._why(medium)) if answer is None else answer
 
     def _raw(self, found: re.Match[bytes]) -> bytes:
-        """Return what stands in a provider's field, which only the provider reads: no note."""
+        """Return what goes into a provider's field, which only the provider reads: no note."""
         text = found[0][1:-1].decode()
         fields = held_fields(text)
         if fields is None:
@@ -680,7 +680,7 @@ def media_of_all(messages: Sequence[Message]) -> list[tuple[int, Medium, str]]:
 
 
 def string_of(text: str, raw: bytes) -> str:
-    """Return what a reference in memory stands for."""
+    """Return the medium of a reference in memory."""
     form, media_type, *_ = (held_fields(text) or text).split(":")
     head = f"data:{media_type};base64," if form == "url" else ""
     return head + base64.b64encode(raw).decode()

@@ -48,7 +48,7 @@ _TAIL = 1024
 class StoredSession(msgspec.Struct):
     """One session: its lease, its log, its documents and its inbox.
 
-    What it was before anybody held it has the epoch 0; deleted, it keeps its epoch. Its methods
+    Before anyone held it, it has the epoch 0; deleted, it keeps its epoch. Its methods
     do what those of `Store` with these names say, for one session; a step that raises, or answers
     with anything but OK, has changed nothing. Lists are replaced where records are removed: who
     reads the old ones reads on.
@@ -131,6 +131,7 @@ class StoredSession(msgspec.Struct):
     def acquire(self, terms: Terms, at: float) -> Taken:
         """Begin the next epoch by its record: the terms have allowed it."""
         documents = self.read_documents(terms.names)
+        # A draft that is taken over counts for nothing: its next holder begins again.
         if not self.published:
             self._clear()
         new, created = terms.beginning, not self.epochs
@@ -201,7 +202,7 @@ class StoredSession(msgspec.Struct):
         limit: int | None = None,
         reverse: bool = False,
     ) -> Iterator[Record]:
-        """Return the records for a reader as of now, whatever is appended meanwhile."""
+        """Return the records for a reader as of now, without later appends."""
         end = self.head + 1 if self.is_public else 0
         seqs = range(max(after + 1, self.first), end if before is None else min(before, end))
         return self._records((seqs[::-1] if reverse else seqs)[:limit])

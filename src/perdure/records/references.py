@@ -6,7 +6,7 @@ encoder writes text; a value has no spelling, so no value is one:
     "\u0070erdure:media:data:image/png:1258291:1280x800:<sha256>"
 
 What a message brings is spelled plainly, raw JSON too, and stays the text that it is. In memory,
-where strings have no spelling, a reference is signed with a random key of the process. Nobody can
+where strings have no spelling, a reference is signed with a random key of the process. No one can
 make one without it, and who has seen one can name what that one is of, and nothing else.
 """
 

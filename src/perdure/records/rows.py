@@ -51,7 +51,7 @@ class LogExtent(NamedTuple):
     crc: int
     """That record's checksum."""
     seed: int = 0
-    """What record 1 continues."""
+    """The origin that record 1 continues."""
 
 
 class LogPart(NamedTuple):
@@ -94,7 +94,7 @@ class LogReader:
         return self.low > self.high or self.remaining <= 0
 
     def take(self, rows: Iterable[CommitRow], *, max_bytes: int = NO_END) -> list[Record]:
-        """Return the next records of the part, and move behind them.
+        """Return the next records of the part, and move after them.
 
         Args:
             rows: Whole rows in the order of reading, from the one that holds the next record on.
@@ -145,7 +145,7 @@ class LogReader:
         is_next = expected in (None, near) and (row.first > 1 or row.seed == state.seed)
         is_within = row.last < state.head or (row.last, end.crc) == (state.head, state.crc)
         if not is_next or not is_within:
-            reason = "the log lacks records beside them, or they are another log's"
+            reason = "the log lacks records next to them, or they are another log's"
             raise self._damage_error(row.first, row.last, reason)
         step = -1 if self.reverse else 1
         return decoded.records[::step], (far[0] + step, far[1])
@@ -170,7 +170,7 @@ class LogReader:
         except CorruptRecordError:
             now = look()
             if now is None or now.born != self.state.born:
-                self.remaining = 0  # deleted, and maybe begun anew
+                self.remaining = 0  # deleted, and maybe begun again
             elif now.low > self.low:
                 self.low, self._next = now.low, None
             else:

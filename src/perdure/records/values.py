@@ -633,7 +633,7 @@ DENY_KEYS = frozenset(
 )
 """Keys that hold credentials. A key matches if it ends with one of them, in any spelling:
 ``OPENAI_API_KEY``, ``openaiApiKey`` and ``openai-api-key`` all end with ``api_key``. A plural
-counts, and a number or a form behind it: ``api_keys``, ``api_key_2``, ``private_key_pem``."""
+counts, and a number or a form after it: ``api_keys``, ``api_key_2``, ``private_key_pem``."""
 
 _WHOLE = frozenset({"auth", "tokens"})
 """Keys that hold credentials where nothing comes before them: ``max_tokens`` does not."""
@@ -650,7 +650,7 @@ _SIGNATURES = frozenset({"sig", "signature", "xamzsignature"})
 def redact(value: Any, deny_keys: Iterable[str] = DENY_KEYS) -> tuple[Any, tuple[str, ...]]:
     """Return the value without credentials, and JSON pointers to where they were.
 
-    A credential is what has a key of `DENY_KEYS`, or such a name beside it: in a list of pairs, in
+    A credential is what has a key of `DENY_KEYS`, or such a name next to it: in a list of pairs, in
     an object with ``name`` and ``value``, in ``NAME=value``; and the password or a key in a URL.
     With keys of your own, only what has one of them. Empty values, None and bools stay.
 

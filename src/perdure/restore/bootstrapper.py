@@ -253,6 +253,7 @@ async def apply_repair(
     """Make a context that is *current* the one that mends *target*."""
     if mended.messages == current:
         return
+    # Results at its end are all that it lacks: the context itself stays.
     if target == current and mended.appended:
         await memory.append_repairs(mended.appended)
         return

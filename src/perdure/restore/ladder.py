@@ -129,6 +129,7 @@ def snapshot_of(data: bytes, key: SessionKey, as_of_seq: int) -> Snapshot | str:
     try:
         snapshot = decode(data, Snapshot)
     except FormatError as error:
+        # A newer release may have changed the shape: then its version says more than the error.
         with contextlib.suppress(FormatError):
             version = decode(data, _Schema).schema_version
             if version != SCHEMA_VERSION:  # one of another shape

@@ -1,4 +1,4 @@
-"""An agent behind an HTTP API: what ``perdure serve`` runs, above `perdure.asgi`."""
+"""An agent with an HTTP API: the server of ``perdure serve``, above `perdure.asgi`."""
 
 from __future__ import annotations
 

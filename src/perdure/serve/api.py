@@ -81,7 +81,7 @@ class AgentPool:
     Args:
         app: The application's sessions.
         source: What an agent is made of.
-        keep: Seconds for which an agent that nobody uses stays open.
+        keep: Seconds for which an unused agent stays open.
         most: How many agents stay open; those that wait for the next message longest are closed.
 
     """
@@ -136,12 +136,14 @@ class AgentPool:
             except (LeaseLostError, SessionClosedError):
                 if not tries_left or self._app.draining:
                     raise
+                # The text that was shown is in no log: the next try shows its own.
                 channel.clear()
 
     @contextlib.asynccontextmanager
     async def _agent(
         self, key: SessionKey, config: AgentConfig, token: Token
     ) -> AsyncGenerator[Agent, None]:
+        # One at a time: two first requests open one agent.
         async with self._locks.setdefault(key, anyio.Lock()):
             warm = self._warm.get(key)
             if warm is not None and not _is_usable(warm.agent):
@@ -205,11 +207,12 @@ class AgentPool:
                 await warm.agent.stop(finish=finish)
 
     async def tend(self) -> None:
-        """Close agents that nobody uses; runs for ever."""
+        """Close unused agents; runs for ever."""
         while True:
             await anyio.sleep(min(self._keep, 5.0))
             for key, warm in tuple(self._warm.items()):
                 async with self._locks.setdefault(key, anyio.Lock()):
+                    # Under its lock: it may have been used, or replaced, while this waited.
                     idle = anyio.current_time() - warm.idle_since
                     if not warm.users and idle >= self._keep and self._warm.get(key) is warm:
                         await self._stop(key, finish=True)
@@ -283,7 +286,7 @@ class AgentServer:
             returns one.
         url: Where sessions are kept: as for `perdure.connect`.
         access: Who may do what.
-        keep: Seconds for which an agent that nobody uses stays open.
+        keep: Seconds for which an unused agent stays open.
         max_body: Bytes that a request's body may have.
         max_requests: How many requests are answered at a time, and how many agents stay open;
             probes are answered beyond that. None: no limit.

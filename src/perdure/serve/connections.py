@@ -24,13 +24,13 @@ H11Protocol: Any = import_extra(
 
 TIMEOUT: Final = 15.0
 TO_READ_AT_STOP: Final = 2.0
-"""Seconds for a client to go on reading when the server stops, which waits for it."""
+"""Seconds for a client to continue reading when the server stops, which waits for it."""
 MOST: Final = 4096
 """Connections by default, if there are descriptors for them."""
 EACH: Final = 4
 """Descriptors for a connection: its own, two of the session that it uses, and one in reserve."""
 FOR_PROBES: Final = 16
-"""Connections beyond the limit, so that probes are answered whatever else is open."""
+"""Connections beyond the limit, so that probes are always answered."""
 
 
 def connection_limit(given: int | None) -> int:
@@ -59,8 +59,8 @@ class ConnectionLimits:
     """The connections of a server: what uvicorn's ``http=`` takes is its `protocol`.
 
     Args:
-        most: How many there may be, beside some for probes. None: as many as descriptors allow.
-        timeout: Seconds for a request to come in full, and for a client to go on reading.
+        most: How many there may be, besides some for probes. None: as many as descriptors allow.
+        timeout: Seconds for a request to come in full, and for a client to continue reading.
 
     """
 

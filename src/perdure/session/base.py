@@ -69,7 +69,7 @@ T = TypeVar("T")
 log: logging.Logger = logging.getLogger("perdure")
 
 TOLD_AFTER: Final = 5.0
-"""Seconds for which a turn waits, before it is told, for the one in which it was begun."""
+"""Seconds for which a turn waits, before it is reported, for the one in which it was begun."""
 _WARNINGS: Final = {
     "append": "another task appended while {turn} ran. The message is no part of the turn, and "
     "stays when the turn is tried again: append what belongs to a turn by turn.append, and give "
@@ -166,6 +166,7 @@ class Turn:
             raise SessionError(message, key=key, timeout=self._timeout)
         retraction: tuple[Entry, ...] = ()
         try:
+            # It may have been closed, or lost, during the wait.
             session._check_open()
             await session._runtime.saver.room(session._tracked)
             done = session._behind.document.turn_ids.get(self.id)
@@ -173,11 +174,13 @@ class Turn:
             if self.replayed and self._request is not None:
                 async with session._newest_first() as records:
                     self._require_same(await request_of(records, self.id))
+            # What a cut attempt appended is taken back in the group of the new begin.
             if self._given and not self.replayed:
                 retraction = await self._take_up()
             # No record that was appended, and is not in the contents yet, changes their turns.
             self.number = done or session._behind.document.turns + 1
             self.id = self.id or f"turn_{self.number:04d}"
+            # No await from the record to `begin`: no other task's append gets between them.
             if not self.replayed:
                 session._accept((*retraction, Entry(TURN, encode(self._turned("begin")))))
                 session._count_turns(self.number)
@@ -207,16 +210,18 @@ class Turn:
                 if exc_type is not None:
                     turned.phase, turned.error = "interrupted", exc_type.__name__
                 session._accept((*self._closing, Entry(TURN, encode(turned))))
+                # Nothing more is the turn's own: what is appended during the save is outside.
                 queue.ended()
                 if self._given:
                     note_turn(session._behind.document.turn_ids, turned)
+                # A retry of its id has to look for this attempt.
                 session._may_be_cut = exc_type is not None
                 await self._save_ended(waits=exc_type is None or issubclass(exc_type, Exception))
         finally:
             queue.leave()
 
     async def _save_ended(self, *, waits: bool) -> None:
-        """Have the ended turn saved; if the caller is cancelled meanwhile, that goes on."""
+        """Have the ended turn saved; if the caller is cancelled meanwhile, that continues."""
         session, saver = self._session, self._session._runtime.saver
         if not waits:
             saver.turn_ended(session._tracked)
@@ -374,6 +379,7 @@ class TurnQueue:
                 f"session {key}: this task already is in a turn; end it before beginning another"
             )
             raise SessionError(message, key=str(key))
+        # Where others wait, a turn queues up although none runs for a moment.
         if (holder is not None or self._free is not None) and not await self._wait(turn):
             return False
         self._holder = task
@@ -386,6 +392,7 @@ class TurnQueue:
     async def _wait(self, turn: Turn | None) -> bool:
         free = self._free = self._free or anyio.Semaphore(0, fast_acquire=True)
         around, disarm = self.running, None
+        # Begun within the running turn: if that waits for this one, neither ends.
         if turn is not None and around is not None and is_within(around, turns.get()):
             disarm = turn._session._watch_wait(turn, around)
         self._waiting += 1
@@ -540,6 +547,7 @@ class SessionBase(_Hot):
 
         """
         entries = self._entries(items)
+        # No turn with an id is open: whose the entries are makes no difference.
         if self._turns.unended is None:
             return self._accept(entries)
         return self._append(entries, self._turn_of(turns.get()))
@@ -591,7 +599,7 @@ class SessionBase(_Hot):
         self._runtime.hooks.emit("turn_warned", TurnWarned(key, turn.id, why))
 
     def _watch_wait(self, turn: Turn, around: Turn) -> Callable[[], None]:
-        """Tell later that a turn waits for the one in which it began; return what stops that."""
+        """Report later that a turn waits for the one in which it began; return what stops that."""
 
         def tell() -> None:
             if self._turns.running is around:
@@ -613,7 +621,7 @@ class SessionBase(_Hot):
 
         Turns run one at a time, first come, first served. Leaving one waits until it is durable.
         Entering one raises SessionError in the task that is in one. In a task that was started
-        there it waits for that turn; a wait of 5 seconds is told in the log and by `health`, since
+        there it waits for that turn; a wait of 5 seconds is in the log and in `health`, since
         it never ends if the turn waits for the task.
 
         Args:
@@ -651,7 +659,7 @@ class SessionBase(_Hot):
             if kind == META:
                 labels.append(payload)
         version = runtime.append(tracked, entries)
-        for payload in labels:  # the next save tells the directory
+        for payload in labels:  # the next save updates the directory
             tracked.labels, tracked.labels_due = described(tracked.labels, payload), True
         return version
 
@@ -667,6 +675,7 @@ class SessionBase(_Hot):
         if tracked.version <= noted:
             return
         entries = tracked.pending
+        # `pending` begins after the durable record; a part of it may have been noted.
         if noted > tracked.durable:
             entries = entries[noted - tracked.durable :]
         self._noted = tracked.version

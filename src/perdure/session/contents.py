@@ -340,6 +340,7 @@ class Contents:
     async def _read(self, name: str) -> tuple[bytes | None, list[Record]]:
         """Return a document, and the records on top of it; nothing is awaited in between."""
         self._owner._catch_up()
+        # Known not to be stored: most sessions have few of the documents.
         if self._listed is not None and name not in self._listed:
             return None, [record for record in self._tail if name in names_of(record)]
         for _ in range(MOST_FOLDS):
@@ -356,8 +357,10 @@ class Contents:
                 older = [record for record in log if name in names_of(record)]
             manifest = documents.manifest
             folded_up_to = 0 if manifest is None else manifest.as_of_seq
+            # Else its records would be in neither: the older document, or what is left of the tail.
             if folded_up_to < self.as_of_seq:  # a fold came between
                 continue
+            # Of the tail, only what neither the document nor the log has.
             floor = max(as_of, older[-1].seq if older else 0)
             newer = [
                 record for record in self._tail if record.seq > floor and name in names_of(record)
@@ -424,6 +427,7 @@ class Contents:
         """Yield the records of the log from its end: those that the store does not have first."""
         for record in unsaved:
             yield record
+        # Up to what was durable then: what became durable meanwhile was in the first part.
         log = self._store.read_log(self.key, before=durable + 1, reverse=True)
         async with contextlib.aclosing(log):
             async for chunk in log:
@@ -484,6 +488,7 @@ class Contents:
                         continue  # it only says that the log may have gone on
                     self._show_newest(filter(retractions.shows, chunk.records), page)
                     size -= len(chunk.records)
+                    # If fewer came than were asked for, the log begins here.
                     stop, more = chunk.records[-1].seq, size <= 0
                     if page.is_full:
                         break
@@ -530,7 +535,7 @@ class Contents:
         return await self.filled(messages)
 
     async def filled(self, messages: Sequence[tuple[int, bytes]]) -> list[tuple[int, bytes]]:
-        """Return messages with their media in place, whatever budget there is."""
+        """Return messages with their media in place, regardless of the budget."""
         store, held = self._store, self.context.media
         return [
             (seq, await with_its_media(store, self.key, payload, held)) for seq, payload in messages
@@ -553,7 +558,7 @@ class Contents:
         media = fitted(self.stored(), context.budget, context.media, provider=provider)
         if media.lost:
             self.may_lack_media = True  # a save looks again
-        left_out, lost = self._told  # each is told once
+        left_out, lost = self._told  # each is reported once
         news = FittedMedia([], () if left_out else media.left_out, () if lost else media.lost)
         if news.left_out or news.lost:
             self._told = left_out or bool(news.left_out), lost or bool(news.lost)

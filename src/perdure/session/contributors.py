@@ -252,6 +252,7 @@ class Contributors:
                 "give this one another name, or detach the other first"
             )
             raise InvalidArgumentError(message, contributor=name)
+        # Another attach of this name is refused from here on, although nothing is attached yet.
         self._coming.add(name)
         try:
             stored = await self._restore(contributor, wanted=restore)
@@ -293,6 +294,7 @@ class Contributors:
                 except Exception as error:  # noqa: BLE001  # raised when all are done
                     errors.append(_named(error, attachment))
         finally:
+            # In their old order; those that were attached meanwhile come after them.
             self._attached = {**self._suspended, **self._attached}
             self._suspended = {}
         _raise_if_any(errors)
@@ -385,6 +387,7 @@ class Contributors:
     ) -> None:
         """Append what has changed, in the order of attachment: nothing is awaited here."""
         for attachment in attachments:
+            # It did not answer, or was detached while it was asked.
             if (
                 attachment not in states
                 or self._attached.get(attachment.contributor.name) is not attachment

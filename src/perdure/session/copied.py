@@ -1,10 +1,10 @@
 """Records and documents of a session as a copy of it has them. Pure.
 
-A copy's log has the source's records under their numbers, so that whatever refers to a record does
+A copy's log has the source's records under their numbers, so that all that refers to a record does
 so there, too. What belongs to the source's own store or log becomes a gap, which says nothing and
 counts for no digest. The copy's own epoch record comes first. Its number is that of the source's
 first epoch record, or of the last record that was removed from the source; of a fork that leaves
-the history behind, the next one after it. A fork ends what is in progress: see `Progress`. Posts
+the history out, the next one after it. A fork ends what is in progress: see `Progress`. Posts
 and dead letters are not copied.
 """
 
@@ -96,7 +96,7 @@ def renamed(name: str, data: bytes, key: SessionKey) -> bytes:
 
 
 def without_history(documents: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return documents for a copy that leaves the history behind.
+    """Return documents for a copy that leaves the history out.
 
     Its checkpoints of the session itself, which need that, become tombstones.
     """

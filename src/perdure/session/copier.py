@@ -1,8 +1,8 @@
 """Copies of sessions: one program for all that writes a session's content under another key.
 
-A copy is written as a draft, which nobody sees before it is published: records in slices, then
+A copy is written as a draft, which no reader sees before it is published: records in slices, then
 blobs are renewed, or put where the target lacks them, then documents. Before it is published, the
-source must be what it was when the copying began: else it is made anew, or refused.
+source must be what it was when the copying began: else it is made again, or refused.
 
 It refers to nothing of its source, so nothing that happens to the source changes a copy.
 """
@@ -85,10 +85,10 @@ LEAVING: Final = 5.0
 FORK: Final = "fork"
 """Purpose of a draft: a fork, in which everything that is in progress has ended."""
 FORK_CONTEXT: Final = "fork context"
-"""The same, where records are left behind: the copy begins with what they fold to."""
+"""The same, where records are left out: the copy begins with what they fold to."""
 
 BRANCHES: Final = frozenset({FORK, FORK_CONTEXT, "copy"})
-"""Purposes of copies that live on beside their source."""
+"""Purposes of copies that coexist with their source."""
 
 MOVES: Final = frozenset({"migrate", "restore"})
 """Purposes of what is the session itself, in another place: with its documents, and its posts."""
@@ -129,7 +129,7 @@ async def copy_session(
 ) -> CopiedSession:
     """Write a session's content up to a record into another log, and publish that.
 
-    Posts and dead letters stay with the source; whoever moves a session brings them.
+    Posts and dead letters stay with the source; a caller that moves a session copies them.
 
     Args:
         source: Where the session is; it needs no lease.
@@ -154,10 +154,13 @@ async def copy_session(
     for left in reversed(range(TRIES)):
         copier = _Copier(source, key, target, new, draft, limits)
         try:
+            # 1. Begin a draft, which no reader sees: a kill leaves nothing else.
             epoch = await copier.begin(watch, wait)
             if on_epoch is not None:
                 await on_epoch(epoch)
+            # 2. Write records, blobs and documents.
             await copier.write(more)
+            # 3. Require the source as it was: what was read may be a mixture of before and after.
             await copier.prove()
         except BaseException as error:
             await copier.withdraw()
@@ -169,6 +172,7 @@ async def copy_session(
                 raise
             await anyio.sleep(PAUSE)
         else:
+            # 4. One fenced act makes it a session.
             return await copier.publish()
     raise AssertionError("unreachable")
 
@@ -176,7 +180,7 @@ async def copy_session(
 async def continue_copy(
     source: Store, key: SessionKey, target: Store, grant: Taken, *, draft: Draft, limits: Limits
 ) -> CopiedSession:
-    """Append what a copy lacks of its source, after the epoch record of a lease, which goes on.
+    """Append what a copy lacks of its source, after the epoch record of a lease, which stays.
 
     Errors as of `copy_session`, and StoreUnavailableError where that record has the number of one
     that is to be copied.
@@ -227,7 +231,7 @@ async def remove_drafts(
     """Remove copies that a process was killed in the middle of, and all that are made of *sources*.
 
     One that was published meanwhile is a session, and stays. *watch* knows which owners are silent,
-    where nobody sees whether a process lives.
+    where no one sees whether a process lives.
     """
     removed: list[DraftInfo] = []
     for found in await store.drafts(tenant):
@@ -239,7 +243,7 @@ async def remove_drafts(
         is_left = holder.released or holder.alive is False or (holder.alive is None and is_silent)
         if not is_left and found.draft.source not in sources:
             continue
-        with suppress(LeaseHeldError):  # somebody has begun anew, or it was published
+        with suppress(LeaseHeldError):  # another process has begun again, or it was published
             # As a draft again, which posts to its id outlive.
             grant = await take_after(store, found.key, after=found.epoch, draft=found.draft)
             await store.delete(found.key, grant.epoch)
@@ -274,6 +278,7 @@ class CopyWriter:
 
     async def flush(self) -> None:
         """Append all groups that have ended."""
+        # A group is never cut: what has no end yet waits for the next flush.
         ends = (at for at in range(len(self._entries), 0, -1) if self._entries[at - 1].end)
         whole = next(ends, 0)
         if whole:
@@ -316,7 +321,7 @@ class _Copier:
         self._was: HistoricalFold | None = None
         self._kept: dict[str, bytes] = {}
         """Blobs of the documents that a fork without history begins with. No session names them
-        yet, so they are put once the draft exists: whoever removes blobs looks for drafts."""
+        yet, so they are put once the draft exists: a sweep looks for drafts."""
         self._base: Origin
         """Beginning of the source."""
         self._begun: Origin
@@ -337,6 +342,7 @@ class _Copier:
         point = newest = await first_record(self._source.read_log(key, reverse=True, limit=1))
         if newest is None or newest.seq != up_to:
             point = await record_at(self._source, key, up_to)
+        # It is being forgotten, and some of its blobs may be gone already.
         is_ending = newest is not None and newest.kind == ENDING
         if point is not None and point.epoch == self._draft.generation and not is_ending:
             return base
@@ -357,7 +363,7 @@ class _Copier:
         raise StoreUnavailableError(message, key=str(key))
 
     async def _found_base(self) -> Origin:
-        """Look anew for what is before the source's log."""
+        """Look again for what is before the source's log."""
         key, inner = self._key, self._source.inner
         self._source = SessionStore(inner)  # it may remember what is not so any more
         manifest = (await inner.read_documents(key, ())).manifest
@@ -428,12 +434,13 @@ class _Copier:
         return grant.epoch
 
     async def write(self, more: Sequence[Entry]) -> None:
-        """Write records, blobs and documents; nobody sees them."""
+        """Write records, blobs and documents; no reader sees them."""
         was, found = self._was, Documents()
         if was is not None:
             manifest = msgspec.structs.replace(was.manifest, base=self._begun)
             found = Documents(manifest, was.found)
         reach = Reach(self._source, self._key, found)
+        # Records come first: they say which blobs the copy reaches.
         await self._write_records(reach)
         if was is not None and self._draft.purpose.startswith(FORK):
             progress = Progress(was.data.get(LEDGER), self._turn)
@@ -441,6 +448,7 @@ class _Copier:
                 progress.feed(entry)
             more = (*more, *progress.endings(time.time()))
         await self._writer.add_own(more)
+        # Blobs come before the documents that name them.
         if self._target.capabilities.blobs:
             if was is not None:
                 await put_blobs(self._target, self._new.blobs, {**was.blobs, **self._kept})
@@ -477,7 +485,8 @@ class _Copier:
         self.done.records = max(up_to - first, 0)
 
     def _copied(self, run: Sequence[Record], reach: Reach) -> list[Entry]:
-        """Return what stands for a run of records, and note what it names."""
+        """Return the stand-in for a run of records, and note what it names."""
+        # A hole in the numbers: records went while they were read.
         if run[0].seq != self._next or run[-1].seq - run[0].seq != len(run) - 1:
             raise self._went(self._next)
         self._next += len(run)
@@ -558,7 +567,7 @@ class _Copier:
                     await self._target.publish(self._new, writer.grant.epoch)
                     break
                 except LeaseLostError:
-                    await self.origin()  # whoever forgets a session takes its drafts away
+                    await self.origin()  # a forget removes the drafts of its session, too
                     raise
                 except StoreUnavailableError:  # it may have been done
                     if not left:
@@ -575,7 +584,7 @@ class _Copier:
             await self._leave(self._target.release)
 
     async def _leave(self, act: Callable[[SessionKey, int], Awaitable[None]]) -> None:
-        # Whoever took the draft over has removed it.
+        # A process that took the draft over has removed it.
         gone = suppress(StoreError, LeaseLostError)
         with anyio.CancelScope(shield=True), anyio.move_on_after(LEAVING), gone:
             await act(self._new, self.done.epoch)

@@ -160,7 +160,7 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 0
     """Of the records' and documents' values, the blobs and the spill files."""
     kept: tuple[RetainedItem, ...] = ()
-    """Blobs that others reach, or may reach. `perdure check --gc` removes them when nobody does."""
+    """Blobs that others reach, or may reach. `perdure check --gc` removes unreached ones."""
     carriers: tuple[SessionKey, ...] = ()
     """Copies of the forgotten sessions, and copies of those: they still have the content."""
     places: tuple[str, ...] = ()
@@ -232,7 +232,7 @@ class Forgetter:
         return await self._ended_here(stack, session)
 
     async def _ended_here(self, stack: AsyncExitStack, session: SessionBase) -> HeldSession:
-        """Close a session that is open here, and go on holding it."""
+        """Close a session that is open here, and keep its lease."""
         await self._access.lifecycle.leave(session, "deleted")
         head = await self._store.head(session.key)
         still_held = self._access.still_held(session.key, session.epoch, head)
@@ -257,16 +257,21 @@ class Forgetter:
 
         """
         async with AsyncExitStack() as stack:
+            # 1. Hold all of them, and end their logs: no copy is published from here on.
             holds = [] if dry_run else await self._begin_ending(stack, keys, terms)
             carriers = await self._carriers(keys, tenant) if look_for_carriers else ()
             sums = {key: await self._sum(key) for key in keys}
             if not dry_run:
+                # 2. Remove drafts that are made of them.
                 await remove_drafts(self._store.inner, tenant, self._access.runtime.watch, keys)
+            # 3. Remove blobs that only they reach, then them: killed in between, they can be
+            # forgotten again.
             named = await self._named(tenant, sums)
             wait = None if dry_run else terms.wait
             retained = await self._remove_blobs(tenant, keys, holds, named, wait) if named else {}
             for hold in holds:
                 await hold.delete()
+            # 4. Remove spill files, and what the backend keeps of removed data.
             spilled = await self._spilled(keys, remove=not dry_run)
             if not dry_run:
                 await self._store.scrub()
@@ -298,6 +303,7 @@ class Forgetter:
         self, stack: AsyncExitStack, keys: list[SessionKey], terms: HandoverTerms
     ) -> list[HeldSession]:
         """Hold sessions in the order in which they go; from then on, no copy is published."""
+        # Always in this order: two forgets would else wait for each other.
         for key in sorted(keys):
             await stack.enter_async_context(self._access.exclusive(key))
         for key in keys:
@@ -320,9 +326,9 @@ class Forgetter:
         named: Collection[str],
         wait: float | None,
     ) -> _Retained:
-        """Remove blobs that nobody else reaches; return the others. None for *wait*: remove none.
+        """Remove blobs that no other session reaches, none without *wait*; return the others.
 
-        They are set aside first. Whoever begins to refer to one then puts it again, or renews it,
+        They are set aside first. A session that begins to refer to one then puts or renews it,
         and so takes it back. Who has done that before is read, unless it is still a draft.
 
         Raises:
@@ -346,6 +352,7 @@ class Forgetter:
             await sweep(named)
             raise
         await sweep(reached)
+        # What is still there was put or renewed after it was set aside.
         left = set(await self._store.blob_names(tenant)).intersection(named)
         return {**dict.fromkeys(left, (None, _ANEW)), **reached}
 
@@ -387,7 +394,7 @@ class Forgetter:
                     payloads = [record.payload for record in chunk.records]
                     total.bytes += sum(map(len, payloads))
                     total.names |= named_in(payloads)
-                    total.names |= value_names(chunk.records)  # a fold puts them anew just now
+                    total.names |= value_names(chunk.records)  # a fold puts them again just now
             documents = (await store.read_documents(key)).found.values()
         except FormatError:
             if strict:
@@ -508,6 +515,7 @@ class Renamer:
         if session is not None:  # not below: its turn may need the session
             await self._access.lifecycle.between_turns(session)
         async with AsyncExitStack() as stack:
+            # Always in this order: renames there and back would else wait for each other.
             for key in sorted((old, new)):
                 await stack.enter_async_context(self._access.exclusive(key))
             if new in self._access.sessions:
@@ -521,6 +529,7 @@ class Renamer:
         made = None if holder is None or holder.deleted else holder.draft
         if made is not None and (made.source, made.purpose) != (old, "rename"):
             made = None  # by a rename, which may not have been finished
+        # Case 1: the old one is gone. If an earlier rename has finished, its answer is given again.
         if await self._store.inner.head(old) == 0:
             if made is None:
                 raise SessionNotFoundError(f"there is no session {old}", key=str(old))
@@ -531,6 +540,8 @@ class Renamer:
             raise exists(new)
         await require_unread(self._store, self._store.inner, old)
         hold = await self._hold(stack, old, new, terms)
+        # Case 2: a rename was killed after its copy was published, and the old one continued. It is
+        # copied again, unless both did.
         if made is not None and await self._has_said(old, made.up_to):
             if await has_own(self._store.inner, new, made):
                 message = (
@@ -546,6 +557,8 @@ class Renamer:
         else:
             point = await self._forker.newest(old, await self._store.head(old))
             done = await self._forker.made_of(old, new, point, "rename")
+        # Posts first: killed before the deletion, the next call moves them again, which changes
+        # nothing.
         await self._forward(hold, new)
         await hold.delete(keep_posts=True)  # what was posted since waits at the old name
         return done
@@ -580,5 +593,6 @@ class Renamer:
         if letters:
             async with self._access.held(new, HandoverTerms("raise", 0), new=True) as hold:
                 await self._store.ack(new, hold.epoch, dead=letters)
+        # Last: a kill before this leaves posts at both names, not at none.
         if waiting:
             await self._store.ack(old.key, old.epoch, [item.op_id for item in waiting])

@@ -241,6 +241,7 @@ async def _pruned_history(store: Store, key: SessionKey) -> list[Record]:
         context = WorkingContext.of_snapshot(decode(snapshot, Snapshot), 2**62)
         entries.append(Entry(CONTEXT, context.as_record("pruned")))
     begun = Entry(EPOCH, b'{"owner":""}')
+    # Blank ones in front, so that the records after the cut keep their numbers.
     blank = [Entry(META, b"{}")] * (cut - len(entries) - 1)
     return [Record(seq, 1, *entry) for seq, entry in enumerate([begun, *blank, *entries], 1)]
 
@@ -263,6 +264,7 @@ def _described(data: bytes | None) -> list[Entry]:
         TurnPayload(turn=turn, number=number, phase="end", given=True, at=at)
         for turn, number in document.turn_ids.items()
     ]
+    # More turns were counted than have ids: one more record brings the count along.
     if document.turns > max((turn.number for turn in turns), default=0):
         turns.append(TurnPayload(turn="", number=document.turns, phase="end", at=at))
     return [Entry(META, encode(meta)), *(Entry(TURN, encode(turn)) for turn in turns)]
@@ -342,6 +344,7 @@ async def import_with(
         raise _exists(key)
     opened = await sessions.open(agent, session=session, tenant=tenant)
     async with opened:
+        # Again, now that it is held: another process may have made it since the check above.
         if opened.version != opened.durable_version or opened.restore_report.source != "fresh":
             raise _exists(key)
         try:
@@ -363,6 +366,8 @@ def _unfolded(state: FullAgentState, read: StateMemories | None, key: SessionKey
     try:
         unfolded = unfold(state, now=now) if read is None else unfold_with(state, read, now=now)
         records = [Record(seq, 1, *entry) for seq, entry in enumerate(unfolded.entries, 2)]
+        # Before anything is written: records that do not fold would make a session that cannot
+        # open.
         _check(fold_afresh(key, records, limits=Limits()))
     except UnsupportedVersionError:
         raise

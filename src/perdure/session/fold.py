@@ -86,6 +86,7 @@ def fold_due(
     """
     if tail_bytes >= LEAST_TAIL and tail_bytes >= limits.fold_ratio * rewrite_bytes * phase:
         return True
+    # What is small to rewrite is folded by count too: many short records make an open slow.
     by_count = tail_records >= limits.fold_records * phase or tail_bytes >= MUCH_TAIL * phase
     return rewrite_bytes <= SMALL and by_count and limits.fold_ratio < inf
 
@@ -134,6 +135,7 @@ class PreparedFold(msgspec.Struct, frozen=True):
             StoreError: The store could not write; nothing has changed.
 
         """
+        # First: a document must not name a blob that is not durable.
         await put_blobs(store, self.key.blobs, self.blobs)
         await store.write_documents(self.key, self.documents, self.manifest)
         return self.manifest
@@ -159,6 +161,7 @@ async def prepare_fold(
     """
     if tail is not None and tail.since >= upto:
         return None
+    # From memory, if the stored documents end where its tail begins; else from the log.
     read = None if tail is None or mend else await _read_around(store, key, upto, limits, tail)
     read = read or await _read_all(store, key, upto, limits, mend)
     if read is None:
@@ -177,6 +180,7 @@ async def prepare_fold(
 
     if size <= OFFLOAD:
         return compute()
+    # It changes nothing, so a cancelled fold may leave the thread to itself.
     return await anyio.to_thread.run_sync(compute, abandon_on_cancel=True)
 
 
@@ -205,6 +209,7 @@ async def _read_around(
     touched = {name for record in tail.records for name in names_of(record)}
     have = validated(await store.read_documents(key, {SESSION, *touched}), key)
     before = have.manifest
+    # Another fold came between, or damage: the tail does not continue these documents.
     if have.damaged or (0 if before is None else before.as_of_seq) != tail.since:
         return None
     if before is not None and not _describes_agent(have.found.get(SESSION)):
@@ -220,6 +225,7 @@ async def _read_all(
     before = have.manifest
     if before is not None and before.as_of_seq >= upto:
         return None
+    # Without these two the whole log is read.
     missing = before is None or bool(have.damaged) or have.found.keys() < {SESSION, SNAPSHOT}
     since = 0 if missing or before is None else before.as_of_seq
     records = await all_records(store.read_log(key, after=since, before=upto + 1))
@@ -236,6 +242,7 @@ async def _read_all(
         more = validated(await store.read_documents(key, wanted), key)
         await keep_evidence(store, key, more)
         old.update(more.found)
+        # A document that is rebuilt needs all records, not the newest alone.
         if more.damaged and since:
             records = await all_records(store.read_log(key, before=upto + 1))
     return before, FoldInput(key, old, records, upto, limits), touched
@@ -330,6 +337,7 @@ class FoldInput(msgspec.Struct):
         return None if document is None else document.data
 
     def _after(self, name: str) -> list[Record]:
+        # Each document has its own number: a fold that was killed has written only some.
         document = self.old.get(name)
         since = 0 if document is None else document.as_of_seq
         return [record for record in self.records if record.seq > since]

@@ -89,7 +89,7 @@ class ForkBuilder:
         *,
         history: History = "full",
     ) -> Fork:
-        """Begin a session with another one's history up to a record, and ``more`` behind it.
+        """Begin a session with another one's history up to a record, and ``more`` after it.
 
         Raises:
             HistoryPrunedError: The parent's history up to ``at`` was pruned.
@@ -113,7 +113,7 @@ class ForkBuilder:
         purpose: str,
         more: Sequence[Entry] = (),
     ) -> Fork:
-        """Make a session of another one's content up to a record, and ``more`` behind it.
+        """Make a session of another one's content up to a record, and ``more`` after it.
 
         Without a record, of that alone. The caller is alone with the new session.
         """
@@ -123,11 +123,14 @@ class ForkBuilder:
         draft = Draft(source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose)
         if child in access.sessions:
             raise exists(child)
+        # The very same fork may have been made before, and its answer lost.
         is_there = await is_made(store, child, draft)
         if is_there is None:  # it was opened, and never written
             async with access.held(child, HandoverTerms("raise", 0), new=True) as hold:
+                # Again, under its lease: nothing can be written to it from here on.
                 if await is_made(store, child, draft) is None:
                     await hold.delete(keep_posts=True)
+        # A draft does not say what followed it: with more, a copy that is there is not the answer.
         if is_there and more:
             raise exists(child)
         if not is_there:
@@ -179,6 +182,7 @@ class ForkBuilder:
         if child in self._access.sessions or not await self._access.is_empty(child):
             raise exists(child)
         async with self._access.held(child, HandoverTerms("raise", 0), new=True) as hold:
+            # Again, under its lease.
             if not await self._access.is_empty(child):
                 raise exists(child)
             if records:
@@ -223,7 +227,7 @@ class ForkBuilder:
         """Return the last record up to one that is no epoch's; None if there is nothing to copy.
 
         Those after it say nothing, and a copy of the parent elsewhere has others there, or none.
-        Of one that says nothing, but begins with something, the first record stands for that.
+        Of one that says nothing, but begins with something, the first record counts as that.
         """
         if point.kind not in HOLDER_KINDS:
             return point
@@ -238,6 +242,7 @@ class ForkBuilder:
 
     async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
         """Return the record that ends a checkpoint's group."""
+        # A checkpoint's record follows the one that it is as of.
         record = await self._access.record(parent, checkpoint.event_seq + 1)
         is_checkpoint = record is not None and record.kind == CHECKPOINT
         if record is None or not is_checkpoint or decode(record.payload, Checkpoint) != checkpoint:

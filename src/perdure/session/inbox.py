@@ -103,7 +103,7 @@ class Inbox:
         self._taking: dict[SessionKey, bool] = {}
         """Sessions whose posts are being taken, and whether to look again afterwards."""
         self._failures: dict[SessionKey, dict[str, _Failure]] = {}
-        """What could not be taken when that was tried last, by sessions and by posts' keys."""
+        """Errors of posts that could not be taken at the last try, by session and post key."""
         self._timers: dict[SessionKey, float] = {}
         """Time of each one's next attempt without a new post."""
         self._dead: Counter[SessionKey] = Counter()
@@ -308,14 +308,17 @@ class Inbox:
         passed = {name: failure.size for name, failure in failures.items() if failure.due > now}
         came = False
         while True:
+            # 1. Read what waits, and leave it there.
             items, more = await self._waiting(session, passed)
             if not items:
                 break
+            # 2. Append it, with a record that names it.
             done = await self._enter(session, items, passed, opening=opening)
             if opening:
                 return bool(done)
             if done:
                 came = True
+                # 3. Make that durable, and only then remove it from the inbox.
                 await self._runtime.saver.save(session._tracked)
                 # Not what was discarded while we waited: that is to be taken again.
                 received, durable = session._contents.document.taken, session.durable_version
@@ -342,7 +345,7 @@ class Inbox:
             if len(pending) < limit:
                 return items, False
             is_one_post = len(items) >= size and items[0].key == items[-1].key
-            if size >= TAKEN_IDS or not is_one_post:  # else it may go on
+            if size >= TAKEN_IDS or not is_one_post:  # else it may continue
                 break
             size = min(2 * size, TAKEN_IDS)
         last = items[-1].key if items else None
@@ -358,6 +361,7 @@ class Inbox:
         opening: bool,
     ) -> list[str]:
         """Append what is not in the log yet, and return the op ids of what is."""
+        # No turn runs where a session is being opened; and what is in the log already adds nothing.
         if opening or all(item.op_id in session._contents.document.taken for item in items):
             return self._append(session, items, passed)
         await session._turns.enter(session.key)

@@ -176,6 +176,7 @@ class _Fold:
             # be of it.
             return
         session = self.session
+        # Another fold was written in between: this one's result is out of date.
         if session._contents.as_of_seq != self._since:
             self.begin()
             await self.prepare()
@@ -202,7 +203,7 @@ class LeaveSteps(NamedTuple):
     unsaved: Literal["saved", "refused", "dropped", "kept"]
     """Saved, or it stays open; refused: it stays open if anything is unsaved, or it is in use."""
     fold: Literal["always", "if long", "never"]
-    """When documents that are behind the log are written."""
+    """Condition for writing documents that are older than the log."""
     lease: Literal["released", "kept"]
     event: str
     """The reason in the event ``closed``; a session without one stays registered."""
@@ -426,10 +427,12 @@ class SessionLifecycle:
         """
         row, saver, tracked = LEAVES[why], self._runtime.saver, session._tracked
         with anyio.CancelScope() if deadline is None else deadline.scope("saves"):
+            # 1. Wait for the turns that run, and let no other begin.
             if row.turns == "first":
                 await session._turns.enter(session.key)
             try:
                 deadline = deadline or self.deadline()
+                # 2. Unsaved records, as the table says. Contributors come first: they may add some.
                 if row.unsaved == "refused":
                     if session._contributors is not None:
                         await saver.contribute(tracked)
@@ -438,14 +441,17 @@ class SessionLifecycle:
                 with anyio.move_on_after(PATIENCE) if why == "handover" else nullcontext():
                     if row.unsaved == "saved":
                         await self._seal(session)
+                    # 3. From here on its objects raise: nothing is appended before the release.
                     session._close_with(error or left(session.key, why))
                 if row.unsaved == "dropped":
                     await saver.abandon(tracked)
             finally:
                 if row.turns == "first":
                     session._turns.leave()
+        # Its time was over before it was closed: it stays open.
         if session._closed_by is None or deadline is None:
             return False
+        # 4. Fold, release, forget.
         await self.let_go([session], why, deadline)
         return True
 
@@ -462,6 +468,7 @@ class SessionLifecycle:
                 await self._fold_alone(_Fold(self, session).begin(), urgent=True)
 
         try:
+            # Folds come before releases: after its release another process may write a session.
             behind = [session for session in sessions if _is_to_fold(session, row)]
             if behind:
                 with deadline.scope("folds"):
@@ -471,6 +478,7 @@ class SessionLifecycle:
                     held = [(session.key, session.epoch) for session in sessions]
                     await each(held, lambda hold: self.release(*hold), at_once=at_once)
         finally:
+            # Also where time ran out: nothing of it is left to save.
             if row.event:
                 for session in sessions:
                     self._forget(session, row.event)
@@ -637,6 +645,7 @@ class SessionLifecycle:
     async def _seal(self, session: SessionBase) -> None:
         """Save a session and stop accepting records; if that fails, it stays open."""
         saver, tracked = self._runtime.saver, session._tracked
+        # Before the seal, since the store may be slow: appends continue until little is left.
         await saver.save(tracked)
         saver.seal(tracked)
         try:
@@ -722,6 +731,7 @@ async def append_durably(store: Store, batch: Batch) -> None:
         (outcome,) = await store.append_many([batch])
         if outcome.status is Status.OK:
             return
+        # In doubt, it is sent again under the same numbers: a no-op if the log has it.
         error = outcome.error
         if outcome.status in (Status.CONFLICT, Status.PERMANENT):
             break
@@ -780,7 +790,7 @@ class ExclusiveAccess:
 
         Raises:
             LeaseHeldError: Another process keeps holding it.
-            SessionError: It is open here: whoever holds it would take it over from itself.
+            SessionError: It is open here: its holder would take it over from itself.
             SessionNotFoundError: There is none, unless it may be ``new``.
 
         """
@@ -807,7 +817,7 @@ class ExclusiveAccess:
     async def still_held(
         self, key: SessionKey, epoch: int, head: int
     ) -> AsyncGenerator[HeldSession, None]:
-        """Go on holding a session under its lease, and release it if it is there in the end."""
+        """Keep a session under its lease, and release it if it still exists at the end."""
         hold = HeldSession(self.store, key, epoch, head)
         try:
             yield hold

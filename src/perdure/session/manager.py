@@ -603,7 +603,7 @@ class SessionManager:
             new_id: The id of the fork.
             at: Where it branches: the seq of the last record that both have, the id of a turn
                 that has ended, or a checkpoint. None for the end.
-            history: ``context`` leaves the records behind: the fork begins with the working
+            history: ``context`` leaves the records out: the fork begins with the working
                 context, memory, episodes, states and labels of that point, at the cost of a few
                 opens at the end of the log, of reading the log up to there before it. Checkpoints
                 of the session itself go with the records; those of given states stay.
@@ -639,7 +639,7 @@ class SessionManager:
         tenant: str = "",
         wait: float = 10.0,
     ) -> Fork:
-        """Make a session with all of another one's history and state; an open turn goes on in it.
+        """Make a session with all of another one's history and state; an open turn continues in it.
 
         Waiting posts and dead letters stay with the source.
 

@@ -81,7 +81,7 @@ async def load_media(store: Store, key: SessionKey, context: WorkingContext) -> 
 class Filled(DelegatingStore):
     """Reads logs with the media of their messages in place, for all who read messages.
 
-    Whoever follows references, folds or compares reads the store below it. Contexts keep their
+    Code that follows references, folds or compares reads the store below it. Contexts keep their
     references: one may hold as many images as were ever shown.
     """
 
@@ -157,6 +157,7 @@ async def append_with_media(store: Store, batches: Sequence[Batch]) -> list[Outc
     for batch in batches:
         try:
             records, media = await _lifted(batch)
+            # Before the records that refer to them.
             await put_blobs(store, batch.key.blobs, media)
         except Exception as error:  # noqa: BLE001  # becomes the outcome
             outcome = outcome_of(error)

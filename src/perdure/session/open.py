@@ -150,6 +150,7 @@ class Opener:
         runtime, began = self._runtime, anyio.current_time()
         own: PendingLoad | None = None
         while True:
+            # Each time: the manager may have begun to stop during the wait.
             self._require_running(wanted.key)
             pending_load = runtime.pending_loads.get(wanted.key)
             session = cast("Session | None", self._lifecycle.sessions.get(wanted.key))  # made below
@@ -183,6 +184,7 @@ class Opener:
         remaining = max(wanted.wait - (anyio.current_time() - began), 0.0)
         load = msgspec.structs.replace(wanted, wait=remaining)
         self._runtime.host.spawn(self._run_load, pending_load, load)
+        # Only once there is a task that will remove it.
         self._runtime.pending_loads[wanted.key] = pending_load
         return pending_load
 
@@ -229,6 +231,7 @@ class Opener:
             given=self._lifecycle.last_handover_epoch(key),
             names=names,
         )
+        # 1. Take it, with all that a restore reads.
         taken = await acquire_lease(
             runtime.store,
             key,
@@ -241,6 +244,7 @@ class Opener:
         pending_load.holder = None
         session: Session | None = None
         try:
+            # 2. Restore it, and append what a shutdown has spilled.
             require_plain(key, await runtime.store.base_of(key))
             if taken.created and not wanted.create:  # its owner died before the log began
                 hold = HeldSession(runtime.store, key, taken.epoch, taken.head)
@@ -258,6 +262,7 @@ class Opener:
                         await runtime.saver.abandon(session._tracked)
                 await self._lifecycle.release(key, taken.epoch)
             raise
+        # 3. Whole, it is registered: from here on others get it.
         self._lifecycle.keep(session)
         took = anyio.current_time() - began
         opened = SessionOpened(str(key), taken.epoch, session.restore_report, took)
@@ -286,6 +291,7 @@ class Opener:
             await self._runtime.saver.save(session._tracked)
             session._may_be_cut = True
             await read_again(session)  # turns that ended there are known by their ids
+            # Only now that its records are durable.
             await anyio.to_thread.run_sync(spill.remove, folder, spilled.name)
             session._report_step("spill replayed", f"{len(remaining)} records of {spilled.name}")
 
@@ -316,6 +322,7 @@ class Opener:
         )
         await hold_media(runtime.store, key, restored.context, runtime.limits._media)
         if restored.head != taken.head:
+            # No damage if another process has taken it meanwhile.
             await require_same(runtime.store, key, held=taken.epoch)
             message = (
                 f"session {key}: its log ends at record {restored.head}, but epoch "

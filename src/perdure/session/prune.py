@@ -100,7 +100,7 @@ class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
 class _Cut(msgspec.Struct):
     after: int
     epoch: int
-    """Of the last record that goes: a session that was made anew has another one there, or none."""
+    """Of the last record that goes: a session that was created again has another or none."""
     turns: int
     kept_for: tuple[CheckpointHold, ...] = ()
     """Checkpoints that hold it back."""
@@ -232,7 +232,7 @@ class Pruner:
                 progress.expired += keys
             return
         try:
-            # One that is held elsewhere is in use by others: it is not asked for beside them.
+            # One that is held elsewhere is in use by others: no handover is asked for.
             await forget(keys, tenant, HandoverTerms("raise", terms.wait))
             progress.expired += keys
         except (FormatError, LeaseHeldError, LeaseLostError, SessionError):
@@ -271,6 +271,7 @@ class Pruner:
     ) -> list[Pruned]:
         before = await self._store.base_of(key)
         require_plain(key, before)
+        # Cut before. A pruning that was killed may have left records below.
         if cut.after <= (before.cut if before else 0):
             return [] if before is None or dry_run else await self._finish(key, before)
         if dry_run:
@@ -288,6 +289,7 @@ class Pruner:
             async with self._access.exclusive(key):
                 session = self._access.sessions.get(key)
                 manifest, holder = await self._manifest(key), await store.holder(key)
+                # It was pruned further, or is gone.
                 if manifest.base != base or holder is None:
                     pass
                 elif session is not None:
@@ -319,6 +321,7 @@ class Pruner:
         if bound < after:
             turns = [turn for turn in turns if turn.seq <= bound]
             after = turns[-1].seq if turns else 0
+        # Proves later that the record at the cut is still this log's.
         _, epoch = max(begun for begun in epochs if begun[0] <= after)
         return _Cut(after, epoch, sum(turn.seq <= after for turn in turns), kept_for)
 
@@ -339,7 +342,7 @@ class Pruner:
         None if another pruning has cut as much since: a cut never goes back.
 
         Raises:
-            SessionNotFoundError: The session was deleted, and maybe made anew, since then.
+            SessionNotFoundError: The session was deleted, and maybe made again, since then.
 
         """
         store, cut = self._store, wanted.after
@@ -351,6 +354,7 @@ class Pruner:
         try:
             was = await folded_at(store, key, cut, self._access.runtime.limits)
         except CorruptRecordError:
+            # No damage if it was deleted, or taken over, while it was read.
             await require_same(store, key, held=epoch)
             raise
         await put_blobs(store, key.blobs, was.blobs)
@@ -384,17 +388,22 @@ class Pruner:
             else:
                 hold = await stack.enter_async_context(access.held(key, terms))
                 epoch, append, fold = hold.epoch, hold.append, partial(access.fold, hold)
+            # 1. Keep the documents as of the cut, in blobs.
             base = await self._base(key, cut, epoch)
             if base is None:
                 return None
+            # 2. Fold beyond the cut: from then on the documents need nothing below it.
             await fold()
             if (await self._manifest(key)).as_of_seq < base.cut:
                 raise await self._not_folded(key, epoch)
+            # 3. Name the base in the log.
             await append(Entry(BASE, encode(base)))
+            # 4. Name it in the manifest, which an open reads first.
             with store.rebased(key, epoch, base):
                 await fold()
                 if (await self._manifest(key)).base != base:
                     raise await self._not_folded(key, epoch)
+            # 5. Only now remove records.
             return await store.trim(key, epoch, base.cut + 1)
 
     async def _manifest(self, key: SessionKey) -> Manifest:

@@ -260,6 +260,8 @@ class _Walk:
         """Yield the blobs of references, each after those that it names."""
         stack: list[BlobReference | _Open] = [*reversed(references)]
         while stack:
+            # These are read at once. What they name is put on top of the stack, and so comes before
+            # them.
             some: list[BlobReference] = []
             while stack and len(some) < AT_ONCE:
                 top = stack.pop()
@@ -273,6 +275,7 @@ class _Walk:
                     some.append(top)
             for reference, blob in await self._read(some):
                 if blob is None:
+                    # Nothing requires it so far: a later reference may.
                     self._looked.discard(reference.name)
                     self._absent.add(reference.name)
                 else:
@@ -407,7 +410,7 @@ def message_blobs(payload: bytes) -> Iterator[str]:
         return
     try:
         stored = decode(payload, _StoredMessage).tool_payload
-    except FormatError:  # a field of somebody else's
+    except FormatError:  # another library's field
         return
     if stored is not None:
         for named in (stored.perdure_tool_result_ref, stored.tool_result_ref):

@@ -110,7 +110,9 @@ async def rebuild(
     was = await anyio.to_thread.run_sync(fold_onto, work, began, {})
     remains = {name: have.found[name].data for name in wrong if name in have.found}
     have = msgspec.structs.replace(have, remains={**remains, **have.remains})
+    # The damaged bytes are kept before anything is written over them.
     await keep_evidence(store, key, have)
+    # Blobs before the documents that name them: a crash here leaves only garbage.
     await put_blobs(store, key.blobs, was.blobs)
     manifest = msgspec.structs.replace(was.manifest, epoch=epoch)
     await store.write_documents(key, was.data, manifest)
@@ -160,6 +162,7 @@ def differences(log: WholeLog, documents: Documents) -> Iterator[DocumentDiffere
         return
     folds: dict[int, dict[str, bytes]] = {}
     for name, document in sorted(documents.found.items()):
+        # Each as of its own record: a crash within a fold leaves documents of different ages.
         upto = document.as_of_seq
         if upto not in folds:
             folds[upto] = log.fold(upto, Limits())
@@ -255,6 +258,7 @@ async def _rebuild_open(
 ) -> Manifest:
     """Rebuild the stored documents of a session that is open here; its memory is untouched."""
     runtime = access.runtime
+    # Only durable records are folded: without this, the rebuilt documents would be older.
     await session.save()
 
     async def work() -> Manifest:

@@ -76,12 +76,14 @@ async def _last_kept(
         return None
     head = await store.head(key)
     first = await record_at(store, key, begun) if head >= begun else None
+    # A later holder may have pruned the epoch record: then the epoch was begun here.
     pruned = first is None and head >= begun and holder.epoch > epoch
     is_own = pruned or (first is not None and _is_ours(first, epoch, store.owner))
     if is_own and head >= durable and holder.epoch >= epoch:
         return None
     if holder.epoch < epoch:
         return min(head, durable)  # no other process has taken it since
+    # If that epoch record is another's, no record of the epoch is this sender's.
     last = epoch if is_own else epoch - 1
     log = store.read_log(key, before=min(head, durable) + 1, reverse=True)
     newest = await first_record(log, lambda record: record.epoch <= last)

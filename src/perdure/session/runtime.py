@@ -106,7 +106,7 @@ class MemorySearched(msgspec.Struct, frozen=True):
 
 
 class MediaLeftOut(msgspec.Struct, frozen=True):
-    """Images or other media are not shown to the model any more; told once while a session is open.
+    """Images or other media are not shown to the model any more; reported once per open session.
 
     The log keeps them, and ``history()`` returns them.
     """
@@ -120,7 +120,7 @@ class MediaLeftOut(msgspec.Struct, frozen=True):
 
 
 class TurnWarned(msgspec.Struct, frozen=True):
-    """A turn may not own what it should, or may wait for itself; told once for each turn."""
+    """A turn may not own what it should, or may wait for itself; reported once for each turn."""
 
     session: str
     turn: str
@@ -252,7 +252,7 @@ class PendingLoad:
     def __init__(self) -> None:
         self.done: anyio.Event = anyio.Event()
         self.error: Exception | None = None
-        """Why a load has failed."""
+        """Causes of failed loads."""
         self.holder: LeaseState | None = None
         """The owner that a load waits for, of another process."""
         self.scope: anyio.CancelScope = anyio.CancelScope()
@@ -295,7 +295,7 @@ class Patience:
         self._last = 0.0 if math.isinf(self.seconds) else self.seconds * _ASKING
 
     async def wait_for(self, done: anyio.Event, until: float = math.inf) -> None:
-        """Wait for what goes on without the caller, or until a time, while the store gives signs.
+        """Wait for background work, or until a time, while the store gives signs.
 
         Raises:
             StoreUnavailableError: It gave none, and the event is not set.
@@ -309,7 +309,7 @@ class Patience:
             if anyio.current_time() >= asks_at and not await self._signs() and not done.is_set():
                 message = (
                     f"the store has not answered for {self.seconds:g} s; what was asked of session "
-                    f"{self._key} goes on in the background: look whether the store can be "
+                    f"{self._key} continues in the background: look whether the store can be "
                     "reached, and do it again"
                 )
                 raise StoreUnavailableError(message, key=str(self._key), wait=self.seconds)
@@ -337,6 +337,7 @@ PendingLoads: TypeAlias = dict[SessionKey, PendingLoad]
 
 async def wait_idle(pending_loads: PendingLoads, key: SessionKey) -> None:
     """Wait until nothing is under way with a session."""
+    # Another operation may begin before this task wakes.
     while (pending_load := pending_loads.get(key)) is not None:
         await pending_load.done.wait()
 
@@ -359,6 +360,7 @@ def try_exclusive(pending_loads: PendingLoads, key: SessionKey) -> Iterator[bool
     try:
         yield True
     finally:
+        # First: who wakes finds the key free.
         del pending_loads[key]
         pending_load.done.set()
 
@@ -424,7 +426,7 @@ class Runtime:
         self.append: Callable[[Tracked, tuple[Entry, ...]], int] = self.saver.append
         self.pending_loads: PendingLoads = {}
         self.turn_waits: dict[object, str] = {}
-        """Turns that wait for the one in which they were begun, with what is told of them."""
+        """Turns that wait for the one in which they were begun, with what is reported of them."""
         self.draining: bool = False
         self.durability: str = store.capabilities.durability
         self.store_record_bytes: int = store.capabilities.max_record_bytes

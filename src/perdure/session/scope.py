@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perdure.session.connected import ManagerParts
     from perdure.store import SessionInfo, Store
 
-"""Sorts behind every scope's id."""
+"""Sorts after every scope's id."""
 
 
 class ScopeChange(msgspec.Struct, frozen=True):
@@ -136,7 +136,7 @@ class Scope:
 
     @asynccontextmanager
     async def edit(self, prefix: str = "") -> AsyncIterator[dict[str, Any]]:
-        """Read, change and store values with nobody in between: ``async with scope.edit() as v``.
+        """Read, change and store values with no change between: ``async with scope.edit() as v``.
 
         What you have changed in the dict is stored when the block ends, all or none of it; nothing
         is stored if it ends by an exception. Other processes wait meanwhile, so be quick.
@@ -189,6 +189,8 @@ class Scope:
                         values[entry.key] = value
                     elif record.kind == MEMORY_DROP:
                         deleted.append(decode(record.payload, DroppedPayload).key)
+                    # Newest first: a change's values come before the record that begins its turn,
+                    # and dates it.
                     elif record.kind == TURN and (values or deleted):
                         at = decode(record.payload, TurnPayload).at
                         made = ScopeChange(record.seq, at, values, tuple(deleted))

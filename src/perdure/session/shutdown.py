@@ -1,4 +1,4 @@
-"""Stopping managers, always in one way, whatever has asked for it.
+"""Stopping managers, in one way for every cause.
 
 `ManagerShutdown.stop` drains, waits for turns, closes the intake, saves, spills, folds, releases
 the leases, reports and closes the store, by a deadline that was made where the close began. Four
@@ -80,9 +80,9 @@ class ManagerShutdown:
         self.report: ShutdownReport | None = None
         """The outcome for everything; from then on only the store is left to close."""
         self.error: Exception | None = None
-        """Why the store was not closed."""
+        """The error for which the store was not closed."""
         self._closed = False
-        runtime.host.at_end(self.done.set)  # whatever ended it: every waiter returns
+        runtime.host.at_end(self.done.set)  # every waiter returns, however it ended
         self._spilled: set[_Id] = set()
         """The records that are durable in spill files."""
 
@@ -105,6 +105,7 @@ class ManagerShutdown:
 
         """
         deadline = self.deadline
+        # Until the stop begins, a caller with less time may still bring the end forward.
         if deadline is None or not self.begun:
             new = Deadline.of(self.runtime.shutdown, self.runtime.clock(), seconds)
             if deadline is None or new.end < deadline.end:
@@ -116,9 +117,10 @@ class ManagerShutdown:
         return max(self.begin().end - self.runtime.clock(), 0.0)
 
     def stop(self, deadline: Deadline) -> None:
-        """Stop in the manager's own task, unless that has begun; `done` tells of the end."""
+        """Stop in the manager's own task, unless that has begun; `done` is set at the end."""
         if self.begun or self.done.is_set():
             return
+        # Before the task exists: a signal handler may ask for the deadline at any point.
         self.deadline, self.begun = deadline, True
         try:
             self.runtime.host.spawn(self._run)
@@ -144,6 +146,7 @@ class ManagerShutdown:
                 self.report = await self._shut_down(self.begin())
             await self.close_store()
         except BaseException as error:
+            # Cancelled, it is not done: `torn_down` runs it once more.
             if not was_cancelled(error):
                 self.done.set()
             raise
@@ -154,17 +157,23 @@ class ManagerShutdown:
 
     async def _shut_down(self, deadline: Deadline) -> ShutdownReport:
         clock, start = self.runtime.clock, self.runtime.clock()
+        # 1. Save changes at once, open nothing new. Turns continue.
         self.drain()
+        # 2. Wait for turns.
         with deadline.scope("turns"):  # and loads under way
             for pending_load in list(self.runtime.pending_loads.values()):
                 await pending_load.done.wait()
             for session in list(self._lifecycle.sessions.values()):
                 await session._turns.wait_idle()
+        # 3. Accept nothing more, save all, and keep in files what the store did not take.
         self.runtime.saver.seal()
         report = await self._spill(await self.runtime.saver.aclose(deadline), deadline)
+        # 4. Fold and release what is durable. Other leases are kept: a save in doubt may still
+        # land.
         here = self._lifecycle.sessions.values()
         clean = [session for session in here if session._tracked.clean]
         await self._lifecycle.let_go(clean, "shutdown", deadline)
+        # 5. From now on objects of all sessions raise.
         for session in here:
             if session._closed_by is None:
                 session._close_with(left(session.key, "shutdown"))
@@ -211,6 +220,7 @@ class ManagerShutdown:
             else:
                 written.add(_id(unsaved))
                 log.warning("spilled", extra={"session": session, "path": outcome})
+        # One sync of the folder for all files: only after it do they count as kept.
         folders, left = [folder] if written else [], until - time.monotonic()
         for _, error in spilling.completed(folder, folders, spilling.settle, left):
             if error is None:
@@ -255,7 +265,7 @@ class ManagerShutdown:
         }
         lost = {key: n for key, n in self.pending().items() if key not in kept}
         saved = {key: n for key, n in before.items() if key not in kept and key not in lost}
-        message = f"nobody closed the manager of {self.runtime.store.location}"
+        message = f"no one closed the manager of {self.runtime.store.location}"
         if saved:
             _print(f"{message}: saved {_named(saved)} at exit")
         if kept:
@@ -608,7 +618,7 @@ def _is_anyios(thread: threading.Thread) -> bool:
 
 def _close(handlers: Sequence[ExitHandler]) -> None:
     """Close all of them at once, and wait no longer than the latest deadline; then spill."""
-    # Of one that its owner closes, only what could not be saved is told.
+    # Of one that its owner closes, only what could not be saved is reported.
     before = {
         handler: handler.closing.pending() if handler.by_owner is None else {}
         for handler in handlers

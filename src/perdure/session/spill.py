@@ -157,6 +157,7 @@ def completed(
     log: in a signal handler, the interrupted code may hold a handler's lock.
     """
     results: SimpleQueue[tuple[T, R | Exception]] = SimpleQueue()
+    # One iterator for all threads: each item is written once.
     remaining, until = iter(items), time.monotonic() + seconds
 
     def work() -> None:
@@ -251,6 +252,7 @@ def missing_records(spilled: SpillFile, log: Sequence[Record]) -> tuple[Record, 
     header = spilled.header
     if not log or log[0].seq != header.base or log[0].epoch > header.epoch:
         return None  # the session was deleted and made again: epochs never restart
+    # Without what the file never has: epochs, and the record by which a replay resumes a turn.
     own_records = [
         record
         for before, record in pairwise(log)

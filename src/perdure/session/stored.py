@@ -200,6 +200,7 @@ class SessionStore(DelegatingStore):
         """Note that a session held here has a new origin in its log, unless the block fails."""
         before = self._held.get(key)
         known = before or _HeldSession(epoch, None)
+        # From now on each fold names it: `write_documents` adds the base of a held session.
         self._held[key] = msgspec.structs.replace(known, epoch=epoch, base=base)
         try:
             yield
@@ -262,6 +263,7 @@ class SessionStore(DelegatingStore):
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records, including those before the session's own log."""
         base = await self.base_of(key)
+        # Up to the cut all counts as removed, even where a killed pruning has left records.
         after = after if base is None else max(after, base.cut)
         if base is None or not base.at:
             log = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
@@ -279,6 +281,7 @@ class SessionStore(DelegatingStore):
     async def head(self, key: SessionKey) -> int:
         own = await self.inner.head(key)
         base = await self.base_of(key) if own else None
+        # A fork's own log counts from 1, after its parent's records.
         return own + (base.at if base else 0)
 
     # Documents.
@@ -346,6 +349,7 @@ class SessionStore(DelegatingStore):
         if held is not None and manifest is not None and manifest.epoch > held.epoch:
             self.forget(key)  # another process has it, and maybe another generation
             held = None
+        # A manifest names what comes before the log, so most sessions need no further read.
         if manifest is not None and manifest.base is None:
             return have
         base = held.base if held else await lineage.base_of(self.inner, key, RestoreData(have))
@@ -388,6 +392,7 @@ class SessionStore(DelegatingStore):
         if base is None or held.epoch != manifest.epoch:
             await self.inner.write_documents(key, documents, manifest)
             return
+        # Its first fold adds what it began with, so that later ones need not look there.
         if not held.is_folded:
             own = (await self.inner.read_documents(key, ())).manifest
             missing = manifest.documents.keys() - documents.keys()
@@ -420,6 +425,7 @@ class SessionStore(DelegatingStore):
                 is_restored = terms.names != frozenset() and not (base and base.at)
                 found = await self._with_origin(key, terms.names, data) if is_restored else None
             except BaseException:
+                # Taken, but of no use here: unless it is released, others wait for the lease's end.
                 with (
                     anyio.CancelScope(shield=True),
                     anyio.move_on_after(1),

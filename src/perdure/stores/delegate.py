@@ -206,7 +206,7 @@ def _refusal(store: Store, doing: str) -> SessionError:
 
 
 def _refusing(doing: str) -> Any:
-    """Return a method that refuses whatever it is called with."""
+    """Return a method that refuses every call."""
 
     async def refuse(self: ReadOnlyStore, *_args: Any, **_options: Any) -> None:
         raise _refusal(self, doing)

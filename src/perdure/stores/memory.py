@@ -273,6 +273,7 @@ class MemoryStore:
         notified = owner.notified = owner.notified or anyio.Event()
         with anyio.move_on_after(timeout):
             await notified.wait()
+        # A later waiter may have an event of its own by now.
         if owner.notified is notified:
             owner.notified = None
 
@@ -340,7 +341,7 @@ class MemoryStore:
         await anyio.lowlevel.checkpoint()
 
     async def _session(self, key: SessionKey) -> StoredSession:
-        """Pass the call's checkpoint; return a session, not kept if nobody has begun it."""
+        """Pass the call's checkpoint; return a session, not kept if no one has begun it."""
         await anyio.lowlevel.checkpoint()
         return self._sessions.get(key) or StoredSession(key)
 

@@ -432,7 +432,7 @@ class StateStore(DelegatingStore):
         await super().release(key, epoch)
 
     async def heartbeat(self) -> HeartbeatRequests:
-        """Return nothing: nobody else sees this object's heartbeats, or asks it."""
+        """Return nothing: no other process sees this object's heartbeats, or asks it."""
         return HeartbeatRequests()
 
     # no inbox

@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 _SLICE = 0.1 if sys.platform == "win32" else None
-"""Where Ctrl-C does not end a wait for a lock, waits are short, to notice it in between."""
+"""Seconds of a wait for a lock, short where only that lets Ctrl-C through; None for no limit."""
 
 
 class _Call(Generic[T]):
@@ -124,6 +124,7 @@ class LoopThread:
             self.post(begin)
             if self._ended:  # perhaps after its thread has failed the pending calls
                 _fail(call.future, closed())
+            # In slices: on Windows, a wait without a timeout would ignore Ctrl-C.
             while not wait((call.future,), _SLICE).done:
                 pass
             return call.future.result()
@@ -175,6 +176,7 @@ class LoopThread:
 
     def stop(self) -> None:
         """End the loop, the tasks that still run in it, and every wait for it."""
+        # First the flag, then the calls: one that is added in between finds the flag set.
         self._ended = True
         for call in tuple(self._calls):
             _fail(call.future, closed())

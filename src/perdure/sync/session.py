@@ -367,7 +367,7 @@ class Scope(Mirror[scope.Scope]):
 
     @contextmanager
     def edit(self, prefix: str = "") -> Iterator[dict[str, Any]]:
-        """Read, change and store values with nobody in between. As `perdure.types.Scope.edit`."""
+        """Read, change and store values with no change between. As `perdure.types.Scope.edit`."""
         life = _BlockTask(self._loop, self._inner.edit(prefix))
         life.begin()
         try:

@@ -326,7 +326,7 @@ async def verify_backup(
 ) -> VerifyReport:
     """Read all of a backup and check its records' checksums and its blobs' names.
 
-    What seems wrong beside a run that writes the backup is looked at again.
+    While a run writes the backup, what seems wrong is looked at again.
 
     Raises:
         ConfigError: The store is not a backup.

@@ -383,6 +383,7 @@ class _Run:
                 )
             lost = await self._write(grant, point, documents, head, cut, is_every=is_every)
             if not goes_on:
+                # Only now that the new point is durable: until then the earlier entries count.
                 await self.target.trim(key, grant.epoch, point.begin)
         if lost:
             cure = f"all else of it is in the backup; {RESTORE}, and run this again"
@@ -443,6 +444,7 @@ class _Run:
         """Say whether the source still has, unpruned, the records that the backup has."""
         if not point.head:
             return True
+        # Another first record shows a pruning or a restart, another last one a different history.
         first = await first_record(self.source.read_log(key, after=cut, limit=1))
         last = await first_record(self.source.read_log(key, after=point.head - 1, limit=1))
         if first is None or first.seq != point.first or last is None:
@@ -486,6 +488,7 @@ class _Run:
         await writer.add([Entry(POINT, data)], len(data))
         await writer.flush()
         self.report.bytes += len(data)
+        # After the point, since they are as of its number.
         await self._put_documents(grant, documents, writer.head)
         return lost
 
@@ -540,7 +543,7 @@ class _Run:
     async def _collect(self, tenant: str) -> None:
         """Remove records that do not count any more, and blobs that nothing references any more.
 
-        While the backup of a session is damaged, nobody knows what it references: that is reported.
+        While the backup of a session is damaged, its references are unknown: that is reported.
         """
         view = await BackupView.of(self.target)
         keys = await keys_of(self.target, tenant)

@@ -55,7 +55,7 @@ async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, No
     """
     store = await with_history(store, key)
     documents = await store.read_documents(key)
-    head = await store.head(key)  # second: a log may be ahead of its documents, never behind
+    head = await store.head(key)  # second: a log may be ahead of its documents, never the reverse
     generation = await _generation(store, key)
     require_whole(key, documents)
     letters = await dead_letters_of(store, key)
@@ -65,6 +65,7 @@ async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, No
             "removes it",
             key=str(key),
         )
+    # Two passes: every blob is known to be there before the first byte is written.
     lost: list[ReachedBlob] = []
     reach = await reach_of(store, key, documents, content(store, key, head))
     blobs = await reached_blobs(reach, lost)
@@ -74,6 +75,7 @@ async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, No
     async with aclosing(items_of(store, key, letters, blobs, records, documents)) as items:
         async for item in items:
             yield item
+    # Deleted and created again while it was read, which no record read above need show.
     if generation != await _generation(store, key):
         raise _changed(key)
     yield bundle.BundleFooter()
@@ -110,7 +112,7 @@ async def items_of(
 
 
 async def _generation(store: Store, key: SessionKey) -> list[Any]:
-    """Return what changes when a session is deleted, begun anew or pruned."""
+    """Return what changes when a session is deleted, created again or pruned."""
     first = await first_record(store.read_log(key, limit=1))
     manifest = (await store.read_documents(key, ())).manifest
     return [first and (first.seq, first.epoch), manifest and manifest.base]
@@ -178,6 +180,7 @@ async def settled_records(
                     f"session {key} is just being taken over: try again in a moment", key=str(key)
                 )
             for record in chunk.records:
+                # A hole: the log was pruned between two chunks.
                 if at and record.seq != at + 1:
                     raise _changed(key)
                 at = record.seq
@@ -191,7 +194,7 @@ def require_whole(key: SessionKey, documents: Documents) -> None:
     if documents.damaged:
         names = ", ".join(documents.damaged)
         raise CorruptRecordError(
-            f"{names} of {key} is damaged: `perdure rebuild` makes it anew from the log",
+            f"{names} of {key} is damaged: `perdure rebuild` makes it again from the log",
             key=str(key),
             documents=names,
         )

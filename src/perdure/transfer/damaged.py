@@ -190,7 +190,7 @@ class _Salvaging:
                     async for chunk in log:
                         for record in chunk.records:
                             if at and record.seq > at + 1:  # a pruned log begins anywhere
-                                yield MissingRecords(at + 1, record.seq - 1, "nobody knows why")
+                                yield MissingRecords(at + 1, record.seq - 1, "the cause is unknown")
                             at = record.seq
                             yield record
                 break

@@ -91,7 +91,7 @@ async def migrate(
     """Copy every session of an open store into another open store, and verify each.
 
     Crash-safe and repeatable; it may run while a program writes to the source. Each run copies what
-    is new since the previous one. Run one at a time into a target: a second one beside it may name
+    is new since the previous one. Run one at a time into a target: a second one meanwhile may name
     as failed what the first is just writing, and the next run copies that.
 
     A session that the target already has is replaced only if it is a prefix of the source's.
@@ -132,6 +132,7 @@ async def _move_all(
     }
     others = {key for key in mover.behind if tenants is None or key.tenant in tenants}
     mover.behind.update(await target.sessions_with_pending_items(dead_letters=True))
+    # And those that the source has deleted since an earlier run.
     for key in await _listed(target, tenants):
         holder = await source.holder(key)
         if holder is not None and holder.deleted:
@@ -152,7 +153,7 @@ async def each_session(
     act: Callable[[SessionKey], Awaitable[None]],
     progress: Callable[[MigrationProgress], None] | None,
 ) -> None:
-    """Act on sessions, a few at a time, and tell of each that is done."""
+    """Act on sessions, a few at a time, and report each that is done."""
     done = 0
 
     async def one(key: SessionKey) -> None:
@@ -208,7 +209,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     is_damaged: bool = False
     """True if documents of the target are damaged."""
     is_superseded: bool = False
-    """True if this source had all that the target has, and has deleted, pruned or begun it anew."""
+    """True if this source had all that the target has, and has deleted, pruned or restarted it."""
     is_outdated: bool = False
     """True if the source has pruned more, or a release before 0.1.0 numbered it after a base."""
 
@@ -255,7 +256,7 @@ class _Mover:
 
     async def move(self, key: SessionKey) -> None:
         """Copy what the target lacks of a session: records, pending items and dead letters."""
-        stored_key(key.agent)  # a source may be anybody's: it brings no keys, and no journal
+        stored_key(key.agent)  # a source may be of another user: it brings no keys, and no journal
         await look_again(self.source, key, lambda: self._move(key))
         if key in self.behind:
             move = partial(self._move_posts, key)
@@ -267,6 +268,7 @@ class _Mover:
         if holder is not None and not (holder.deleted or holder.released or holder.alive is False):
             self.open.add(key)
         ours, theirs = await self._moments(key)
+        # Both are still as an earlier run has left them, equal: nothing is read.
         if theirs.head and await self._receipts.has("equal", key, ours, theirs):
             self.report.there += 1
             return
@@ -307,7 +309,7 @@ class _Mover:
         if not theirs.head:
             return Found(ours=ours, theirs=theirs, has_content=has_content, next=following)
         base = await followed(self.target).base_of(key) or Origin()
-        if base.cut > max(ours.head, cut):  # it begins behind what the source has
+        if base.cut > max(ours.head, cut):  # it begins after what the source has
             differs = differs or base.cut
         return Found(
             ours=ours,
@@ -343,6 +345,7 @@ class _Mover:
             our = await anext(ours, None)
             has_records, is_related = our is not None, False
             async for record in theirs:
+                # Until one record is the same in both, nothing shows that they are related.
                 differs = differs or record.seq
                 if record.seq <= cut:
                     continue  # the source has pruned it
@@ -373,13 +376,14 @@ class _Mover:
 
     @contextlib.asynccontextmanager
     async def _lease(self, key: SessionKey, theirs: Moment) -> AsyncGenerator[Taken, None]:
-        """Hold the target's session, which nobody has written since that moment."""
+        """Hold the target's session, which no one has written since that moment."""
         watch, on_held, wait = self.watch, self._on_held, self._wait
         lease = bundle_files.leased(self.target, key, watch=watch, on_held=on_held, wait=wait)
         async with lease as grant:
             if (grant.epoch, grant.head) != (theirs.epoch + 1, theirs.head + 1):
                 message = f"{key} changed in {self.target.location} meanwhile: try again"
                 raise ChangedError(message, key=str(key))
+            # Before any write under it: killed after this, the next run knows the copy for its own.
             await self._receipts.leave("written", key, grant.epoch)
             yield grant
 
@@ -476,7 +480,7 @@ class _Mover:
     # pending items and dead letters
 
     async def _move_posts(self, key: SessionKey) -> list[str]:
-        """Copy pending items and dead letters; return why some stay behind."""
+        """Copy pending items and dead letters; return why some stay in the source."""
         why: list[str] = []
         await self._post(key, why)
         await self._move_letters(key, why)
@@ -505,6 +509,7 @@ class _Mover:
             if item.damage:
                 refused.append(item.damage)
                 continue
+            # Before the post: one that waits there without a receipt counts as the target's own.
             await self._receipts.leave("post", key, item.op_id)
             try:
                 new = await self.target.enqueue(key, [item])
@@ -532,7 +537,7 @@ class _Mover:
             except errors.NotStorableError:
                 why.append(
                     f"{self.target.location} keeps no dead letters, and {len(new)} of {key} stay "
-                    "behind: `perdure inbox` in the source lists them; retry or drop them"
+                    "in the source: `perdure inbox` there lists them; retry or drop them"
                 )
             else:
                 self.report.dead_letters += len(new)

@@ -62,7 +62,7 @@ class Receipts:
 async def written_under(store: Store, key: SessionKey) -> int:
     """Return the newest epoch that wrote anything of a session, or deleted it; 0 without one.
 
-    Whoever only opened it, and a run that was killed before its first write, changed nothing.
+    An open alone, and a run that was killed before its first write, changed nothing.
     """
     holder = await store.holder(key)
     manifest = (await store.read_documents(key, ())).manifest

@@ -93,13 +93,13 @@ class _Run(msgspec.Struct):
     """Records whose lines follow each other in the file."""
 
     after: int
-    """The number before its first one: what lies in between was left out."""
+    """The number before its first one: what is in between was left out."""
     last: int
     begin: int
     end: int
     """Place of its lines in the file."""
     sha256: Any
-    """The hash of its lines, which nobody may have changed when they are read again."""
+    """The hash of its lines, which must be the same when they are read again."""
 
 
 class _Place(msgspec.Struct, frozen=True):

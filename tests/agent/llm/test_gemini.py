@@ -108,7 +108,7 @@ async def test_a_given_client_asks_and_stays_open(models: Server) -> None:
         async with Agent.create(model=GeminiModel("m", client=client)) as agent:
             assert await agent.ask(text) == f"You said: {text}"
     await client.aio.aclose()
-    with pytest.raises(ConfigError, match="api_key= beside client="):
+    with pytest.raises(ConfigError, match="api_key= next to client="):
         GeminiModel("m", client=client, api_key=KEY)
     with pytest.raises(ConfigError, match=r"is a str: give a genai\.Client"):
         GeminiModel("m", client="Hello")

@@ -100,9 +100,9 @@ async def test_what_only_the_client_can_have_is_refused_beside_it(models: Server
     import openai
 
     _, client = own_openai(models)
-    with pytest.raises(ConfigError, match="api_key= beside client=: give them to the client"):
+    with pytest.raises(ConfigError, match="api_key= next to client=: give them to the client"):
         OpenAIModel("m", client=client, api_key=KEY)
-    with pytest.raises(ConfigError, match="base_url=, timeout= beside client="):
+    with pytest.raises(ConfigError, match="base_url=, timeout= next to client="):
         AnthropicModel("m", client=client, base_url=models.url, timeout=5.0)
     with openai.OpenAI(api_key=KEY) as blocking:
         with pytest.raises(ConfigError, match="is a OpenAI: give one of the asynchronous clients"):

@@ -235,7 +235,7 @@ async def test_a_full_disk_loses_nothing_and_saving_goes_on(
             break
         assert outcome.status in (Status.TRANSIENT, Status.IN_DOUBT)
         assert isinstance(outcome.error, StoreUnavailableError)
-        assert "goes on by itself" in str(outcome.error) or "ulimit" in str(outcome.error)
+        assert "continues by itself" in str(outcome.error) or "ulimit" in str(outcome.error)
         found = entries(await read(store))
         assert tuple(found[:1]) == group("before")
     disk.room = None

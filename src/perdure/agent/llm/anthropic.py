@@ -16,7 +16,7 @@ from perdure.records.messages import Message
 # Cache breakpoints in a request to Anthropic: pure
 #
 # Anthropic caches a request's beginning up to each block that is marked, in the order tools,
-# instructions, messages, and takes at most four marks. One stands at the end of the conversation
+# instructions, messages, and takes at most four marks. One is at the end of the conversation
 # and moves with it, one where the request before ended, so that what that one wrote is found
 # however much a tool loop has added since; two hold what stays: the tools and the instructions.
 
@@ -118,7 +118,7 @@ def _cache_lifetime(block: Block) -> str | None:
     return str(mark.get("ttl", "5m")) if isinstance(mark, dict) else None
 
 
-# Models behind Anthropic's Messages API
+# Models with Anthropic's Messages API
 
 
 OFFICIAL: Final = "https://api.anthropic.com"

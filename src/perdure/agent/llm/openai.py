@@ -137,7 +137,7 @@ class OpenAIModel:
                 ]
         else:
             answer = ResponsesAnswer()
-            # The conversation is kept here: the provider needs no copy of it to go on.
+            # The conversation is kept here: the provider needs no copy of it to continue.
             request = {"input": rendered, "store": False}
             if _REASONS.match(self.name) or "reasoning" in self._options:
                 request["include"] = ["reasoning.encrypted_content"]

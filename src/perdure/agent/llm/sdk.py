@@ -1,7 +1,7 @@
 """Clients of the providers, and the one reader of what they stream.
 
 A client is created late, in a thread, since importing one takes seconds, and closed with its last
-user. Whatever the provider, a streamed answer is read in `chunks_of`.
+user. Every provider's streamed answer is read in `chunks_of`.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def require_alone(**others: Any) -> None:
     known = [f"{name}=" for name, value in others.items() if value is not None]
     if known:
         raise InvalidArgumentError(
-            f"{', '.join(known)} beside client=: give them to the client itself",
+            f"{', '.join(known)} next to client=: give them to the client itself",
             option=known[0].removesuffix("="),
         )
 

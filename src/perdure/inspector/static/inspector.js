@@ -52,7 +52,7 @@ if (completed) {
   });
 }
 
-// Whether a session that is shown has gone on. Not while nobody looks.
+// Whether a session that is shown has new records. Not while the page is hidden.
 
 const news = $("#news");
 if (news) {
@@ -64,7 +64,7 @@ if (news) {
   }, 3000);
 }
 
-// A page that did not wait for a long read is asked for again. Not while nobody looks.
+// A page that did not wait for a long read is asked for again. Not while the page is hidden.
 
 if ($("[data-again]")) {
   setInterval(() => document.hidden || location.reload(), 2000);

@@ -1,7 +1,7 @@
 """Taking a session: one visit to its folder, from who holds it to all that a restore reads.
 
 1. The names in the folder, and the newest lease, say who holds it: the terms decide.
-2. The next epoch is published. The names are listed again: whoever held it until now has written
+2. The next epoch is published. The names are listed again: the previous holder has written
    all that counts by then, so nothing that may still grow is read before. The manifests are read:
    what is folded was durable in the log by then.
 3. The predecessor's log is read from the manifest's mark on, sealed at its last whole group, and
@@ -78,6 +78,7 @@ def acquire(
             folder = stack.enter_context(root.make(*path))
         dropped = 0
         while True:
+            # 1. Who holds it?
             newest, previous, names = leases.newest_lease(folder)
             holder = leases.state_of(folder, key, newest, previous, names, owners)
             if not terms.allows(holder):
@@ -87,11 +88,13 @@ def acquire(
             # Then it is looked at again: its holder may have published it before it was marked.
             leases.create_mark(folder, DROPPED.name(newest))
             dropped = newest
+        # 2. Publish the next epoch: of several processes, one can.
         lease = _next_lease(key, newest + 1, previous, terms.beginning, owners.me)
         published = leases.publish(folder, lease)
         if published is not None:
             with contextlib.suppress(_OvertakenError):
                 return _Taking(root, folder, lease, *published).run(terms)
+    # Another process was faster: report the holder as it is now.
     return Held(leases.lease_state(root, key, owners))
 
 
@@ -160,11 +163,13 @@ class _Taking:
             self._manifests = documents.read_manifests(folder, key, since=since, names=self._names)
             with folder.enter(LOG) if LOG in self._names else folder.make(LOG) as log:
                 try:
+                    # 3. and 4. Seal the predecessor's log, and begin this epoch's own.
                     begun = self._begin_epoch(log, terms.beginning)
                 except (CorruptRecordError, FileNotFoundError):
                     self._require_newest()  # a faster process may have removed files
                     raise
                 self._require_newest()
+                # 5. It is held from here on.
                 self._remove_leftovers(begun)
                 about = terms.beginning.about
                 if begun.tip is None and about is not None:
@@ -187,6 +192,7 @@ class _Taking:
         names = log.names()
         tip: SegmentSpan | None = None
         segment = None
+        # A segment that only the page cache had is none: then the one before it is the tip.
         while tip is None and (
             found := segments.open_tip(
                 log, key, since=since, below=epoch, names=names, flags=os.O_RDWR
@@ -195,6 +201,7 @@ class _Taking:
             segment, fd = found
             with os.fdopen(fd, "r+b", buffering=0):
                 tip = self._seal(log, segment, fd)
+        # These have no valid first line, so nothing in them counts.
         for name in segments.unbegun(log, segment, names, since=since, below=epoch):
             self._quarantine_tail(log, name, 0)
         header = SegmentHeader(
@@ -214,6 +221,7 @@ class _Taking:
         documents.require_folded(self._folder, key, known, seq)
         entry = Entry(EPOCH, msgspec.json.encode(header))
         line, crc = records.encode((entry,), first=seq + 1, epoch=epoch, crc=crc)
+        # This seals the log before it: late bytes of the old holder come after the seal.
         create_segment(log, segment_name(epoch, 0), line)
         places = filter(None, map(segment_of, names))
         before = sorted(place for place in places if since <= place[0] < epoch)
@@ -227,6 +235,7 @@ class _Taking:
         """
         mark = self._manifests.mark_in(tip)
         span = segments.scan_from(log, tip, mark, keep_bytes=SMALL, fd=fd)
+        # What is sealed has to be durable before an epoch record says that it counts.
         sync_file(fd)
         log.sync()
         if RELEASED.name(tip.epoch) not in self._names:
@@ -311,7 +320,7 @@ class _Taking:
                         return None
                     found += [record for record in read if record.seq > after]
             except CorruptRecordError:
-                return None  # whoever reads the log says what is wrong
+                return None  # a reader of the log says what is wrong
         entry = begun.entry
         found.append(Record(begun.end.seq, self._fence.epoch, *entry))
         return tuple(found)
@@ -325,6 +334,7 @@ def create_segment(log: Folder, name: str, data: bytes) -> None:
         sync_data(fd)
     finally:
         os.close(fd)
+    # The name, too: a power cut could take the file with it.
     log.sync()
 
 

@@ -64,7 +64,7 @@ def _has_anything(folder: Folder) -> bool:
 
 def _newest(folder: Folder) -> NewestLease:
     """Return a session's newest lease, none for a damaged one of a draft."""
-    with contextlib.suppress(CorruptRecordError):  # whoever opens it is told
+    with contextlib.suppress(CorruptRecordError):  # opening it reports that
         return newest_lease(folder)
     return NewestLease(0, None, [])
 
@@ -192,7 +192,7 @@ def _info(folder: Folder, key: SessionKey, writer: LogWriter | None) -> SessionI
     if not epoch or newest.deleted:
         return None
     manifest, is_damaged = None, False
-    with contextlib.suppress(FormatError):  # one bad session hides no other: opening it tells
+    with contextlib.suppress(FormatError):  # one bad session hides no other: opening it reports it
         manifests = documents.read_manifests(folder, key, since=newest.since, names=names)
         is_damaged = bool(manifests.damaged)
         if manifests.files and not manifests.files[0].is_pending:
@@ -250,7 +250,7 @@ class _LogEnd(msgspec.Struct):
 
 
 def _log_end(folder: Folder, key: SessionKey, manifest: Manifest | None) -> _LogEnd:
-    """Return what the end of a log says, not verified: whoever opens the session does that."""
+    """Return what the end of a log says, not verified: opening the session does that."""
     end = _LogEnd()
     mark = None if manifest is None else documents.position_of(manifest)
     with contextlib.suppress(OSError, CorruptRecordError), folder.enter(LOG) as log:

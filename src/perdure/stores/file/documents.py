@@ -243,10 +243,12 @@ def write(
 
     *require_held* raises when another holder has acquired the session.
     """
+    # 1. Announce the fold: a reader that meets a new document finds its hash there.
     require_held()
     pending = NEXT_MANIFEST.name(manifest.epoch)
     folder.replace(pending, sealed(manifest))
     folder.sync()
+    # 2. Replace the documents.
     by_folder: dict[tuple[str, ...], list[tuple[str, bytes]]] = {}
     for name, data in documents.items():
         *steps, last = document_path(name)
@@ -256,11 +258,13 @@ def write(
             for last, data in files:
                 parent.replace(last, data)
             parent.sync()
+    # 3. Make the announced manifest the current one, while the session is still held.
     require_held()
     replaced = _replaced_manifests(folder, manifest.key)
     previous = {name for file in replaced.files for name in file.manifest.documents}
     folder.rename(pending, MANIFEST.name(manifest.epoch))
     folder.sync()
+    # 4. Remove what is listed no more. A kill before this leaves files that count for nothing.
     _remove_documents(folder, previous - manifest.documents.keys())
     for name, data in replaced.damaged.items():
         if epoch_in(name, MANIFESTS) < manifest.epoch:
@@ -416,6 +420,7 @@ def put(root: Folder, tenant: str, blobs: Mapping[str, bytes], now: float) -> No
 
 
 def _put(folder: Folder, shard: Folder, name: str, data: bytes, now: float) -> None:
+    # A sweep may have set it aside: take it back instead of writing it again.
     for moved in _blob_folders(folder):
         if moved.read(name) == data:
             moved.rename(name, name, to=shard)

@@ -119,6 +119,7 @@ def _add(
                 new=len(new),
                 added=len(data),
             )
+        # Of several posters of one number one succeeds; the others look again.
         if box.publish(_name(number, post), data):
             return len(new)
     raise OSError(f"{box.path}: other processes were faster {_TRIES} times")

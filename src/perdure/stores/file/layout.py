@@ -151,7 +151,7 @@ LEASE = Numbered("lease-", ".json")
 RELEASED = Numbered("lease-", ".released")
 """Marks of epochs that their holders released."""
 DRAFT = Numbered("lease-", ".draft")
-"""Marks of epochs of drafts, beside what their leases say."""
+"""Marks of epochs of drafts, in addition to their leases."""
 DROPPED = Numbered("lease-", ".dropped")
 """Marks of drafts that are about to be removed."""
 PUBLISHED = Numbered("lease-", ".published")
@@ -209,7 +209,7 @@ def tail_name(segment: str, offset: int) -> str:
 
 
 def is_tail(name: str) -> bool:
-    """Return whether a file in quarantine was cut from a log's end, and nobody accepted that."""
+    """Return whether a file in quarantine was cut from a log's end and not accepted yet."""
     return _TAIL.match(name) is not None
 
 

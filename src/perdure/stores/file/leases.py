@@ -10,9 +10,9 @@ facts: `lease-<E+1>.json` is published before anything of E is sealed, and a hol
 lower leases in ascending order. So reading ``E+1 is absent``, then ``E is mine``, proves that no
 takeover had happened at the first of the two reads.
 
-A draft's lease says so. It is hidden until ``lease-<E>.published`` is there; whoever removes it
-first creates ``lease-<E>.dropped``, and only then looks for the other mark. Its holder looks the
-other way around. So not both go on, and neither needs to wait.
+A draft's lease says so. It is hidden until ``lease-<E>.published`` is there; its remover first
+creates ``lease-<E>.dropped``, and only then looks for the other mark. Its holder looks the
+other way around. So not both continue, and neither needs to wait.
 
 ``owners/<id>.lock`` is locked as long as its process lives, which separates live owners from dead
 ones at once for every process on the machine. ``<id>.json`` has the heartbeat's counter, for
@@ -139,6 +139,7 @@ class Owners:
             self._watch.drop()
         if self._mailbox is not None:
             self._mailbox.close()
+        # The lock goes last: until then no other process cleans up after this owner.
         if lock_file is not None:
             try:
                 self._remove_files(self._name)
@@ -161,6 +162,8 @@ class Owners:
         for name in self._requests():
             assert self._mailbox is not None  # it has a request
             key = unsealed(self._mailbox.read(name), SessionKey)
+            # A request that is rewritten in between asks for the same: its name is made from its
+            # content.
             self._mailbox.remove(name)
             if key is not None:
                 (mail if name.startswith(_MAIL) else handovers).append(key)
@@ -472,6 +475,7 @@ def publish(folder: Folder, lease: LeaseFile) -> tuple[Fence, list[str]] | None:
                 return None
             # No rival: the previous holder's cleanup took our temporary file for a dead one's.
         status, names = folder.stat(name), folder.names()
+        # A higher epoch was published in between: this one never held the session.
         if status is None or newest_epoch(folder, names) != epoch:
             return None
     except OSError:
@@ -506,6 +510,7 @@ def mark_deleted(
     if keep_posts or (previous is not None and previous.is_draft):
         inbox = 1 if previous is None else previous.inbox_generation
         lease = msgspec.structs.replace(lease, format=FORMAT, inbox=inbox)
+    # First: where it is killed after this, the next holder finishes it.
     if publish(folder, lease) is None:
         return False
     remove_owned(folder, key, below=end, evidence=True, inbox=lease.inbox)

@@ -235,15 +235,19 @@ class LogWriter:
             folder = self.folder()
         except FileNotFoundError:
             return self._conflict(0)
+        # It writes nothing more; what it wrote before may still be in the log.
         if self._is_overtaken and not self.fence.is_valid(folder):
             return self._after_takeover(folder, batch)
         size = sum([len(entry.payload) for entry in batch.records])
         self._require_fit(batch, size)
+        # 1. Leave out what an earlier attempt has written.
         new_entries = self._new_entries(folder, batch)
         if not new_entries:
             self._note_listed(folder, batch)
             return Outcome(Status.OK)
+        # 2. Write and sync.
         written = self._write(folder, new_entries, size)
+        # 3. It counts only if the epoch is still the newest after the sync.
         self._in_doubt = batch.first + len(batch.records) - 1
         if not self.fence.is_valid(folder):
             return self._after_takeover(folder, batch)
@@ -304,11 +308,13 @@ class LogWriter:
         except OSError:
             if self._tail is not None or not self.fence.is_valid(folder):
                 raise  # the disk is full, or another process has the session
+        # The segment was abandoned: a new one seals it at the end that is durable.
         return self._write_to(folder, self._tail_for(folder, 0), records)
 
     def _write_to(self, folder: Folder, tail: _Tail, records: tuple[Entry, ...]) -> int:
         at = tail.at
         lines, crc = frames.encode(records, first=at.seq + 1, epoch=self.epoch, crc=at.crc)
+        # A new segment's first line goes out with its first records, in one sync.
         data = tail.head + lines if tail.head else lines
         if tail.partial and not data.startswith(tail.partial):
             # Other records than last time: the partial bytes stay after the seal.
@@ -324,6 +330,7 @@ class LogWriter:
             raise
         try:
             sync_data(fd)
+            # The file is new: its name has to be durable as well.
             if tail.head:
                 with folder.enter(LOG) as log:
                     log.sync()
@@ -378,6 +385,7 @@ class LogWriter:
         line, crc = frames.encode((entry,), first=prev.seq, epoch=self.epoch, crc=prev.crc)
         with folder.enter(LOG) as log:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL
+            # Before it is opened: a name that may exist already is not tried again.
             self._last_number = number
             fd = log.open(segment_name(self.epoch, number), flags)
         tail = self._tail = _Tail(number, Position(len(line), prev.seq, crc), line)
@@ -406,6 +414,7 @@ class LogWriter:
         if tail.fd is not None:
             status = os.fstat(tail.fd)
             size = status.st_size
+            # Still under its name, and as long as it was left.
             if status.st_nlink and size == tail.size:
                 return tail.fd
         self.is_intact = False
@@ -477,12 +486,14 @@ class LogWriter:
         last = batch.first + len(batch.records) - 1
         sealed = sealed_end(folder, self.key, self.epoch)
         if sealed is None:
+            # Not sealed yet: only what was acknowledged is known to count.
             end = self.durable
         else:
             at = Position(sealed.length, sealed.seq, sealed.crc)
             end = DurablePosition(sealed.epoch, sealed.number, at)
         if last <= end.at.seq and has_entries(folder, self.key, end, batch.first, batch.records):
             return Outcome(Status.OK)
+        # The seal may still come, and include these records.
         if sealed is None and self._in_doubt >= batch.first:
             return Outcome(Status.IN_DOUBT, lease_lost_error(self.key, self.epoch))
         return self._conflict(end.at.seq)

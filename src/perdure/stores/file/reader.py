@@ -118,7 +118,7 @@ def _narrowed(
         with folder.enter(LOG) as log:
             start, stop = segments.bracket(log, span.segment, span.start, span.stop, seq)
     except (FileNotFoundError, CorruptRecordError):
-        return spans  # trimmed meanwhile, or lost: whoever reads it finds out
+        return spans  # trimmed meanwhile, or lost: reading it shows that
     if reverse:
         return (*spans[:-1], msgspec.structs.replace(span, stop=stop))
     return (msgspec.structs.replace(span, start=start), *spans[1:])
@@ -135,6 +135,7 @@ def _plan(
     # First: what is folded was durable in the log by then, and the log may have grown since.
     manifests = documents.read_manifests(folder, key, since=since)
     position = durable()
+    # Its epoch was overtaken: only the seal says how far it counts.
     if position is not None and position.epoch != epoch:
         position = None
     read_plan = ReadPlan()
@@ -164,6 +165,7 @@ def spans_to(
             assert prev is not None  # the walk followed it
             stop = Position(prev.length, prev.seq, prev.crc)
             start = manifests.mark_in(segment)
+            # A mark helps only if it is before the records that are asked for.
             if not segment.start.seq <= start.seq <= min(after, stop.seq):
                 start = segment.start
             spans.append(SegmentSpan(segment, start, stop))
@@ -197,6 +199,7 @@ def _newest_span(
             return SegmentSpan(tip, start if start.seq <= after else tip.start, end)
     up_to = None if end is None else end.offset
     span = segments.scan_from(log, tip, start, up_to=up_to, keep_bytes=SMALL)
+    # It is shorter than what a manifest has proven.
     if span.size < start.offset:
         raise segments.damage_error(f"{log.path}/{tip.name}", span.size, start.offset)
     return SegmentSpan(tip, tip.start, span.stop) if span.start.seq > after else span
@@ -222,7 +225,7 @@ class CutTail(msgspec.Struct, frozen=True):
 def log_tails(root: Folder, key: SessionKey, owners: Owners) -> list[CutTail]:
     """Return the tails that were set aside and not accepted, and what the next holder sets aside.
 
-    The end of a log that somebody may be writing to is not looked at.
+    The end of a log that a process may be writing to is not looked at.
     """
     tails: list[CutTail] = []
     with (
@@ -261,7 +264,7 @@ def _tails_in(folder: Folder, ends: Mapping[str, int], *, is_kept: bool) -> list
 
 
 def kept_tails(folder: Folder) -> list[CutTail]:
-    """Return the tails in a session's quarantine that nobody has accepted."""
+    """Return the tails in a session's quarantine that were not accepted."""
     with contextlib.suppress(FileNotFoundError), folder.enter(QUARANTINE) as quarantine:
         kept = dict.fromkeys(filter(is_tail, quarantine.names()), 0)
         return _tails_in(quarantine, kept, is_kept=True)
@@ -419,7 +422,7 @@ class SalvagedLog(msgspec.Struct):
     """The seq that the log begins with."""
     records: list[Record] = []
     began_anew: bool = False
-    """True if it was begun anew over records that could not be read then. They come first, and
+    """True if it was begun again over records that could not be read then. They come first, and
     what came later follows them under higher numbers."""
 
 
@@ -440,6 +443,8 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
                 if limit is None:
                     continue
                 low = low or (limit if begins or first_segment > (0, 0) else 1)
+                # The log begins again at 1: its records follow those before, which keep their
+                # numbers.
                 if limit == 1 and any(record.kind != EPOCH for record in by_seq.values()):
                     shift = max(by_seq)
                 # A later file begins where the one before it was sealed.

@@ -129,6 +129,7 @@ def open_tip(
     for epoch, number in places:
         if epoch < since or (below is not None and epoch >= below):
             continue
+        # A later file counts only if its epoch has begun.
         if number and not _is_begun(log, epoch, key):
             continue
         segment = _open_first(log, epoch, number, key, flags)
@@ -320,8 +321,8 @@ def bracket(
     """Return positions around the end of record *seq*, about 8 KiB apart or closer.
 
     A bisection: lines stand in order of their numbers, and each proves itself by the checksum of
-    the line before it. So the log is its own index, and nothing has to be kept beside it. Where
-    a line does not prove itself, the bracket stays wide, and whoever reads it finds the damage.
+    the line before it. So the log is its own index, and nothing has to be kept next to it. Where
+    a line does not prove itself, the bracket stays wide, and reading it finds the damage.
 
     Args:
         log: The folder of the segments.
@@ -337,6 +338,7 @@ def bracket(
         while limit - start.offset > _NEAR:
             middle = (start.offset + limit) // 2
             position = _position_after(fd, middle, stop.offset, segment.epoch)
+            # No line proves itself there, or its number is impossible: look before it.
             if position is None or not start.seq <= position.seq <= stop.seq:
                 limit = middle
             elif position.seq <= seq:
@@ -349,7 +351,7 @@ def bracket(
 
 
 def _position_after(fd: int, offset: int, limit: int, epoch: int) -> Position | None:
-    """Return the first position after an offset, if the line behind it proves it."""
+    """Return the first position after an offset, if the line after it proves it."""
     data, begin, end = b"", 0, -1
     size = _PROBE
     while end < 0:

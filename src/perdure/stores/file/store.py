@@ -123,7 +123,7 @@ class Home:
     """An open root folder, this store's entry among its owners, and its writers by session.
 
     A session has a writer until its lease is released, or lost. Threads acquire, release and
-    delete, since they go on when their callers are cancelled.
+    delete, since they continue when their callers are cancelled.
     """
 
     def __init__(self, root: Folder, owners: Owners, *, read_only: bool) -> None:
@@ -214,7 +214,7 @@ class Home:
         function: Callable[[LogWriter, *Ts], T],
         *args: *Ts,
     ) -> T:
-        """Run a blocking function in a thread, once no abandoned write of the session goes on.
+        """Run a blocking function in a thread, once no abandoned write of the session is running.
 
         Raises:
             LeaseLostError: The session is not held here in this epoch.
@@ -234,6 +234,7 @@ class Home:
         taken, fence, end = acquired
         writer = LogWriter(self.root, key, fence, end, self.files)
         with self._lock:
+            # Threads may end in another order: only a newer epoch replaces a writer.
             previous = self.writers.get(key)
             if previous is None or previous.epoch < writer.epoch:
                 self.writers[key] = writer
@@ -288,6 +289,7 @@ class Home:
     def begin_append(self, batch: Batch, done: Callable[[Sequence[Outcome]], object]) -> bool:
         """Append one batch without a task; False if it has to wait, or is not held here."""
         writer = self.writer_of(batch.key, batch.epoch)
+        # An abandoned write still runs: only a task can wait for it.
         if writer is None or writer.lock.locked():
             return False
         try:
@@ -389,9 +391,11 @@ def publish(writer: LogWriter) -> None:
         epoch = writer.epoch
         lease = leases.read_lease(folder, epoch, folder.names())
         if lease is not None and lease.draft is not None and not lease.published:
+            # Its own mark, then a look for the taker's, who does it the other way around: one sees
+            # the other.
             leases.create_mark(folder, PUBLISHED.name(epoch))
             folder.sync()
-            if folder.has(DROPPED.name(epoch)):  # somebody is about to take it over
+            if folder.has(DROPPED.name(epoch)):  # another process is about to take it over
                 raise lease_lost_error(writer.key, epoch)
         writer.require_held()  # in any case: a taker may have removed the lease before it was read
 
@@ -622,7 +626,7 @@ class FileStore:
         )
 
     async def log_tails(self, key: SessionKey) -> list[reader.CutTail]:
-        """Return bytes at a log's end that are no whole records, unless somebody accepted them."""
+        """Return bytes at a log's end that are no whole records, unless they were accepted."""
         return await self._run_in_thread("read", reader.log_tails, self._root, key, self._owners)
 
     async def accept_log(self, key: SessionKey) -> bool:

@@ -60,7 +60,7 @@ def found(bucket: Bucket, acquired: Acquired, *, whole: bool) -> RestoreData | N
     after = have.log_after
     try:
         records = None if after is None else reader.rest_of(bucket, plan, after, whole=whole)
-        # After the head was replaced: whoever posts from now on notifies this owner.
+        # After the head was replaced: posts from now on notify this owner.
         may_have_items = inbox.may_have_items(bucket, acquired.writer.key)
     except StoreUnavailableError:  # raised where it is missed
         return None
@@ -135,6 +135,7 @@ def trim(bucket: Bucket, writer: ObjectLogWriter, below: int) -> int:
         # 1. Merge all but the newest commit, as far as they are to go.
         head = _merge(bucket, writer, 1)
         floor = -1
+        # One merge takes a limited number of commits.
         while head.floor + 1 < below and head.floor != floor:
             floor = head.floor
             head = _merge(bucket, writer, 1)
@@ -210,6 +211,7 @@ def _merge(
 
     head, tag = leases.update_head(bucket, writer, merged)
     writer.loose = 0
+    # Killed before this, the head still lists what is to be removed.
     bucket.many(lambda replacement: bucket.put(*replacement), tombstones)
     bucket.remove(head.trash)
     head = msgspec.structs.replace(head, trash=())
@@ -309,6 +311,7 @@ def sweep(
         for name, entry in quarantined.items()
         if name not in reachable and name not in current and now - entry.modified >= older_than
     ]
+    # Only now that those which return are in their place again.
     bucket.remove([quarantine + name for name in (*known, *old)])
     idle = [
         name
@@ -494,6 +497,7 @@ def delete(bucket: Bucket, writer: ObjectLogWriter, *, keep_posts: bool = False)
 
     with writer.log_lock, writer.head_lock:
         posts = 0 if keep_posts else inbox.last_number(bucket, key)
+        # First: no reader finds a session of which a part is gone.
         gone, _ = leases.update_head(bucket, writer, deleted)
         writer.has_lost_lease = True
         _remove_content(bucket, gone)

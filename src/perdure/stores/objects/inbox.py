@@ -223,8 +223,10 @@ def ack(
     settled: list[str] = []
     for name, tag, post in _posts(bucket, names):
         remaining = [item for item in post.items if item.op_id not in done]
+        # The last object is emptied and stays, so that numbers never start again.
         if not remaining and name != names[-1]:
             settled.append(name)
+        # By its tag: a removal that arrives late changes nothing.
         elif len(remaining) < len(post.items):
             bucket.replace(name, layout.with_checksum(_Post(key, remaining)), tag)
         pending.difference_update(item.op_id for item in post.items)

@@ -373,7 +373,7 @@ class SessionHead(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     nonce: str = ""
     """Identifies a replacement whose response was lost."""
     hidden: bool = False
-    """True if nobody reads it yet: a draft, or a log whose epoch record is about to be created. It
+    """True if no one reads it yet: a draft, or a log whose epoch record is about to be created. It
     is ``deleted``, too."""
     draft: Draft | None = None
     """The session that this one is a copy of."""

@@ -154,6 +154,7 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
         )
         record = Entry(EPOCH, payload)
         is_hidden = head is not None and head.hidden
+        # Where the log does not begin at 1, or its head is hidden, the head decides first.
         if is_hidden or (created and (new.first != 1 or new.draft is not None)):
             acquired = _begin_hidden(bucket, key, current, record, new, new_holder)
             if acquired is not None:
@@ -164,6 +165,7 @@ def acquire(bucket: Bucket, key: SessionKey, terms: Terms, owner: str) -> Held |
         end = end or _log_end(bucket, key, folder, head)
         if end is None:
             continue
+        # Its process died before the head had its epoch: finish that, then start again.
         if end.newest is not None and end.newest.epoch > after:
             _publish_epoch(bucket, key, current, end)
             continue
@@ -216,7 +218,7 @@ def _begin_hidden(
     new: Beginning,
     new_holder: _NewHolder,
 ) -> Acquired | None:
-    """Begin a log where no earlier one goes on; None: start again.
+    """Begin a log where no earlier one continues; None: start again.
 
     The head decides, not the log: where it begins differs. It stays hidden until there is an epoch
     record, and a draft beyond that.
@@ -226,6 +228,7 @@ def _begin_hidden(
     head = msgspec.structs.replace(
         head, deleted=True, hidden=True, floor=new.first - 1, draft=new.draft
     )
+    # Listed before it exists: one whose process is killed is found all the same.
     if new.draft is not None:
         bucket.put(layout.draft_name(key, generation), layout.with_checksum(key))
     tag = replace_head(bucket, key, current, head)
@@ -239,8 +242,9 @@ def _begin_hidden(
         stored = bucket.get(name)
         if stored is not None and stored.data == layout.GONE:
             raise lease_held(key, generation - 1, generation + 1)  # it was taken over already
-        bucket.put(name, data)  # of somebody who began at 1, and whose head came too late
+        bucket.put(name, data)  # of a process that began at 1, and whose head came too late
     plan = None
+    # No draft: it is shown as soon as its record is there.
     if new.draft is None:
         add_to_directory(bucket, key, generation, new.about, new.first)
         shown = msgspec.structs.replace(head, deleted=False, hidden=False, nonce=random_id(8))
@@ -328,6 +332,8 @@ def _append_epoch_record(
             [record], first=first, epoch=new_holder.epoch, owner=new_holder.owner, seed=end.crc
         )
         tag = bucket.create(name, data)
+        # A taken name is ours, if an answer was lost; or a commit of the holder; or a faster
+        # process's.
         stored = bucket.get(name) if tag is None else StoredObject(data, tag)
         try:
             commit = reader.commit_in(name, stored)
@@ -403,15 +409,18 @@ def _publish_head(
         latest = None if current is None else current[0]
         if latest is None:
             continue
+        # Case 1: another process has it by now.
         if latest.epoch > new_holder.epoch or (
             latest.epoch == new_holder.epoch and (latest.owner != new_holder.owner or latest.hidden)
         ):
             raise lease_held(key, new_holder.epoch - 1, latest.epoch)
+        # Case 2: merging had made the name free again, so the record is in no log.
         if latest.epoch < new_holder.epoch and (
             latest.generation != head.generation or latest.deleted or latest.floor >= epoch_seq
         ):
             bucket.remove([name])
             raise lease_held(key, new_holder.epoch - 1, latest.epoch)
+        # Case 3: the old holder has replaced its head meanwhile: take the lease in that one.
         head = _with_holder(latest, new_holder)
     raise StoreUnavailableError(
         f"the lease of {key} was not acquired: its head kept changing; try again", key=key
@@ -449,8 +458,10 @@ def replace_head(
         if tag is not None:
             return tag
         latest = reader.read_head(bucket, key)
+        # It was replaced after all, and the answer was lost.
         if latest is not None and latest[0].nonce == head.nonce:
             return latest[1]
+        # Another head: the request can replace nothing any more, since its tag is past.
         if (None if latest is None else latest[1]) != before:
             return None
     raise failure
@@ -526,6 +537,7 @@ def publish(bucket: Bucket, writer: ObjectLogWriter) -> None:
         if writer.stored_head is not None and not writer.stored_head[0].hidden:
             writer.stored_head = None  # published already: it is read again, to see who has it
         update_head(bucket, writer, shown)
+    # Last: a kill before this leaves a name that no listing takes for a draft.
     bucket.remove([layout.draft_name(writer.key, writer.generation)])
 
 

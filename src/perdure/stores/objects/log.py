@@ -169,12 +169,15 @@ class ObjectLogWriter:
             data, crc = layout.encode(
                 entries, first=self.head + 1, epoch=self.epoch, owner=self.owner, seed=self.crc
             )
+            # Case 1: the name was free, so no other process has written after this log's end.
             if self._bucket.create(name, data) is not None:
                 self._note(self.head + 1)
                 self.head += len(entries)
                 self.crc = crc
                 self.loose += 1
                 return Outcome(Status.OK, written=len(data))
+            # Case 2: it was taken by an earlier attempt, whose answer was lost. Anything else
+            # raises.
             if self._adopt_own_commit(name, data):
                 return Outcome(Status.OK)
 
@@ -194,7 +197,7 @@ class ObjectLogWriter:
         said = self.said
         if said.at <= said.listed_at or (said.turns is None and said.about is None):
             return
-        # Whatever fails here, the save is in the log: the next one tries again.
+        # Even if something fails here, the save is in the log: the next one tries again.
         with contextlib.suppress(StoreUnavailableError, CorruptRecordError):
             about = said.about or self._folded_about()
             entry = layout.directory_entry(self.key, said.seq, said.turns or 0, about)
@@ -347,6 +350,7 @@ def merge(
     for entry, commit, successor in zip(names, merged, commits[1:], strict=False):
         if is_epoch_record(commit):
             continue
+        # Its writer knew both, so no process tries this name again.
         if successor.header.epoch == commit.header.epoch:
             removable.append(entry.name)
         else:

@@ -264,7 +264,7 @@ def documents_beside(
 def rest_of(
     bucket: Bucket, plan: ObjectReadPlan, after: int, *, whole: bool
 ) -> tuple[Record, ...] | None:
-    """Return the records after one, of a log that nobody else writes; None if they are unknown.
+    """Return the records after one, that no other process writes; None if they are unknown.
 
     They are if the log is long or damaged, or unless *whole*, if reading them takes requests.
     """

@@ -166,7 +166,7 @@ class ObjectStore:
             return bucket, tag
 
         def close() -> None:
-            # By this thread or by the caller, who is cancelled: whoever is the last to see it.
+            # By this thread or by the caller, who is cancelled: the last one to see it.
             with contextlib.suppress(IndexError):
                 made.pop().close()
 
@@ -358,6 +358,7 @@ class ObjectStore:
             content.end_replaced(bucket, acquired.replaced)
         with self._lock:
             before = self._writers.get(key)
+            # Two takeovers of this process may end in either order: the newer epoch remains.
             if before is None or before.epoch < writer.epoch:
                 self._writers[key] = writer
                 self._said.pop(key, None)

@@ -44,7 +44,7 @@ PARALLELISM = 2
 LONG_TIMEOUT = 3600.0
 """Seconds that a migration, a sweep or a scrub may take."""
 MAX_ROLLBACKS = 5
-"""How often a call is repeated after the server rolled it back to resolve a deadlock."""
+"""Repetitions of a call that the server rolled back to resolve a deadlock."""
 
 MARGIN = 0.1
 """Seconds after a deadline until its connection is cut."""
@@ -172,6 +172,7 @@ class Calls:
             return
         try:
             ready, unknown = appends.encode_ready()
+            # A log has to be read first, which blocks: a thread does all of it.
             if unknown or not ready:
                 return
             with (
@@ -250,6 +251,8 @@ class Calls:
     ) -> Any:
         """Call the function for one caller and for others, unless a thread does so already."""
         calls: list[_SharedCall] = []
+        # One thread takes this value with all that wait; the others' threads find theirs taken, and
+        # wait.
         with self._lock:
             if call in waiting:
                 waiting.remove(call)
@@ -334,6 +337,8 @@ class Calls:
                 except self.connections.errors as error:
                     is_lost = is_broken(error, connection)
                     converted = self.connections.handle_error(error, connection, doing)
+                    # Rolled back in favor of another transaction; or the connection was dead, which
+                    # a new one is not.
                     if is_repeatable and rollbacks < MAX_ROLLBACKS and is_rollback(error):
                         rollbacks += 1
                     elif tries > 1 and is_lost:

@@ -59,7 +59,7 @@ N = TypeVar("N", int, float)
 
 
 class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """Where and how to connect."""
+    """Connection parameters."""
 
     conninfo: str
     """For libpq; may hold a password."""
@@ -68,7 +68,7 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     timeout: float
     """Seconds that a reply may take."""
     location: str
-    """What may be shown: no password."""
+    """The URL as it may be shown, without the password."""
     secrets: tuple[str, ...] = ()
     """Strings that no message may show."""
     has_password: bool = False
@@ -258,7 +258,7 @@ def driver() -> Any:
 
 
 def bigint(number: int) -> object:
-    """Return a number of one type, whatever its size: each type would be prepared by itself."""
+    """Return a number of one type for any size: each type would be prepared by itself."""
     return driver().types.numeric.Int8(number)
 
 
@@ -500,6 +500,7 @@ class Connections:
 
     def shut_down(self, connection: Connection) -> None:
         """Shut down a connection that another thread waits on, which then gets an error."""
+        # A twin of its descriptor: the driver closes its own itself.
         with (
             contextlib.suppress(OSError, self.errors),  # it has just closed
             socket.socket(fileno=os.dup(connection.fileno())) as twin,
@@ -614,12 +615,14 @@ class Listener:
     def _listen(self) -> None:
         with self._connections.connect() as connection:
             with self._lock:
+                # Stopped while it connected, when there was nothing to shut down.
                 if self._stopped.is_set():
                     return
                 self._connection = connection
             try:
                 connection.execute(f"LISTEN {self._channel}".encode(), prepare=False)
                 self._failures = 0
+                # Requests from before the LISTEN send no notification: have them looked for.
                 self._notify()
                 self._wait_for_notifications(connection)
             finally:

@@ -134,7 +134,7 @@ def _checked(
         return error
 
 
-# What a restore needs, read behind the take of a session
+# What a restore needs, read after the take of a session
 
 
 _OPENING_BYTES = 1024 * 1024
@@ -192,6 +192,7 @@ def write(connection: Connection, sql: Statements, folds: Sequence[Fold]) -> lis
     found = execute_all(connection, [_fold(sql, folds[place]) for place in order])
     results: list[Exception | None] = [None] * len(folds)
     for place, rows in zip(order, found, strict=True):
+        # Nothing was written: it is not held any more, or its log lacks what the manifest is as of.
         if not rows:
             key, epoch = folds[place].key, folds[place].manifest.epoch
             state = state_of(connection, sql, key)
@@ -280,6 +281,7 @@ def sweep(
     """Quarantine unreachable blobs, and remove those that were quarantined long enough ago."""
     reached = list(reachable if among is None else set(reachable).intersection(among))
     with connection.transaction():
+        # A sweep may take longer than any other statement.
         connection.execute(b"SELECT set_config('statement_timeout', '0', true)")
         connection.execute(sql["come_back"], (tenant, reached))
         values = {

@@ -66,7 +66,7 @@ def unregister_owner(connection: Connection, sql: Statements, owner: str) -> Non
 
 
 Holder: TypeAlias = tuple[LeaseState | None, SessionState | None]
-"""Who holds, or last held, a session, and its row; None if there is none."""
+"""The current or last holder of a session, and its row; None if there is none."""
 
 
 def holders(
@@ -103,7 +103,7 @@ Acquired: TypeAlias = tuple[Taken, SessionState]
 
 
 class Acquire(msgspec.Struct, eq=False):
-    """A session that somebody wants, and the answer as soon as there is one."""
+    """A session that a caller wants, and the answer as soon as there is one."""
 
     key: SessionKey
     terms: Terms
@@ -131,13 +131,13 @@ def acquire(
             one.answer = Held(holder)
         elif state is not None and not state.is_draft:
             takes.append(_Epoch(one, state))
-    # 2. Take them from the state that was seen, in the order of their ids. What is read behind
-    # that, in the same transaction, nobody else can change any more.
+    # 2. Take them from the state that was seen, in the order of their ids. What is read after
+    # that, in the same transaction, no other process can change any more.
     takes.sort(key=lambda epoch: epoch.state.id)
     found = execute_all(connection, [each for epoch in takes for each in epoch.take(sql)])
     for epoch, taken, read in zip(takes, found[::2], found[1::2], strict=True):
         epoch.wanted.answer = epoch.taken(taken, read)
-    # 3. Under the row's lock: somebody was faster; or a draft goes, which may just be published.
+    # 3. Under the row's lock: another process was faster; or a draft goes, perhaps just published.
     for one in pending:
         one.answer = one.answer or _acquire_locked(connection, sql, one)
     return [one.answer for one in wanted if one.answer is not None]
@@ -190,7 +190,7 @@ class _Epoch:
 
     @property
     def values(self) -> dict[str, object]:
-        """What a row is given."""
+        """The values of a row."""
         state, about = self.state, self.wanted.terms.beginning.about
         labels = label_values(about)
         return {

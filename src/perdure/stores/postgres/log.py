@@ -50,7 +50,7 @@ class SessionState(NamedTuple):
     owner: str = ""
     released: bool = False
     draft: bytes | None = None
-    """What it is a copy of, sealed."""
+    """The session that it is a copy of, sealed."""
 
     @property
     def log(self) -> LogExtent:
@@ -85,7 +85,7 @@ HeldSessionsByKey: TypeAlias = dict[SessionKey, OwnedSession]
 
 
 ROUNDS = 4
-"""How often a batch is tried whose session changes meanwhile, before the caller backs off."""
+"""Attempts at a batch whose session changes meanwhile, before the caller backs off."""
 STATEMENT_BYTES = 32 * 1024 * 1024
 PAGE_BYTES = 4 * 1024 * 1024
 PAGE_ROWS = 256
@@ -224,6 +224,8 @@ class AppendMany:
 
     def send(self, connection: Connection, ready: list[EncodedBatch]) -> list[int]:
         """Append encoded batches, in parts; return the places of those that were not appended."""
+        # Rows are always locked in the order of their ids, or two statements could wait for each
+        # other.
         ready.sort(key=lambda batch: batch.session.id)
         unmoved: list[int] = []
         for part in in_parts(ready, lambda batch: len(batch.lines), STATEMENT_BYTES):
@@ -387,6 +389,7 @@ def read_start(
     reader = LogReader(key, state.log, part, table=_TABLE)
     # A row that was added after the session's row was read is not part of this log yet.
     rows = [row for row in found if row[0] <= reader.high]
+    # All of these were appended since: for this reader the log ends before them.
     if found and not rows:
         return reader, []
     return reader, _page(connection, sql, reader, rows)

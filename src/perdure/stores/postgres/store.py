@@ -110,7 +110,7 @@ class PostgresStore:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What this store is; its durability is known once it is open."""
+        """Properties of this store; its durability is known once it is open."""
         calls = self._opened
         if calls is None:
             return _CAPABILITIES

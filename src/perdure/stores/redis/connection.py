@@ -360,6 +360,7 @@ class RedisLink:
         sent = calls
         if write and self.waits:
             milliseconds = int(self.settings.timeout * _SYNC_SHARE * 1000)
+            # Last, since it waits for the writes before it.
             sent = [*calls, RedisCall(b"WAITAOF", 1, 0, milliseconds)]
         self._calls += 1
         began = time.perf_counter()
@@ -377,6 +378,7 @@ class RedisLink:
             synced = replies.pop()
             if isinstance(synced, BaseException):
                 raise error_meaning(self.location, synced)
+            # The writes are there, and a power cut may still take them.
             if not synced[0]:
                 raise in_doubt(self.location)
         return replies
@@ -393,6 +395,7 @@ class RedisLink:
     ) -> list[Any]:
         """Load the scripts, and repeat the calls whose script was missing."""
         await self._batch(connection, _LOAD_ALL)
+        # What is repeated has to be synced, too.
         missing = [
             place
             for place, reply in enumerate(replies)

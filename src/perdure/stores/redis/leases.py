@@ -86,7 +86,7 @@ class Leases:
                 RedisCall(b"HKEYS", self._names.beats),
             ]
         )
-        # The heartbeat counters of owners whose hash has expired are nobody's.
+        # The heartbeat counters of owners whose hash has expired are no one's.
         names = [self._names.owner(owner.decode())[0] for owner in known]
         exists = await self._link.send([RedisCall(b"EXISTS", name) for name in names])
         forgotten = [owner for owner, is_known in zip(known, exists, strict=True) if not is_known]
@@ -223,7 +223,7 @@ class Leases:
 
     async def publish(self, key: SessionKey, epoch: int) -> None:
         """Make a draft a session, as its holder."""
-        # Into the directory again: whoever was killed while deleting the session that the id had
+        # Into the directory again: a process that was killed while deleting the id's session
         # before, or a rebuild that was under way, may have left it out.
         index = RedisCall(b"ZADD", self._names.directory(key.tenant), 0, member_of(key))
         call = _PUBLISH((self._names.session_keys(key).session,), epoch)

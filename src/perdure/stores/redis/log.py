@@ -109,6 +109,7 @@ class ColdHistory:
         await self._history.put_blobs(key.tenant, {name: data})
         first, last = span_of(entries[0][0])[0], span_of(entries[-1][0])[1]
         keys = (session_keys.session, session_keys.log, session_keys.segments)
+        # Refused under a past epoch: the blob is then one that no session lists.
         (reply,) = await self._link.write([_RETIRE(keys, epoch, first, last, name)])
         return reply == 1  # type: ignore[no-any-return]  # a reply of the server
 
@@ -349,6 +350,7 @@ class RedisLog:
             try:
                 records, size = await self._records(key, state, after, stop, count, reverse=reverse)
             except CorruptRecordError:
+                # No damage if it was deleted, trimmed, or moved to the cold history meanwhile.
                 current = await self.state(key)
                 if current.is_hidden or current.base != state.base or current.head < state.head:
                     return  # deleted or trimmed under the reader
@@ -363,6 +365,7 @@ class RedisLog:
             else:
                 after = records[-1].seq
             most = 1 if past_damage.get() else _MAX_ENTRIES
+            # As many entries as fill an answer, and at most four times those of the last one.
             count = max(1, min(count * _ANSWER_BYTES // max(size, 1), count * 4, most))
 
     async def _records(

@@ -304,6 +304,7 @@ class RedisStore:
         if among is not None:
             away, current = away.intersection(among), current.intersection(among)
         reachable_names = frozenset(reachable)
+        # First: what is reachable again leaves quarantine before the script looks at the others.
         returning = [
             RedisCall(b"ZREM", self._names.shelf(tenant, name[:1])[1], name)
             for name in away & reachable_names
@@ -611,6 +612,7 @@ class RedisStore:
 
     async def delete(self, key: SessionKey, epoch: int, *, keep_posts: bool = False) -> None:
         keys = self._names.session_keys(key)
+        # Before the deletion: after it nothing lists them.
         segments = await self._cold.names_of(key)
         shown = RedisCall(b"HGET", keys.session, b"a")
         remove = _DELETE(keys[:7], epoch, int(keep_posts))

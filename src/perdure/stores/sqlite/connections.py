@@ -46,7 +46,7 @@ OLDEST = (3, 32)
 
 _FULL = 2
 _CHECKPOINT_BYTES = 16 * 1024 * 1024
-"""What a write-ahead log takes before it is copied to the database."""
+"""Bytes that a write-ahead log takes before it is copied to the database."""
 
 PAGE_BYTES = 2048
 """A commit writes every page that it changes, and most of them only in a few places."""
@@ -73,7 +73,7 @@ def connect(
             "is needed: use a Python with a newer one, or the file store",
             found=sqlite3.sqlite_version,
         )
-    # Behind two slashes, a URI has the name of a host.
+    # After two slashes, a URI has the name of a host.
     scheme = "file://" if path.startswith("//") else "file:"
     con = sqlite3.connect(
         f"{scheme}{quote(path)}?{uri_parameters}",
@@ -233,6 +233,8 @@ class Readers:
         try:
             reader.con.execute("BEGIN")
             yield reader.con
+            # After the reads: without locks, another process may have written in the middle of
+            # them.
             self._require_unchanged(reader)
             reader.con.execute("ROLLBACK")
         except BaseException:
@@ -360,7 +362,7 @@ def open_owners(path: str, *, make: bool) -> Folder | None:
     Args:
         path: Absolute.
         make: Whether to create what is missing. Else None is returned where there is no such
-            folder, as beside a copy, or where this user may not read it.
+            folder, as next to a copy, or where this user may not read it.
 
     Raises:
         ConfigError: Other users can write to its folder, the folder is not local, or it is not a
@@ -406,6 +408,7 @@ def _create(folder: Folder, name: str) -> None:
             sync_file(fd)
         finally:
             os.close(fd)
+        # Of several processes that create it, one wins; it is never seen half made.
         folder.link(temporary, name)
     except sqlite3.Error as error:
         raise StoreUnavailableError(
@@ -486,6 +489,7 @@ def reindex(path: str, timeout: float) -> list[str]:
             if not before:
                 return []
             remaining = _try_reindex(con, before)
+            # Kept only if it helped: else the file stays as the damage left it.
             con.execute("COMMIT" if len(remaining) < len(before) else "ROLLBACK")
         finally:
             if con.in_transaction:
@@ -504,6 +508,7 @@ def _try_reindex(con: sqlite3.Connection, before: list[str]) -> list[str]:
 def readable_keys(con: sqlite3.Connection) -> list[SessionKey]:
     """List the sessions whose rows can be read, past damaged pages and without any index."""
     keys: set[SessionKey] = set()
+    # From both ends: a damaged page ends each scan, and hides only what is between.
     for query in ("keys_from_the_first", "keys_from_the_last"):
         try:
             for tenant, agent, session, epoch, state in con.execute(Q[query]):

@@ -65,7 +65,7 @@ class Engine:
     def __init__(self, path: str, timeout: float) -> None:
         self.path = path
         self.tails: dict[SessionKey, LogTail] = {}
-        """Where the logs of the held sessions end."""
+        """Ends of the logs of the held sessions."""
         self._timeout = timeout
         self._con: sqlite3.Connection | None = None
 
@@ -154,6 +154,8 @@ class Engine:
         """Make batches durable in one commit; raise nothing."""
         now = time.time()
         try:
+            # Nearly always each log ends where its holder left it. Else each session is read by
+            # itself.
             plans = self._plan(batches)
             if plans is not None and self._save(plans, now):
                 return [Outcome(Status.OK, None, len(plan.data)) for plan in plans]
@@ -167,6 +169,7 @@ class Engine:
         for batch in batches:
             tail = self.tails.get(batch.key)
             try:
+                # After a session's first batch its end is not known before the commit.
                 plan = None if tail is None or tail.id in plans else plan_write(tail, batch)
             except NotStorableError:
                 plan = None
@@ -234,6 +237,7 @@ class Engine:
         """Read the end of a log again before the next append to it; its owner stays known."""
         tail = self.tails.get(key)
         if tail is not None:
+            # No batch begins there, so it is not planned from memory.
             tail.head = -1
 
 
@@ -246,7 +250,7 @@ T = TypeVar("T")
 TOGETHER = 64
 """Writes in one transaction, at most."""
 _TOGETHER_SECONDS = 0.02
-"""How long a transaction takes in more writes: an append may be waiting behind it."""
+"""Seconds for which a transaction takes in more writes: an append may be waiting for its end."""
 
 
 class _SharedWrite(msgspec.Struct, eq=False):
@@ -308,6 +312,7 @@ class SharedWrites:
             with self._engine.transaction(reads_first=reads_first) as con:
                 is_writing = True
                 self._take_in(con, writes, most)
+                # An error of the commit itself leaves open what was written: nothing is run again.
                 is_writing = False
         except Exception as error:  # noqa: BLE001  # raised in the callers
             if is_writing and reads_first and is_busy(error):
@@ -375,7 +380,7 @@ class OpenDatabase:
             with map_errors("read" if self._owner is None else "open", self.path):
                 await self.writes.run(self._open)
         except BaseException:
-            # After a cancellation the thread is still opening it: it closes it behind that.
+            # After a cancellation the thread is still opening it: it closes it after that.
             self.writes.start(self._close, then=bool)
             self.writes.close()
             self.reads.close()

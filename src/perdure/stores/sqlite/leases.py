@@ -68,7 +68,7 @@ def _state_of(
     con: sqlite3.Connection, row: SessionRow, presence: Presence | PresenceReader
 ) -> LeaseState:
     alive, beat, host, pid = None, 0, "", 0
-    if not row.state & (RELEASED | DELETED):  # else it makes no difference to anybody
+    if not row.state & (RELEASED | DELETED):  # else it makes no difference
         alive = presence.is_present(row.owner)
         owner_row = con.execute(Q["owner"], {"owner": row.owner}).fetchone()
         beat, host, pid = owner_row or (0, "", 0)
@@ -128,15 +128,19 @@ def acquire(
         UnsupportedVersionError: Its manifest has a newer format.
 
     """
+    # 1. Read everything, without the write lock.
     opened = find_to_open(con, key)
     row = opened[0]
     holder = None if row is None or not row.epoch else _state_of(con, row, presence)
     if not terms.allows(holder):
         return Held(holder), None
     found = restore_data(con, key, opened, terms.names)
+    # 2. The first write takes the lock. If another process has written since, all of this runs
+    # again.
     row, new = row or find_or_create(con, key, at), terms.beginning
     created, epoch = holder is None or holder.deleted, row.epoch + 1
     if created:
+        # A draft that is taken over: nothing of it counts.
         if row.epoch and not row.is_deleted:
             _remove_content(con, row)
         row = replace(row, born=epoch, low=new.first, head=new.first - 1, state=HELD)
@@ -160,7 +164,7 @@ def acquire(
 
 
 Tails = dict[SessionKey, LogTail]
-"""Where the logs of the held sessions end. After a failed commit a tail matches no row."""
+"""Ends of the logs of the held sessions. After a failed commit a tail matches no row."""
 
 
 def publish(con: sqlite3.Connection, tails: Tails, key: SessionKey, epoch: int, at: float) -> None:

@@ -213,7 +213,7 @@ _EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
 
 
 class LogTail:
-    """Where the log of a session ends, as its holder in this process last knew."""
+    """The end of a session's log, as its holder in this process last knew."""
 
     __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "step", "sum")
 
@@ -315,6 +315,7 @@ def save_all(con: sqlite3.Connection, plans: Sequence[PlannedWrite], now: float)
         for tail, head, crc, sum_, data, turns, _ in part:
             rows += (tail.id, tail.epoch, tail.head, tail.crc, tail.sum, head, crc, sum_, now, data)
             rows += (turns, None if tail.step == step else step)
+        # Few lengths of statements, padded with rows of NULL, so that they stay prepared.
         count = next(count for count in ROWS_AT_ONCE if count >= len(part))
         rows += _NO_ROW * (count - len(part))
         con.execute(at_once("save", count), rows)

@@ -73,7 +73,7 @@ class ManifestProof(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def doubtful_from(self) -> int:
-        """The record behind which others may have been cut off; 0 without a sign of it."""
+        """The record after which others may have been cut off; 0 without a sign of it."""
         return self.unproven_end or (self.as_of_seq if self.lost else 0)
 
 
@@ -486,6 +486,7 @@ class ChainReader:
             seq = record.seq
             if before is not None and seq != before.seq + 1:
                 raise chain_error(seq, f"record {before.seq + 1} is missing")
+            # Records of the earlier format have no links: each proves only itself.
             if seq < chain.begins:
                 plain.append(restore_record(chain.transform, record))
                 before = record
@@ -499,6 +500,7 @@ class ChainReader:
                 unlinked += 1
             else:
                 linked = chain.decrypt(record)
+                # Nothing below is known: the count of epoch records is all that can be compared.
                 if link is None:
                     self._require_run(unlinked, linked.before)
                 elif linked.before != link:

@@ -453,7 +453,7 @@ class CodedStore(DelegatingStore, ABC):
         """Return what a restore needs; the log has to be read if what was read of it is no use."""
         have, records = await self._decoded(key, data.documents), None
         if data.records is not None and have.log_after == data.after:
-            with suppress(CorruptRecordError):  # whoever reads the log says what is wrong
+            with suppress(CorruptRecordError):  # reading the log shows what is wrong
                 records = await self._decoded_tail(key, data.after, data.records)
         return msgspec.structs.replace(data, documents=have, records=records)
 
@@ -558,7 +558,7 @@ class CodedStore(DelegatingStore, ABC):
             }
 
         written = await in_thread_if_large(sum(map(len, plain.values())), encode_all)
-        # Names were not hidden before: those documents are stored anew.
+        # Names were not hidden before: those documents are stored again.
         shown = [n for n in names if n != names[n] and n in listed and n not in plain]
         old = (await self.inner.read_documents(key, shown)).found if shown else {}
         written |= {names[name]: document.data for name, document in old.items()}
@@ -661,6 +661,7 @@ class CodedStore(DelegatingStore, ABC):
                 option="agent id",
                 value=key.agent,
             )
+        # Before the lease: a session that cannot be read is not taken from its holder.
         known = await self._require_readable(key) if terms.after != 0 else None
         names = await self._stored_names(key, terms.names)
         new = terms.beginning

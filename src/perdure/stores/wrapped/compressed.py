@@ -96,7 +96,7 @@ class Compression:
             stated = self._module.frame_content_size(body)
             if not 0 <= stated <= limit:  # it has always been stated
                 raise _too_large(what, len(data), limit)
-            # It never gives more than was stated: what goes on behind that is an error.
+            # It never gives more than was stated: any data after that is an error.
             decompressor = self._module.ZstdDecompressor(max_window_size=_WINDOW)
             original: bytes = decompressor.decompress(body)
         except self._module.ZstdError as error:
@@ -201,11 +201,13 @@ class _CompressionTransform(Transform):
         return self._compression.decompress(data, self._describe(place), place[0])
 
     def transform_payload(self, place: Place, payload: bytes) -> bytes:
+        # Payloads as short as this gain next to nothing.
         if len(payload) < 256 and not payload.startswith(_MARK):
             return payload
         text = to_text(self._compression.compress(payload))
         if len(text) + len(_MARK) > len(payload) and not payload.startswith(_MARK):
             return payload
+        # The mark has the opening quote already.
         return _MARK + text[1:]
 
     def restore_payload(self, place: Place, payload: bytes) -> bytes:

@@ -179,6 +179,7 @@ class EncryptedStore(CodedStore):
         async with self._brief_lease(
             key, "its key is wrapped again when it is next opened"
         ) as lease:
+            # Again, under the lease.
             entry = await self._find(key)
             if entry is not None and key.agent != KEYRING:
                 await self._wrap_again(lease, entry)
@@ -342,6 +343,7 @@ class EncryptedStore(CodedStore):
         entry = await self._entry_of(taken, cast("SessionKeyEntry | None", known))
         tenant = await self._of_tenant(key.tenant)
         proof = NOTHING_PROVEN if entry is None else entry.proven_part(tenant)[1]
+        # The log ends before what its manifest proves: records were cut off.
         if proof.epoch and not proof.lost and taken.head <= proof.as_of_seq:
             reason = f"its manifest is as of record {proof.as_of_seq}"
             raise chain_error(taken.head - 1, reason)
@@ -431,7 +433,7 @@ class EncryptedStore(CodedStore):
             self._proofs.pop(next(iter(self._proofs)))
 
     async def _proof(self, key: SessionKey, *, fresh: bool = False) -> ManifestProof:
-        """Return what a session's manifest proves; read it anew if asked to."""
+        """Return what a session's manifest proves; read it again if asked to."""
         proof = self._proofs.get(key)
         if proof is None or fresh:
             entry = await self._find(key)

@@ -388,7 +388,7 @@ class DataKey:
         return plain.hex()
 
     def stored_name(self, name: str) -> str:
-        """Return a document's name with all behind its folder encrypted, but for the ending."""
+        """Return a document's name with all after its folder encrypted, but for the ending."""
         folder, _, rest = name.partition("/")
         if not rest or name.startswith(KEYS):
             return name
@@ -654,6 +654,7 @@ def empty_manifest(lease: Taken) -> Manifest:
 
 async def _create_key(store: Store, lease: Taken, masters: MasterKeys) -> None:
     try:
+        # Under the lease: another process may have created it meanwhile.
         if await find(store, lease.key, masters) is None:
             await write(store, SessionKeyEntry.new(), empty_manifest(lease), masters)
     finally:

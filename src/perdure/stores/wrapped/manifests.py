@@ -110,6 +110,7 @@ def inner_documents(
         if stored in written:
             documents[stored] = FoldedDocument.of(entry.as_of_seq, written[stored])
         else:
+            # An unknown one gets a hash that no bytes have, so that it reads as damaged.
             sha256 = known[stored].sha256 if stored in known else _LOST
             documents[stored] = FoldedDocument(entry.as_of_seq, sha256, entry.size)
     return documents
@@ -178,6 +179,7 @@ def read_hidden(inner: Manifest, transform: Transform | None) -> HiddenManifest 
     if title is None or not title.startswith(_MARK):
         return None
     hidden = _unsealed(_MARK, "manifest", inner.key, title, transform, HiddenManifest)
+    # What the inner store has in clear must be what was sealed with it.
     actual = (inner.epoch, inner.as_of_seq, _counters_hash(inner))
     proof = hidden.proof
     if proof is not None and actual != (proof.epoch, proof.as_of_seq, proof.rest):
@@ -206,6 +208,7 @@ def proven_part(
         return None, _lost(str(error))
     if hidden is not None and hidden.proof is not None:
         return hidden, hidden.proof
+    # Else an old manifest, from before the proofs, could be put back in place of a newer one.
     if is_chained:
         return None, _lost(f"the manifest of {manifest.key} was not written with the key")
     return hidden, NOTHING_PROVEN
@@ -261,6 +264,7 @@ def _restore_document(
         with suppress(CorruptRecordError):
             data = transform.restore(("folded", name), document.data)
             as_of = int.from_bytes(data[:8], "big")
+            # The record in clear may have been changed: then it proves nothing.
             return data[8:], as_of if as_of == document.as_of_seq else 0
     return transform.restore(("document", name), document.data), 0  # written before proofs existed
 

@@ -139,7 +139,7 @@ async def folded(
 
 
 async def held(store: Store, key: SessionKey = KEY) -> LeaseState:
-    """Return the lease of a session that somebody has taken."""
+    """Return the lease of a session that another process has taken."""
     holder = await store.holder(key)
     assert holder is not None
     return holder

@@ -230,7 +230,7 @@ class BlobConformance(Suite):
         assert await store.get_blob("b", _NAME) == _DATA
 
     async def test_a_session_s_blobs_are_in_its_tenant(self, store: Store) -> None:
-        """They may be kept apart there; whoever knows the session, and its key, finds them."""
+        """They may be kept apart there; who knows the session, and its key, finds them."""
         key, missing = SessionKey("a", tenant="tenant"), name_of(b"never was")
         await take(store, key)
         await store.put_blobs(key.blobs, {_NAME: _DATA})

@@ -1,4 +1,4 @@
-"""Logs that begin anywhere, and drafts: sessions that nobody reads until they are published."""
+"""Logs that begin anywhere, and drafts: sessions that no one reads until they are published."""
 # ruff: noqa: D102
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ async def begin(
 
 
 class BeginningConformance(Suite):
-    """A new log begins where it is told to, and is a log like any other from there on."""
+    """A new log begins where its beginning says, and is a log like any other from there on."""
 
     async def test_a_log_begins_anywhere(self, store: Store, other: Store) -> None:
         writer = await begin(store, draft=None)
@@ -279,7 +279,7 @@ class DraftConformance(Suite):
         assert new.head == await store.head(KEY)
 
     async def test_a_lost_acquire_is_begun_again(self, store: Store) -> None:
-        """Its answer did not come: the epoch that it was given belongs to nobody."""
+        """Its answer did not come: the epoch that it was given belongs to no one."""
         await begin(store)
         with pytest.raises(LeaseHeldError):
             await take_after(store, KEY, after=0, first=FIRST, draft=DRAFT)
@@ -352,7 +352,7 @@ class DraftConformance(Suite):
 
 
 class DraftInboxConformance(Suite):
-    """Posts are to an id, whatever is there; dead letters are a session's own."""
+    """Posts are to an id, with or without a session; dead letters are a session's own."""
 
     async def test_posts_wait_while_there_is_a_draft(self, store: Store, other: Store) -> None:
         await other.enqueue(KEY, posted("before"))

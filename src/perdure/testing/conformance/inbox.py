@@ -86,7 +86,7 @@ class InboxConformance(Suite):
     async def test_what_came_since_a_session_was_taken_is_received(
         self, store: Store, other: Store
     ) -> None:
-        """An acquire may read the inbox, too; whoever moves a session asks for what waits later."""
+        """An acquire may read the inbox, too; a move of a session asks for what waits later."""
         grant = await take(store)
         await other.enqueue(KEY, posted("before"))
         for names in (frozenset[str](), None):
@@ -300,7 +300,7 @@ class InboxConformance(Suite):
     async def test_posts_outlive_a_deletion_that_keeps_them(
         self, store: Store, other: Store
     ) -> None:
-        """Posts are to an id: whoever moves a session leaves what comes meanwhile."""
+        """Posts are to an id: a move of a session leaves what comes meanwhile."""
         grant = await take(store)
         await other.enqueue(KEY, posted("a", "b"))
         await store.ack(KEY, grant.epoch, ["a"])
@@ -378,7 +378,7 @@ class InboxConformance(Suite):
             names = [f"{place}-{part}" for part in "abc"]
             with anyio.move_on_after(0.001 * place):
                 await other.enqueue(KEY, posted(*names))
-            await other.enqueue(KEY, posted(f"{place} then"))  # behind it, if it goes on
+            await other.enqueue(KEY, posted(f"{place} then"))  # after it, if it continues
             items = await received(writer)
             assert [name for name in names if name in items] in ([], names)
             await store.ack(KEY, writer.epoch, items)

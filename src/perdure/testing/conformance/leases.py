@@ -374,7 +374,7 @@ def _wanted(requests: HeartbeatRequests) -> HeartbeatRequests:
 
 
 async def _left(store: Store, key: SessionKey, life: str, draft: Draft) -> None:
-    """Leave a session as somebody may find it."""
+    """Leave a session as another process may find it."""
     if life == "never":
         return
     grant = await take_after(

@@ -122,7 +122,7 @@ ON CONFLICT (owner) DO UPDATE SET beat = owners.beat + 1, seen = now(), closed =
 UPDATE {schema}.owners SET closed = true WHERE owner = %s
 
 -- name: beat
--- What was told before goes, by its number: asked again since then, it has another. Then the
+-- What was reported before goes, by its number: asked again since then, it has another. Then the
 -- counters of others, without a query of their own.
 WITH beat AS (
     INSERT INTO {schema}.owners (owner, beat, seen, host, pid)

@@ -1,7 +1,7 @@
 -- Take a session with the next epoch if the terms allow it, append the epoch record, and read what a
 -- restore needs: one step.
 -- What an unpublished draft has goes first, but for its inbox. A draft looks deleted; its 'x' is no
--- number, so that a release that knows no drafts takes it for damaged rather than goes on with it.
+-- number, so that a release that knows no drafts takes it for damaged rather than continues it.
 -- KEYS: session, log, documents, dead letters, inbox order
 -- ARGV: owner, key as JSON, now, payload, seed; of a new log: the seq of its first record, payload,
 --       what it is a draft of or ''; of the terms: create, new, given, after or '';
@@ -30,7 +30,7 @@ local s = redis.call('HMGET', KEYS[1], 'e', 'o', 'r', 'd', 'p', 'h', 'b', 'x', '
 local epoch, owner, released, deleted = tonumber(s[1] or 0), s[2], s[3], s[4]
 if not epoch or (s[1] and not owner) then return {'damaged', 0, 'session'} end
 
--- The rules of Terms.allows, but for what the holder's own hash says: whoever calls looks there.
+-- The rules of Terms.allows, but for what the holder's own hash says: the caller looks there.
 local is_there = s[1] and not deleted
 local function allowed()
   if is_there and (ARGV[10] == '1' or ARGV[8] ~= '') then return false end

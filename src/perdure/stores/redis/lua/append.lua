@@ -1,9 +1,9 @@
--- Append one batch as one entry of the log, under the newest epoch, behind the head.
+-- Append one batch as one entry of the log, under the newest epoch, after the head.
 -- KEYS: session, log
 -- ARGV: epoch, seq of the first record, of the last, lines, now, owner; for listings: turns and
 --       labels, '' for those that are as before
 -- Returns 0 when it is there, {'lost', epoch, deleted}, {'overlap', head} or {'gap', head}.
--- Of a server that went back, somebody else may have got the same epoch.
+-- Of a server that went back, another process may have got the same epoch.
 local s = redis.call('HMGET', KEYS[1], 'e', 'h', 'd', 'o')
 if s[1] ~= ARGV[1] or s[3] == '1' or s[4] ~= ARGV[6] then
   return {'lost', tonumber(s[1] or 0), s[3] == '1' and 1 or 0}
@@ -18,7 +18,7 @@ local id = ARGV[3] .. '-' .. ARGV[2]
 if first > head + 1 then return {'gap', head} end
 if tonumber(ARGV[3]) < first then return 0 end
 if first == head + 1 then
-  -- A log that is gone is not begun anew in its middle.
+  -- A log that is gone is not begun again in its middle.
   if not redis.call('XADD', KEYS[2], 'NOMKSTREAM', id, ARGV[1], ARGV[4]) then
     return {'gap', head}
   end

@@ -1,7 +1,7 @@
 -- Forget segments that another store keeps, all of whose records are below a seq.
 -- KEYS: session, segments
 -- ARGV: epoch, seq of the first record to keep
--- Returns the names of the segments, behind 'ok', or {'lost', epoch, deleted}.
+-- Returns the names of the segments, after 'ok', or {'lost', epoch, deleted}.
 local s = redis.call('HMGET', KEYS[1], 'e', 'd')
 if s[1] ~= ARGV[1] or s[2] == '1' then
   return {'lost', tonumber(s[1] or 0), s[2] == '1' and 1 or 0}

@@ -1,4 +1,4 @@
--- Leave items for a session, behind those that wait; an id that waits is not posted again.
+-- Leave items for a session, after those that wait; an id that waits is not posted again.
 -- KEYS: session, inbox items, inbox order
 -- ARGV: how many items and bytes may wait (-1: no limit), then id and bytes of each item
 -- Returns {how many are new, the holder or '', waiting, their bytes, the new ones' bytes}; nothing

@@ -30,7 +30,7 @@ UPDATE session SET created_at = :now, updated_at = :now, step = CAST(:now / 64 A
        turns = :turns, user = :user, labels = :labels, tags = :tags
 WHERE id = :id
 
--- A save is a row of this view: its session's head is moved, and the records go behind it, only
+-- A save is a row of this view: its session's head is moved, and the records go after it, only
 -- where the log still ends as its holder knows. A row without an id is nothing. View and trigger are
 -- temporary, which is to say the writing connection's own, and so no part of the database's format.
 
