@@ -65,6 +65,7 @@ from perdure.store import (
     SupportsRestore,
     Taken,
     Terms,
+    first_record,
     shortcut,
 )
 from perdure.stores.delegate import DelegatingStore
@@ -199,6 +200,9 @@ class CodedStore(DelegatingStore, ABC):
             return None, ""
         return read_hidden(manifest, await self._of_tenant(key.tenant)), ""
 
+    def _distrust(self, key: SessionKey, holder: LeaseState | None) -> None:
+        """Forget what a session's manifest proved, unless the session is held here."""
+
     def _is_own(self, name: str) -> bool:
         """Return whether a document of this name is not the engine's."""
         return False
@@ -325,23 +329,33 @@ class CodedStore(DelegatingStore, ABC):
     ) -> AsyncGenerator[LogChunk, None]:
         """Read records; with a hash chain, each is given once the chain proves it."""
         request = ReadRequest(after, before, limit, reverse)
-        life = None
+        life, newest = None, 0
         while True:
-            given = False
             try:
                 async with aclosing(self._read_log(key, request)) as chunks:
                     async for chunk in chunks:
-                        given = True
+                        newest = max([newest, *(record.epoch for record in chunk.records)])
                         yield chunk
                 return
             except CorruptRecordError:
                 # The session may have been deleted, or begun again, between its records and the
                 # key and manifest that they are read by: only what is so in one life is damage.
-                looked_at, life = life, await self.inner.holder(key)
-                if given and (life is None or life.deleted):
+                if newest and await self._has_ended(key, newest):
                     return  # as a log that goes while it is read ends elsewhere
-                if given or looked_at == life:
+                looked_at, life = life, await self._looked_at_again(key)
+                if newest or looked_at == life:
                     raise
+
+    async def _has_ended(self, key: SessionKey, epoch: int) -> bool:
+        """Return whether a session with records of this epoch is gone, or has begun again."""
+        first = await first_record(self.inner.read_log(key, limit=1))
+        return first is None or first.epoch > epoch
+
+    async def _looked_at_again(self, key: SessionKey) -> LeaseState | None:
+        """Return the holder of a session of which nothing that was read before counts any more."""
+        holder = await self.inner.holder(key)
+        self._distrust(key, holder)
+        return holder
 
     async def _read_log(
         self, key: SessionKey, request: ReadRequest
@@ -441,11 +455,11 @@ class CodedStore(DelegatingStore, ABC):
             looked_at = life
             try:
                 have, is_doubtful = await read()
-                life = await self.inner.holder(key) if is_doubtful else looked_at
+                life = await self._looked_at_again(key) if is_doubtful else looked_at
                 if looked_at == life:
                     return have
             except CorruptRecordError:
-                life = await self.inner.holder(key)
+                life = await self._looked_at_again(key)
                 if looked_at == life:
                     raise
 
@@ -682,10 +696,12 @@ class CodedStore(DelegatingStore, ABC):
                 if terms.names == frozenset():
                     found = msgspec.structs.replace(found, records=None)
                 found = None if is_changed else await self._decoded_all(key, found)
-        except LeaseLostError:  # taken over before its key was written: others hold it
-            return Held(await self.inner.holder(key))
-        except BaseException:  # the caller never learns of the lease, so release it here
+        except BaseException as error:
             with anyio.CancelScope(shield=True), suppress(PerdureError):
+                holder = await self.inner.holder(key)
+                if isinstance(error, PerdureError) and holder and holder.epoch != taken.epoch:
+                    return Held(holder)  # taken over, maybe deleted, before its key was here
+                # The caller never learns of the lease, so release it here.
                 await self.inner.release(key, taken.epoch)
             raise
         return msgspec.structs.replace(taken, found=found)

@@ -24,6 +24,7 @@ from perdure.records.records import EPOCH, Record
 from perdure.store import (
     Batch,
     Beginning,
+    LeaseState,
     SessionQuery,
     Store,
     Taken,
@@ -329,6 +330,11 @@ class EncryptedStore(CodedStore):
         cipher = self._sessions[key]
         chained = 0 if cipher.chain is None else cipher.chain.begins
         return dict([keyring.wrap_key(key, cipher.key.key, self._masters, chained, cipher.below)])
+
+    def _distrust(self, key: SessionKey, holder: LeaseState | None) -> None:
+        writer = self._writers.get(key)
+        if writer is None or holder is None or holder.epoch != writer.epoch:
+            self._proofs.pop(key, None)  # the holder itself knows whether its log is incomplete
 
     def _forget(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)
