@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
 
@@ -92,8 +92,8 @@ TAIL_DOCUMENT: Final = f"state/{SDK}/tail.json"
 """The named state that says from where on events are needed next to the last summary."""
 IMPORTED: Final = 200
 """Events of a session that are imported between two saves."""
-LISTED: Final = 500
-"""Sessions that are listed at once."""
+APP, USER, TEMP = "app:", "user:", "temp:"
+"""Prefixes of keys that are no state of a session's own."""
 CACHED_BYTES: Final = 16 * 1024 * 1024
 """JSON of events that is kept in memory, of sessions that are open here."""
 
@@ -136,14 +136,16 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         wait: float = 10.0,
     ) -> None:
         is_url = store is None or isinstance(store, str | os.PathLike)
-        instead = "PerdureSessionService(url)"
-        self._connection = AdapterManager(None if is_url else store, instead=instead)  # type: ignore[arg-type]  # which checks it
+        self._connection = AdapterManager(
+            None if is_url else store,  # type: ignore[arg-type]  # which checks it
+            instead="PerdureSessionService(url)",
+            tenant=tenant,
+            on_held=on_held,
+            wait=wait,
+        )
         self._connection.url = store if is_url else None  # type: ignore[assignment]  # as above
         self.durable: bool = durable
         self.compacted: bool = compacted
-        self._tenant = tenant
-        self._on_held: OnHeld = on_held
-        self._wait = wait
         self._logs = EventLogs(CACHED_BYTES)
 
     @classmethod
@@ -183,23 +185,22 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             meta_entry(owner=user_id or None, metadata=origin),
             _state_entry(delta.session, is_new=True),
         )
-        while True:
-            stored = await self._connection.peek(key)  # whoever has it is not asked for it
-            if stored is not None and origin_of(stored) is not None:
+
+        def require_new(source: Session | SessionView | None) -> None:
+            if source is not None and origin_of(source) is not None:
                 raise AlreadyExistsError(f"Session with id {session_id} already exists.")
-            async with await self._open(key, create=True) as held:
-                if origin_of(held) is not None:
-                    continue
-                version = held.version
-                await self._share(key, delta)
-                if held.version != version:
-                    continue
-                try:
-                    accept(held, entries)
-                except LeaseLostError:  # handed over in the meantime: ask for it back
-                    continue
-                await held.save()
-            break
+
+        async def begin(held: Session) -> bool:
+            require_new(held)
+            version = held.version
+            await self._share(key, delta)
+            if held.version != version:
+                return False
+            accept(held, entries)
+            return True
+
+        require_new(await self._connection.peek(key))  # whoever has it is not asked for it
+        await self._connection.change(key, begin, create=True)
         created = await self.get_session(app_name=app_name, user_id=user_id, session_id=session_id)
         if created is None:  # deleted by another process at once
             raise UnknownSessionError(f"Session {session_id} not found.")
@@ -233,7 +234,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             events = log.as_events(log.recent(wanted))
         else:
             log, events = await self._events(source, origin)
-        state = await self._state(source, log) | await self._shared(app_name, user_id)
+        state = await self._state(source, log) | await self._state_of(APP, app_name)
+        state |= await self._state_of(USER, app_name, user_id)
         return _as_session(key, state, log, events)
 
     async def list_sessions(
@@ -241,9 +243,13 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     ) -> sdk.ListSessionsResponse:
         """List sessions with their state and without events, the oldest update first."""
         sessions = await self._connection.manager()
-        keys = [key async for key in self._keys(app_name, user_id)]
-        app = await self._app_state(app_name)
-        users = {user: await self._user_state(app_name, user) for user in set(map(_user_of, keys))}
+        prefix = f"{quoted(app_name)}/{user_id or ''}"
+        listing = self._connection.listed(prefix=prefix)
+        keys = [info.key async for info in listing if user_id in (None, _user_of(info.key))]
+        app = await self._state_of(APP, app_name)
+        users = {
+            user: await self._state_of(USER, app_name, user) for user in set(map(_user_of, keys))
+        }
         found: list[AdkSession] = []
 
         def add(key: SessionKey, state: dict[str, Any], updated_at: float) -> None:
@@ -277,19 +283,11 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             LeaseHeldError: Another process keeps holding it.
 
         """
-        key = self._key(app_name, user_id, session_id.strip())
-        sessions = await self._connection.manager()
-        await sessions.delete(
-            key.agent,
-            session=key.session,
-            tenant=key.tenant,
-            on_held=self._on_held,
-            wait=self._wait,
-        )
+        await self._connection.delete(self._key(app_name, user_id, session_id.strip()))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return a user's state, by keys without their prefix."""
-        return await (await self._user_scope(app_name, user_id)).values()
+        return await (await self._scope(USER, app_name, user_id)).values()
 
     async def append_event(self, session: AdkSession, event: Event) -> Event:
         """Append an event, and return it once it is durable; a partial one is not stored.
@@ -382,7 +380,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         state = _Delta(EventActions(state_delta=session.state)).session
         created_at = session.events[0].timestamp if changes else session.last_update_time
         origin = SessionOrigin(SHAPE, created_at)
-        async with await self._open(key, create=True) as held:
+        async with await self._connection.open(key) as held:
             version = held.version
             stored = [each.data for each in (await read_log(held, origin, EventRange())).events]
             wanted = [change.data for change in changes]
@@ -411,32 +409,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     # Inside
 
     def _key(self, app_name: str, user_id: str, session_id: str) -> SessionKey:
-        return session_key(f"{quoted(app_name)}/{user_id}", session_id, self._tenant)
-
-    async def _keys(self, app_name: str, user_id: str | None) -> AsyncIterator[SessionKey]:
-        """Yield the keys of an app's sessions, or of a user's."""
-        sessions = await self._connection.manager()
-        prefix, after = f"{quoted(app_name)}/{user_id or ''}", None
-        while page := await sessions.list(
-            tenant=self._tenant, prefix=prefix, after=after, limit=LISTED
-        ):
-            after = page[-1]
-            for info in page:
-                if user_id in (None, _user_of(info.key)):
-                    yield info.key
-            if len(page) < LISTED:
-                return
-
-    async def _open(self, key: SessionKey, *, create: bool = False) -> Session:
-        sessions = await self._connection.manager()
-        return await sessions.open(
-            key.agent,
-            session=key.session,
-            tenant=key.tenant,
-            create=create,
-            on_held=self._on_held,
-            wait=self._wait,
-        )
+        tenant = self._connection.tenant
+        return session_key(f"{quoted(app_name)}/{user_id}", session_id, tenant)
 
     async def _log(
         self, source: Session | SessionView, origin: SessionOrigin, wanted: EventRange
@@ -481,7 +455,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
                     # Who was overtaken does not ask for the lease.
                     view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
                     await self._require_current(view, session, change)
-                async with await self._open(key) as held:
+                async with await self._connection.open(key, create=False) as held:
                     while not await self._apply(held, session, change):
                         pass
                     return held
@@ -553,37 +527,27 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     # State that sessions share
 
-    async def _app_scope(self, app_name: str) -> Scope:
-        sessions = await self._connection.manager()
-        return sessions.scope(f"app:{quoted(app_name)}", tenant=self._tenant, wait=self._wait)
-
-    async def _user_scope(self, app_name: str, user_id: str) -> Scope:
-        sessions = await self._connection.manager()
-        name = f"user:{quoted(app_name)}/{user_id}"
-        owner = user_id or None
-        return sessions.scope(name, tenant=self._tenant, owner=owner, wait=self._wait)
+    async def _scope(self, prefix: str, app_name: str, user_id: str) -> Scope:
+        """Return where the state of an app, or of a user, is kept."""
+        name, owner = f"{prefix}{quoted(app_name)}", None
+        if prefix == USER:
+            name, owner = f"{name}/{user_id}", user_id or None
+        about = self._connection
+        sessions = await about.manager()
+        return sessions.scope(name, tenant=about.tenant, owner=owner, wait=about.wait)
 
     async def _share(self, key: SessionKey, delta: _Delta) -> None:
         """Write what an event changes in the state of the app and of the user, once."""
-        app_name, user_id = _app_of(key), _user_of(key)
-        if delta.app:
-            await (await self._app_scope(app_name)).update(delta.app)
-            delta.app = {}
-        if delta.user:
-            await (await self._user_scope(app_name, user_id)).update(delta.user)
-            delta.user = {}
+        for prefix, changed in delta.shared.items():
+            if changed:
+                scope = await self._scope(prefix, _app_of(key), _user_of(key))
+                await scope.update(changed)
+                delta.shared[prefix] = {}
 
-    async def _shared(self, app_name: str, user_id: str) -> dict[str, Any]:
-        """Return the state of the app and of the user, by the keys that a session shows."""
-        return await self._app_state(app_name) | await self._user_state(app_name, user_id)
-
-    async def _app_state(self, app_name: str) -> dict[str, Any]:
-        values = await (await self._app_scope(app_name)).values()
-        return {f"app:{name}": value for name, value in values.items()}
-
-    async def _user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
-        values = await self.get_user_state(app_name=app_name, user_id=user_id)
-        return {f"user:{name}": value for name, value in values.items()}
+    async def _state_of(self, prefix: str, app_name: str, user_id: str = "") -> dict[str, Any]:
+        """Return the state of an app, or of a user, by the keys that a session shows."""
+        values = await (await self._scope(prefix, app_name, user_id)).values()
+        return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 class _Delta:
@@ -598,14 +562,19 @@ class _Delta:
 
     def __init__(self, actions: EventActions) -> None:
         changed = _changed(actions) if actions.state_delta else {}
-        self.app: dict[str, Any] = _behind("app:", changed)
-        self.user: dict[str, Any] = _behind("user:", changed)
-        self.session: dict[str, Any] = {
-            key: value
-            for key, value in changed.items()
-            if not key.startswith(("app:", "user:", "temp:"))
+        self.shared: dict[str, dict[str, Any]] = {
+            prefix: {
+                key.removeprefix(prefix): value
+                for key, value in changed.items()
+                if key.startswith(prefix)
+            }
+            for prefix in (APP, USER)
         }
-        if "" in self.app or "" in self.user:
+        """By prefix, and by keys without it."""
+        self.session: dict[str, Any] = {
+            key: value for key, value in changed.items() if not key.startswith((APP, USER, TEMP))
+        }
+        if any("" in changed for changed in self.shared.values()):
             message = "the state has a key without a name behind its prefix: give it one"
             raise InvalidArgumentError(message, option="state")
 
@@ -619,13 +588,6 @@ def _changed(actions: EventActions) -> dict[str, Any]:
         raise too_deep("the state", MAX_VALUE_DEPTH)
     changed: dict[str, Any] = json.loads(data)["state_delta"]
     return changed
-
-
-def _behind(prefix: str, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what belongs to a prefix, by keys without it."""
-    return {
-        key.removeprefix(prefix): value for key, value in changed.items() if key.startswith(prefix)
-    }
 
 
 class _Change:

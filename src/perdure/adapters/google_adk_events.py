@@ -15,20 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import msgspec
 
 from perdure._lib.lazy import import_extra
-from perdure.adapters.items import (
-    ItemEnvelope,
-    Piece,
-    joined,
-    newest_messages,
-    pieces_of,
-    read_envelope,
-    with_envelope,
-)
+from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
+from perdure.adapters.items import newest_messages
 from perdure.adapters.versions import unreadable, warn_untested
 from perdure.errors import NotStorableError, TooLargeError
 from perdure.memory.documents import SessionDocument
 from perdure.records.keys import SessionKey
-from perdure.records.messages import Message, ToolCall, encode_message
+from perdure.records.messages import Message, ToolCall
 from perdure.records.records import Entry
 from perdure.session.session import Session, SessionView
 
@@ -62,17 +55,9 @@ TAIL: Final = 64
 """Messages that are read to find the newest events."""
 
 
-class EventEnvelope(ItemEnvelope, frozen=True, omit_defaults=True):
+class EventEnvelope(PartEnvelope, frozen=True, omit_defaults=True):
     """Fields stored with a message that is an event, or a part of one."""
 
-    id: str
-    """The event's."""
-    at: int = 0
-    """Which of the event's messages."""
-    of: int = 1
-    """Number of its messages."""
-    pieces: tuple[Piece, ...] = ()
-    """The event's JSON, from where the message before ended."""
     is_posted: bool = False
     """Whether it came through the inbox, from outside of any run."""
 
@@ -277,35 +262,17 @@ def encoded(data: bytes, *, is_posted: bool) -> list[Entry]:
 
     """
     event = json.loads(data)
-    shown = _shown(event)
+
+    def envelope(at: int, of: int, pieces: tuple[Piece, ...]) -> EventEnvelope:
+        return EventEnvelope(
+            SDK, SHAPE, event["id"], at=at, of=of, pieces=pieces, is_posted=is_posted
+        )
+
     try:
-        return _with_envelopes(shown, event, data, is_posted=is_posted)
-    except (NotStorableError, TooLargeError):
-        pass  # nested deeper than a record may be: the event's text is stored, and not shown
-    plain = [Message(role=shown[0].role)]
-    try:
-        return _with_envelopes(plain, event, data, is_posted=is_posted)
+        return encode_parts(data, _shown(event), envelope, now=event["timestamp"])
     except TooLargeError as error:
         message = f"event {event['id']}: {error}; keep large parts as artifacts"
         raise TooLargeError(message, path=event["id"], size=len(data)) from error
-
-
-def _with_envelopes(
-    shown: Sequence[Message], event: Mapping[str, Any], data: bytes, *, is_posted: bool
-) -> list[Entry]:
-    entries = []
-    for at, (message, pieces) in enumerate(zip(shown, pieces_of(data, shown), strict=True)):
-        envelope = EventEnvelope(
-            sdk=SDK,
-            v=SHAPE,
-            id=event["id"],
-            at=at,
-            of=len(shown),
-            pieces=pieces,
-            is_posted=is_posted,
-        )
-        entries.append(encode_message(with_envelope(message, envelope), now=event["timestamp"]))
-    return entries
 
 
 def _shown(event: Mapping[str, Any]) -> list[Message]:
@@ -342,21 +309,12 @@ def _result(response: Mapping[str, Any]) -> Message:
 
 def _events(messages: Iterable[tuple[int, Message]]) -> Iterator[StoredEvent]:
     """Yield the events that messages are; of one that began before these, nothing."""
-    parts: list[tuple[Message, EventEnvelope]] = []
-    for seq, message in messages:
-        envelope = read_envelope(message, EventEnvelope, sdk=SDK, newest=SHAPE)
-        if envelope is None:
+    for seq, message, parts in read_parts(messages, EventEnvelope, sdk=SDK, newest=SHAPE):
+        if parts:
+            about, at = parts[0][1], message.created_at or 0.0
+            yield StoredEvent(about.id, seq, at, joined(parts), is_posted=about.is_posted)
+        else:
             yield _foreign(seq, message)
-            continue
-        if envelope.at == 0:
-            parts = []
-        elif len(parts) != envelope.at or parts[0][1].id != envelope.id:
-            continue
-        parts.append((message, envelope))
-        if len(parts) == envelope.of:
-            data = joined((part, each.pieces) for part, each in parts)
-            at = message.created_at or 0.0
-            yield StoredEvent(envelope.id, seq, at, data, is_posted=envelope.is_posted)
 
 
 def _foreign(seq: int, message: Message) -> StoredEvent:

@@ -1,8 +1,9 @@
 """Sessions of Google ADK's own databases, to be imported into `PerdureSessionService`.
 
-Read with the SDK's `DatabaseSessionService` or `SqliteSessionService`. The state of an app, and of
-a user, is taken over until it is in use here: until there is a session of theirs that the source
-does not have, or that has gone on. A value that was changed here is left alone in any case.
+Read with the SDK's `DatabaseSessionService` or `SqliteSessionService`; the state of apps and users,
+which sessions share, from its tables. It is taken over, once the sessions are here, until it is in
+use here: until there is a session of theirs that the source does not have, or that has gone on. A
+value that was changed here is left alone in any case.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from perdure.adapters.google_adk import PerdureSessionService, quoted
+from perdure.adapters.google_adk import APP, TEMP, USER, PerdureSessionService, quoted
 from perdure.adapters.google_adk_events import as_json
 from perdure.adapters.imports import (
     PAGE,
@@ -30,6 +31,7 @@ from perdure.adapters.imports import (
     sqlite_path,
     sqlite_rows,
 )
+from perdure.adapters.items import AdapterManager
 from perdure.errors import PerdureError
 from perdure.records.keys import require_name
 from perdure.records.values import encode_value
@@ -46,21 +48,19 @@ if TYPE_CHECKING:
 PACKAGE: Final = "google-adk[db]"
 TABLES: Final = ("sessions", "events", "app_states", "user_states")
 METADATA: Final = "adk_internal_metadata"
-SHARED: Final = ("app:", "user:", "temp:")
-"""Keys that are no state of a session's own."""
 WRITTEN: Final = "google-adk/imported"
 """The named state of a scope that keeps what imports wrote into it: digests, by keys."""
 STATES: Final = {
-    "user_states": (
-        "SELECT app_name, user_id, state FROM user_states s WHERE NOT EXISTS (SELECT 1 FROM "
-        "sessions o WHERE o.app_name = s.app_name AND o.user_id = s.user_id)"
+    USER: (
+        "SELECT app_name, user_id, state FROM user_states WHERE (app_name, user_id) > (?, ?) "
+        "ORDER BY app_name, user_id LIMIT"
     ),
-    "app_states": (
-        "SELECT app_name, '', state FROM app_states s WHERE NOT EXISTS (SELECT 1 FROM "
-        "sessions o WHERE o.app_name = s.app_name)"
+    APP: (
+        "SELECT app_name, '', state FROM app_states WHERE (app_name, '') > (?, ?) "
+        "ORDER BY app_name LIMIT"
     ),
 }
-"""State that no session has, by the table."""
+"""Tables of state that sessions share, by the prefix of its keys."""
 NAMES: Final = (
     "SELECT app_name, user_id, id FROM sessions WHERE (app_name, user_id, id) > (?, ?, ?) "
     "ORDER BY app_name, user_id, id LIMIT"
@@ -132,10 +132,8 @@ class AdkSource:
         self.total: int = total
         self._service = service
         self._rows = rows
-        self._user: _SharedState | None = None
-        self._app: _SharedState | None = None
-        self._left_alone: list[str] = []
-        self._failed: dict[str, str] = {}
+        self._moved: dict[str, int] = {}
+        """Sessions that are here as the source has them, by the scope of a state they share."""
 
     async def names(self) -> AsyncIterator[AdkName]:
         """Return the sessions' names, those of a user one after another."""
@@ -147,91 +145,77 @@ class AdkSource:
 
     async def move(self, name: AdkName, sessions: SessionManager, tenant: str) -> Moved:
         """Add the events that the store lacks, and compare all of them, and the state."""
-        app, user = self._scopes(name)
-        await self._share(sessions, tenant, app, user)
+        scopes = [_scope(kind, name.app, name.user) for kind in (APP, USER)]
+        for scope in scopes:
+            self._moved.setdefault(scope, 0)
         with reading(f"session {name}"):
             session = await _read(self._service, name)
         if session is None:  # deleted since
             return Moved(0, 0)
-        app.values, user.values = _shared(session, "app:"), _shared(session, "user:")
         target = PerdureSessionService(sessions, tenant=tenant)
         known, added = await target.import_session(session)
         stored = await _read(target, name)
         if known <= len(session.events):
             _require_equal(name, session, stored)
-            app.moved += 1
-            user.moved += 1
+            for scope in scopes:
+                self._moved[scope] += 1
         return Moved(known, added)
 
     async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
-        """Take over the state of the last app and user, and say what is in use here."""
-        await self._share(sessions, tenant, None, None)
-        for table, query in STATES.items():
-            for app, user, values in await self._rows(query):
-                app_state, user_state = self._scopes(AdkName(app, user, ""))
-                state = user_state if table == "user_states" else app_state
-                try:
-                    with reading(state.scope):
-                        state.values = values if isinstance(values, dict) else json.loads(values)
-                except PerdureError as error:
-                    self._failed[state.scope] = str(error)
-                    continue
-                state.moved = 1
-                await self._share(sessions, tenant, None, state)
-        await self._share(sessions, tenant, None, None)
-        done.left_alone += self._left_alone
-        done.failed |= self._failed
+        """Take over the state of apps and users, and say what is in use here."""
+        for kind, query in STATES.items():
+            after = "", ""
+            while page := await self._rows(f"{query} {PAGE}", *after):
+                for app, user, stored in page:
+                    after = app, user
+                    scope = _scope(kind, app, user)
+                    moved = self._moved.get(scope)
+                    if moved == 0:  # none of its sessions could be imported
+                        continue
+                    try:
+                        with reading(scope):
+                            values = stored if isinstance(stored, dict) else json.loads(stored)
+                        target = _SharedState(sessions, tenant, kind, app, user)
+                        if not await target.take_over(values, moved or 0):
+                            done.left_alone.append(scope)
+                    except PerdureError as error:  # of none of the sessions
+                        done.failed[scope] = str(error)
 
-    def _scopes(self, name: AdkName) -> tuple[_SharedState, _SharedState]:
-        """Return what is known of the state of a session's app and user."""
-        prefix = f"{quoted(name.app)}/"
-        app = _SharedState(f"app:{quoted(name.app)}", prefix, None)
-        user = _SharedState(f"user:{prefix}{name.user}", f"{prefix}{name.user}", name.user or None)
-        if self._app is not None and self._app.scope == app.scope:
-            app = self._app
-        if self._user is not None and self._user.scope == user.scope:
-            user = self._user
-        return app, user
 
-    async def _share(
-        self,
-        sessions: SessionManager,
-        tenant: str,
-        app: _SharedState | None,
-        user: _SharedState | None,
-    ) -> None:
-        """Take over the state of an app and of a user all of whose sessions were imported."""
-        for state, following in ((self._user, user), (self._app, app)):
-            if state is not None and state is not following and state.moved:
-                try:
-                    if not await state.take_over(sessions, tenant):
-                        self._left_alone.append(state.scope)
-                except PerdureError as error:  # of none of the sessions
-                    self._failed[state.scope] = str(error)
-        self._app, self._user = app, user
+def _scope(kind: str, app: str, user: str) -> str:
+    """Return the name of the scope that keeps the state of an app, or of a user."""
+    return f"{kind}{quoted(app)}" if kind == APP else f"{kind}{quoted(app)}/{user}"
 
 
 @final
 class _SharedState:
-    """State that sessions share, of which the newest session read has brought the values."""
+    """The state of an app, or of a user, that their sessions here share."""
 
-    def __init__(self, scope: str, prefix: str, owner: str | None) -> None:
-        self.scope: str = scope
-        self.owner: str | None = owner
-        self.moved: int = 0
-        """Sessions that are here as the source has them."""
-        self.values: dict[str, Any] = {}
-        self._prefix = prefix
+    def __init__(
+        self, sessions: SessionManager, tenant: str, kind: str, app: str, user: str
+    ) -> None:
+        self._sessions = sessions
+        self._tenant = tenant
+        self._is_app = kind == APP
+        self._scope = _scope(kind, app, user)
+        self._prefix = f"{quoted(app)}/{user}"
+        self._owner = user or None
 
-    async def take_over(self, sessions: SessionManager, tenant: str) -> bool:
-        """Store it, unless it is in use here; return whether it is here as the source has it."""
-        scope = sessions.scope(self.scope, tenant=tenant, owner=self.owner)
-        if _digest(await scope.values()) == _digest(self.values):
+    async def take_over(self, values: Mapping[str, Any], moved: int) -> bool:
+        """Store values, unless they are in use here; return whether they are here then.
+
+        Args:
+            values: What the source has.
+            moved: How many sessions that share them are here as the source has them.
+
+        """
+        scope = self._sessions.scope(self._scope, tenant=self._tenant, owner=self._owner)
+        if _digest(await scope.values()) == _digest(values):
             return True  # and takes no lease
-        key = scope_key(self.scope, tenant)
-        opening = open_stored(sessions, key, owner=self.owner)
+        key = scope_key(self._scope, self._tenant)
+        opening = open_stored(self._sessions, key, owner=self._owner)
         async with opening as session, session.turn():
-            wanted = {name: _digest(value) for name, value in self.values.items()}
+            wanted = {name: _digest(value) for name, value in values.items()}
             here = {name: _digest(await session.memory.get(name)) for name in await _keys(session)}
             written: dict[str, str] = await session.state.get(WRITTEN) or {}
             differ = {
@@ -240,26 +224,19 @@ class _SharedState:
                 if here.get(name) != wanted.get(name)
             }
             ours = {name for name in differ if here.get(name) == written.get(name)}
-            if not ours or (here and await self._count(sessions, tenant) > self.moved):
+            if not ours or (here and await self._count() > moved):
                 return not differ
-            _store(session, {name: self.values.get(name) for name in ours}, wanted.keys())
+            _store(session, {name: values.get(name) for name in ours}, wanted.keys())
             known = {name: wanted[name] for name in ours & wanted.keys()}
             kept = {name: mark for name, mark in written.items() if name not in ours}
             session.state.set(WRITTEN, kept | known)
         return differ == ours
 
-    async def _count(self, sessions: SessionManager, tenant: str) -> int:
+    async def _count(self) -> int:
         """Return how many sessions share it here."""
-        count, after = 0, None
-        while page := await sessions.list(
-            tenant=tenant, prefix=self._prefix, after=after, limit=PAGE
-        ):
-            after = page[-1]
-            count += sum(
-                self._prefix in (info.key.agent, f"{info.key.agent.partition('/')[0]}/")
-                for info in page
-            )
-        return count
+        place = AdapterManager(self._sessions, instead="", tenant=self._tenant)
+        keys = [info.key async for info in place.listed(prefix=self._prefix)]
+        return sum(self._is_app or key.agent == self._prefix for key in keys)
 
 
 async def _keys(session: Session) -> list[str]:
@@ -287,14 +264,6 @@ async def _read(service: BaseSessionService, name: AdkName) -> AdkSession | None
     return await service.get_session(app_name=name.app, user_id=name.user, session_id=name.id)
 
 
-def _shared(session: AdkSession, prefix: str) -> dict[str, Any]:
-    return {
-        key.removeprefix(prefix): value
-        for key, value in session.state.items()
-        if key.startswith(prefix)
-    }
-
-
 def _require_equal(name: AdkName, session: AdkSession, stored: AdkSession | None) -> None:
     if stored is None or list(map(as_json, stored.events)) != list(map(as_json, session.events)):
         raise not_equal(name, "an event")
@@ -303,4 +272,4 @@ def _require_equal(name: AdkName, session: AdkSession, stored: AdkSession | None
 
 
 def _own(state: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state.items() if not key.startswith(SHARED)}
+    return {key: value for key, value in state.items() if not key.startswith((APP, USER, TEMP))}

@@ -7,7 +7,7 @@ before it. Values are stored once: see `perdure.adapters.thread_log`.
 
 from __future__ import annotations
 
-from bisect import insort
+import sys
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -18,25 +18,26 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast, final
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast, final
 from uuid import UUID
 
 import msgspec
 
 from perdure._lib.lazy import import_extra
-from perdure.adapters.items import BlockingAdapter
+from perdure.adapters.items import AdapterManager, BlockingAdapter
 from perdure.adapters.thread_log import (
     SDK,
     CheckpointPut,
     Mark,
     PutChange,
     TaskWrites,
-    ThreadIndex,
     Value,
     WritesChange,
 )
 from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
-from perdure.adapters.threads import Thread, ThreadSessions, has_room, release_put
+from perdure.adapters.threads import At, Change, Thread, ThreadSessions, has_room, release_put
 from perdure.adapters.versions import warn_untested
 from perdure.errors import FormatError, InvalidArgumentError
 from perdure.records.json import encode
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from perdure.lease import OnHeld
+    from perdure.session.session import Session
+    from perdure.store import SessionInfo
 else:
     sdk = import_extra(
         "langgraph.checkpoint.base", used_by="PerdureSaver", name="LangGraph", extra="langgraph"
@@ -59,8 +62,6 @@ warn_untested("langgraph")
 
 PAGE: Final = 64
 """Checkpoints that are read from the log at a time."""
-
-T = TypeVar("T")
 
 
 class _Place(NamedTuple):
@@ -199,13 +200,16 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         wait: float = 10.0,
     ) -> None:
         require_data_only(serde)
-        BlockingAdapter.__init__(self, sessions)
-        sdk.BaseCheckpointSaver.__init__(
-            self, serde=DataSerializer(types) if serde is None else serde
+        super().__init__(serde=DataSerializer(types) if serde is None else serde)
+        self._connection = AdapterManager(
+            sessions,
+            instead="PerdureSaver.from_conn_string(url)",
+            tenant=tenant,
+            tags=tags,
+            on_held=on_held,
+            wait=wait,
         )
-        self._threads = ThreadSessions(
-            self._connection, tenant=tenant, tags=tags, on_held=on_held, wait=wait
-        )
+        self._threads = ThreadSessions(self._connection)
         self._owner = owner
         self._reader = _Reader(self._threads, ValueCodec(self.serde))
 
@@ -266,62 +270,61 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             limit: How many at most.
 
         """
-        remaining = float("inf") if limit is None else limit
+        remaining = sys.maxsize if limit is None else limit
+        pages = self._pages(config, filter, before, limit)
+        async with aclosing(pages):
+            while remaining > 0 and (page := await anext(pages, None)) is not None:
+                thread, places = page
+                places = places if filter else places[:remaining]
+                found = await self._reader.tuples(thread, places, filter)
+                for each in found[:remaining]:
+                    yield each
+                remaining -= len(found)
+
+    async def _pages(
+        self,
+        config: RunnableConfig | None,
+        filter: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> AsyncGenerator[tuple[Thread, list[Placed]], None]:
+        """Yield checkpoints, the newest first, some of one thread at a time.
+
+        Without a config, no more threads are read than may have the newest ones.
+        """
         upper = sdk.get_checkpoint_id(before) if before else None
         if config:
             thread = await self._threads.current(_place(config).thread)
-            runs = _as_one(thread, _matching(thread.index, config, upper))
-        else:
-            runs = self._newest(upper, self._owner_in(filter), most=PAGE if filter else limit)
-        async with aclosing(runs):
-            async for thread, places in runs:
-                for at in range(0, len(places), PAGE):
-                    if remaining <= 0:
-                        return
-                    part = places[at : at + int(min(remaining, PAGE) if not filter else PAGE)]
-                    page = await self._reader.tuples(thread, part, filter)
-                    page = page[: int(min(remaining, PAGE))]
-                    remaining -= len(page)
-                    for found in page:
-                        yield found
+            for page in _in_pages(_matching(thread, config, upper)):
+                yield page
+            return
+        at_once = PAGE if filter or limit is None else min(limit + 1, PAGE)
+        left: list[tuple[Placed, Thread]] = []
+        listing = self._threads.listed(owner=self._owner_in(filter), newest_first=True)
+        async with aclosing(listing):
+            is_more = True
+            while is_more:
+                part: list[SessionInfo] = []
+                async for info in listing:
+                    part.append(info)
+                    if len(part) == at_once:
+                        break
+                is_more = len(part) == at_once
+                for thread in await self._threads.current_of([each.key.agent for each in part]):
+                    left += _matching(thread, None, upper)
+                left.sort(key=_age, reverse=True)
+                # What was made since then is in no thread that was saved before the last of these.
+                since = (part[-1].updated_at or 0.0) if is_more else 0.0
+                older = (at for at, (place, _) in enumerate(left) if made_at(place.id) < since)
+                count = next(older, len(left))
+                for page in _in_pages(left[:count]):
+                    yield page
+                del left[:count]
 
-    async def _newest(
-        self, upper: str | None, owner: str | None, *, most: int | None
-    ) -> AsyncGenerator[tuple[Thread, list[Placed]], None]:
-        """Yield checkpoints of all threads, the newest first: those of one thread in a row at once.
-
-        Threads are read as long as the newest checkpoint may be one of theirs, some at a time.
-        """
-        # Of each thread that was read: its newest checkpoint that is left, and the older ones.
-        left: list[tuple[str, int, Thread, list[Placed]]] = []
-        at_once = PAGE if most is None else min(most + 1, PAGE)
-        listing = self._threads.listed(owner=owner, newest_first=True)
-        count = 0
-        async with aclosing(_some(listing, at_once)) as listed:
-            async for part in listed:
-                since = part[0].updated_at or 0.0
-                while left and made_at(left[-1][0]) >= since:
-                    yield _pop_run(left, since)
-                threads = await self._threads.current_of([info.key.agent for info in part])
-                for info, thread in zip(part, threads, strict=True):
-                    since = info.updated_at or 0.0
-                    while left and made_at(left[-1][0]) >= since:
-                        yield _pop_run(left, since)
-                    places = _matching(thread.index, None, upper)[::-1]
-                    if places:
-                        count += 1
-                        insort(left, (places[-1].id, count, thread, places))
-        while left:
-            yield _pop_run(left)
-
-    def _owner_in(self, filter: dict[str, Any] | None) -> str | None:
-        """Return the owner that a filter names, if threads have owners."""
-        owner = (filter or {}).get(self._owner) if self._owner is not None else None
+    def _owner_in(self, about: Mapping[str, Any] | None) -> str | None:
+        """Return the owner that a config or a filter names, if threads have owners."""
+        owner = (about or {}).get(self._owner) if self._owner is not None else None
         return owner if isinstance(owner, str) else None
-
-    def _owner_of(self, config: RunnableConfig) -> str | None:
-        """Return whose a thread is."""
-        return self._owner_in(config["configurable"])
 
     async def aput(
         self,
@@ -343,20 +346,9 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
         """
         place, id_ = _place(config), checkpoint["id"]
-        thread = self._threads.thread(place.thread)
-        about = sdk.get_checkpoint_metadata(config, metadata)
-
-        def change(known: Collection[str]) -> PutChange:
-            return self._put(place, checkpoint, about, new_versions, known)
-
-        session, version = await self._threads.append(
-            thread,
-            (place.ns, place.id),
-            change,
-            within=_within(config),
-            owner=self._owner_of(config),
-        )
-        at = place.ns, id_
+        thread, at = self._threads.thread(place.thread), (place.ns, id_)
+        session = await self.append_checkpoint(config, checkpoint, metadata, new_versions)
+        version = session.version
         if thread.writing and at in thread.index.writes and has_room(session):
             thread.released = max(thread.released, version)
         else:
@@ -378,38 +370,69 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         Raises as `aput` does.
         """
         place = _place(config)
-        thread, id_ = self._threads.thread(place.thread), config["configurable"]["checkpoint_id"]
+        thread = self._threads.thread(place.thread)
+        numbered = [
+            (sdk.WRITES_IDX_MAP.get(channel, at), channel, value)
+            for at, (channel, value) in enumerate(writes)
+        ]
+        session = await self.append_writes(config, numbered, task_id, task_path)
+        thread.writing += 1
+        try:
+            if has_room(session):
+                release_put(thread, (place.ns, config["configurable"]["checkpoint_id"]))
+            await self._connection.save(session)
+            while session.durable_version < thread.released:
+                await self._connection.save(session)
+        finally:
+            thread.writing -= 1
+
+    # The same, not yet durable
+
+    async def append_checkpoint(
+        self,
+        config: RunnableConfig,
+        checkpoint: sdk.Checkpoint,
+        metadata: sdk.CheckpointMetadata,
+        new_versions: sdk.ChannelVersions,
+    ) -> Session:
+        """Append a checkpoint to its thread's session, which is returned; raises as `aput` does."""
+        place, about = _place(config), sdk.get_checkpoint_metadata(config, metadata)
+
+        def change(known: Collection[str]) -> PutChange:
+            return self._put(place, checkpoint, about, new_versions, known)
+
+        return await self._append(config, (place.ns, place.id), change)
+
+    async def append_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[int, str, Any]],
+        task_id: str,
+        task_path: str,
+    ) -> Session:
+        """Append what a task wrote, with the index of each write; raises as `aput` does."""
+        place, id_ = _place(config), config["configurable"]["checkpoint_id"]
         about = TaskWrites(place.ns, id_, task_id, task_path, ())
 
         def change(known: Collection[str]) -> WritesChange:
             encode_value = self._reader.codec.encode
             where = place.thread, f"{place.ns}\0writes"  # apart from the channels themselves
             values = [
-                (
-                    sdk.WRITES_IDX_MAP.get(channel, at),
-                    channel,
-                    encode_value(value, (*where, channel), known),
-                )
-                for at, (channel, value) in enumerate(writes)
+                (at, channel, encode_value(value, (*where, channel), known))
+                for at, channel, value in writes
             ]
             return WritesChange(about, tuple(values))
 
-        session, _ = await self._threads.append(
-            thread,
-            (place.ns, id_),
-            change,
-            within=_within(config),
-            owner=self._owner_of(config),
-        )
-        thread.writing += 1
-        try:
-            if has_room(session):
-                release_put(thread, (place.ns, id_))
-            await self._connection.save(session)
-            while session.durable_version < thread.released:
-                await self._connection.save(session)
-        finally:
-            thread.writing -= 1
+        return await self._append(config, (place.ns, id_), change)
+
+    async def _append(
+        self, config: RunnableConfig, at: At, change: Callable[[Collection[str]], Change]
+    ) -> Session:
+        about = config["configurable"]
+        thread = self._threads.thread(about["thread_id"])
+        within = tuple((about.get("checkpoint_map") or {}).items())  # graphs that this one is in
+        owner = self._owner_in(about)
+        return await self._threads.append(thread, at, change, within=within, owner=owner)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -452,11 +475,10 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         runs = set(run_ids)
         async for info in self._threads.listed():
             thread = await self._threads.current(info.key.agent)
-            places = _matching(thread.index, None, None)
             gone = set[tuple[str, str]]()
-            for at in range(0, len(places), PAGE):
-                bodies = await self._reader.bodies(thread, places[at : at + PAGE])
-                for (ns, id_, _), body in zip(places[at : at + PAGE], bodies, strict=True):
+            for _, places in _in_pages(_matching(thread, None, None)):
+                bodies = await self._reader.bodies(thread, places)
+                for (ns, id_, _), body in zip(places, bodies, strict=True):
                     if body["metadata"].get("run_id") in runs:
                         gone.add((ns, id_))
             if gone:
@@ -614,61 +636,38 @@ def _place(config: RunnableConfig) -> _Place:
     return _Place(thread_id, about.get("checkpoint_ns", ""), sdk.get_checkpoint_id(config) or None)
 
 
-def _within(config: RunnableConfig) -> Sequence[tuple[str, str]]:
-    """Return the checkpoints of the graphs that a subgraph runs in."""
-    return tuple((config["configurable"].get("checkpoint_map") or {}).items())
-
-
 def _config(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
     about = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": id_}
     return {"configurable": about}
 
 
-def _matching(index: ThreadIndex, config: RunnableConfig | None, upper: str | None) -> list[Placed]:
+def _matching(
+    thread: Thread, config: RunnableConfig | None, upper: str | None
+) -> list[tuple[Placed, Thread]]:
     """Return a thread's checkpoints that a config names, the newest first."""
     about = config["configurable"] if config else {}
     namespace, wanted = about.get("checkpoint_ns"), about.get("checkpoint_id")
     found = [
-        Placed(ns, id_, mark)
-        for ns in index.checkpoints
+        (Placed(ns, id_, mark), thread)
+        for ns in thread.index.checkpoints
         if namespace in (None, ns)
-        for id_, mark in index.visible(ns)
+        for id_, mark in thread.index.visible(ns)
         if (not wanted or id_ == wanted) and (upper is None or id_ < upper)
     ]
-    return sorted(found, key=lambda placed: (placed.id, placed.ns), reverse=True)
+    return sorted(found, key=_age, reverse=True)
 
 
-async def _some(items: AsyncGenerator[T, None], count: int) -> AsyncGenerator[list[T], None]:
-    """Yield items, so many at a time."""
-    part: list[T] = []
-    async with aclosing(items):
-        async for item in items:
-            part.append(item)
-            if len(part) == count:
-                yield part
-                part = []
-    if part:
-        yield part
+def _age(placed: tuple[Placed, Thread]) -> tuple[str, str]:
+    place, _ = placed
+    return place.id, place.ns
 
 
-async def _as_one(
-    thread: Thread, places: list[Placed]
-) -> AsyncGenerator[tuple[Thread, list[Placed]], None]:
-    yield thread, places
-
-
-def _pop_run(
-    left: list[tuple[str, int, Thread, list[Placed]]], since: float = 0.0
-) -> tuple[Thread, list[Placed]]:
-    """Take the newest checkpoints that are of one thread, down to those made before *since*."""
-    _, count, thread, places = left.pop()
-    bound = left[-1][0] if left else ""
-    run = [places.pop()]
-    while places and places[-1].id > bound and made_at(places[-1].id) >= since:
-        run.append(places.pop())
-    if places:
-        insort(left, (places[-1].id, count, thread, places))
-    return thread, run
+def _in_pages(placed: list[tuple[Placed, Thread]]) -> Iterator[tuple[Thread, list[Placed]]]:
+    """Yield checkpoints that are of one thread, as many as are read at a time."""
+    for thread, run in groupby(placed, key=itemgetter(1)):
+        places = [place for place, _ in run]
+        for at in range(0, len(places), PAGE):
+            yield thread, places[at : at + PAGE]
 
 
 def made_at(checkpoint_id: str) -> float:

@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from itertools import dropwhile, groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast, final
 
@@ -21,16 +21,14 @@ import anyio
 import msgspec
 
 from perdure._lib.lazy import import_extra
+from perdure.adapters.envelopes import SdkEnvelope, read_envelope, with_envelope
 from perdure.adapters.items import (
     PAGE,
     Adapter,
     AdapterManager,
-    ItemEnvelope,
     Recent,
     deleted,
     newest_messages,
-    read_envelope,
-    with_envelope,
 )
 from perdure.adapters.thread_log import read_record
 from perdure.adapters.versions import warn_untested
@@ -70,11 +68,11 @@ from perdure.session.internals import (
 )
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
+from perdure.store import all_records
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
     from perdure.memory.context import WorkingContext
-    from perdure.session.open import SessionOpening
 
 SDK: Final = "openai-agents"
 SHAPE: Final = 1
@@ -85,7 +83,7 @@ TEXT_BYTES: Final = 16 * 1024 * 1024
 """Bytes of a session's items that are kept in memory as JSON, to read them faster."""
 
 
-class Envelope(ItemEnvelope, frozen=True):
+class Envelope(SdkEnvelope, frozen=True):
     """Fields stored with a message that is an SDK's item."""
 
     item: str | msgspec.UnsetType = msgspec.UNSET
@@ -148,17 +146,20 @@ class PerdureSession(Adapter):
         on_held: OnHeld = "steal",
         wait: float = 10.0,
     ) -> None:
-        instead = "PerdureSession.from_url(session_id, url)"
-        self._connection = AdapterManager(sessions, instead=instead)
+        self._connection = AdapterManager(
+            sessions,
+            instead="PerdureSession.from_url(session_id, url)",
+            tenant=tenant,
+            tags=tags,
+            on_held=on_held,
+            wait=wait,
+        )
         self._key = session_key(session_id, session, tenant)
         self.session_id = session_id
         self.session_settings = _settings(session_settings)
         self.durable: bool = durable
         self._owner = owner
         self._title = title
-        self._tags = tags
-        self._on_held: OnHeld = on_held
-        self._wait = wait
         self._lock = anyio.Lock()
         self._is_entered = False
         self._pinned: Session | None = None
@@ -182,9 +183,7 @@ class PerdureSession(Adapter):
             options: As for the class.
 
         """
-        self = cls(session_id, None, **options)
-        self._connection.url = url
-        return self
+        return cls._made_of(url, session_id, **options)
 
     @classmethod
     def in_memory(cls, session_id: str = "test", **options: Any) -> Self:
@@ -457,13 +456,14 @@ class PerdureSession(Adapter):
             of: A place that the change is of, beside what was read or written last.
 
         """
-        sessions = await self._connection.manager()
+        await self._connection.manager()
         await self._require_current()
-        async with self._opened(sessions, of) as session:
+        async with self._opened(of) as session:
             if not has_content(session):
                 await self._require_no_thread(session)
             if self._is_entered and self._pinned is not session:
-                self._pinned = await self._opening(sessions)  # one pin more, for after this block
+                # One pin more, for after this block.
+                self._pinned = await self._connection.open(self._key, owner=self._owner)
             if self._title is not None and session.info.metadata.title is None:
                 session.describe(title=self._title)
             self._current = session
@@ -472,13 +472,11 @@ class PerdureSession(Adapter):
                 await self._connection.save(session)
 
     @asynccontextmanager
-    async def _opened(
-        self, sessions: SessionManager, of: LogPlace | None
-    ) -> AsyncGenerator[Session, None]:
+    async def _opened(self, of: LogPlace | None) -> AsyncGenerator[Session, None]:
         """Open the session to write, unless what the change is of was deleted."""
         places = {place for place in (self._place, of) if place is not None}
         try:
-            session = await self._opening(sessions, create=not places)
+            session = await self._connection.open(self._key, create=not places, owner=self._owner)
         except SessionNotFoundError as error:
             raise deleted(self._key) from error
         async with session:
@@ -499,11 +497,9 @@ class PerdureSession(Adapter):
             SessionError: They are.
 
         """
-        records = [*session.unsaved()]
         after = max(session.durable_version - PAGE, 0)
-        if session.durable_version:
-            async with aclosing(store_of(session).read_log(session.key, after=after)) as log:
-                records += [record async for chunk in log for record in chunk.records]
+        stored = await all_records(store_of(session).read_log(session.key, after=after))
+        records = [*session.unsaved(), *stored]
         if any(read_record(record) is not None for record in records):
             message = f"session {session.key} is a LangGraph thread: choose another id"
             raise SessionError(message, key=str(session.key))
@@ -519,18 +515,6 @@ class PerdureSession(Adapter):
         is_overtaken = isinstance(lost, LeaseLostError) and "unsaved" in lost.facts
         if self._current is not None and isinstance(lost, LeaseLostError) and is_overtaken:
             await self._connection.refuse(self._current, lost, discard=self.durable)
-
-    def _opening(self, sessions: SessionManager, *, create: bool = True) -> SessionOpening:
-        return sessions.open(
-            self._key.agent,
-            session=self._key.session,
-            tenant=self._key.tenant,
-            owner=self._owner,
-            tags=self._tags,
-            create=create,
-            on_held=self._on_held,
-            wait=self._wait,
-        )
 
     def _encoded(self, items: Sequence[Any]) -> tuple[Entry, ...]:
         if isinstance(items, str | Mapping):

@@ -18,7 +18,8 @@ from typing import Any, Final, NamedTuple, final
 
 import msgspec
 
-from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.adapters.envelopes import SdkEnvelope, read_entry
+from perdure.errors import CorruptRecordError
 from perdure.records.json import encode
 from perdure.records.records import EPOCH, FOREIGN, Entry, Record
 
@@ -92,21 +93,14 @@ class TaskWrites(msgspec.Struct, frozen=True, omit_defaults=True):
     """Index, channel, and the name of the value."""
 
 
-class ThreadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class ThreadRecord(SdkEnvelope, frozen=True, omit_defaults=True):
     """One record."""
 
-    sdk: str
-    v: int
     reset: bool = False
     """Whether nothing counts that was stored before."""
     values: tuple[Leaf | Items, ...] = ()
     put: CheckpointPut | None = None
     writes: TaskWrites | None = None
-
-
-class _Envelope(msgspec.Struct, frozen=True):
-    sdk: str
-    v: int
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -139,8 +133,6 @@ class Write(NamedTuple):
     value: str
 
 
-_decoder = msgspec.json.Decoder(ThreadRecord)
-_envelopes = msgspec.json.Decoder(_Envelope)
 _holders = msgspec.json.Decoder(Holder)
 
 
@@ -163,22 +155,7 @@ def read_record(record: Record) -> ThreadRecord | None:
         UnsupportedVersionError: A newer release wrote it.
 
     """
-    if record.kind != FOREIGN:
-        return None
-    try:
-        about = _envelopes.decode(record.payload)
-        if about.sdk != SDK:
-            return None
-        if about.v > SHAPE:
-            message = (
-                f"record {record.seq} of a thread has shape {about.v}, and this release reads up "
-                f"to {SHAPE}: upgrade perdure"
-            )
-            raise UnsupportedVersionError(message, version=about.v)
-        return _decoder.decode(record.payload)
-    except msgspec.DecodeError as error:
-        message = f"record {record.seq} is no record of a thread: {error}"
-        raise CorruptRecordError(message, seq=record.seq) from error
+    return read_entry(record, ThreadRecord, sdk=SDK, newest=SHAPE)
 
 
 def entries_of(records: Iterable[ThreadRecord]) -> tuple[Entry, ...]:
