@@ -623,7 +623,7 @@ class _Change:
     def stored(self, seq: int) -> StoredEvent:
         """Return the event as it is stored, its last message being that record."""
         id_, at = self.event.id, self.event.timestamp
-        return StoredEvent(id_, seq, at, self.data, is_posted=False, event=self._read)
+        return StoredEvent(id_, seq, at, self.data, is_posted=False, given=self._read)
 
 
 async def _has(held: Session, state: Mapping[str, Any]) -> bool:

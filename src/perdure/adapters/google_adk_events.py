@@ -10,6 +10,7 @@ import copy
 import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
@@ -94,35 +95,25 @@ class Tail(msgspec.Struct, frozen=True):
     """The versions of the artifacts that they have made."""
 
 
+@dataclass(slots=True)
 class StoredEvent:
     """An event as it is stored."""
 
-    __slots__ = ("_event", "at", "data", "id", "is_posted", "seq")
-
-    def __init__(
-        self,
-        id: str,
-        seq: int,
-        at: float,
-        data: bytes,
-        *,
-        is_posted: bool,
-        event: Event | None = None,
-    ) -> None:
-        self.id: str = id
-        self.seq: int = seq
-        """Its last record."""
-        self.at: float = at
-        """Seconds since 1970."""
-        self.data: bytes = data
-        self.is_posted: bool = is_posted
-        self._event: Event | None = event
+    id: str
+    seq: int
+    """Its last record."""
+    at: float
+    """Seconds since 1970."""
+    data: bytes
+    is_posted: bool
+    given: Event | None = None
+    """What `event` returned last."""
 
     def event(self) -> Event:
         """Return the event as it was stored: the same object each time, unless it was changed."""
-        if self._event is None or not self._is_unchanged(self._event):
-            self._event = Event.model_validate_json(self.data)
-        return self._event
+        if self.given is None or not self._is_unchanged(self.given):
+            self.given = Event.model_validate_json(self.data)
+        return self.given
 
     def _is_unchanged(self, event: Event) -> bool:
         try:
@@ -312,7 +303,7 @@ def _events(messages: Iterable[tuple[int, Message]]) -> Iterator[StoredEvent]:
     for seq, message, parts in read_parts(messages, EventEnvelope, sdk=SDK, newest=SHAPE):
         if parts:
             about, at = parts[0][1], message.created_at or 0.0
-            yield StoredEvent(about.id, seq, at, joined(parts), is_posted=about.is_posted)
+            yield StoredEvent(about.id, seq, at, joined(parts), about.is_posted)
         else:
             yield _foreign(seq, message)
 

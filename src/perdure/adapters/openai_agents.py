@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import dropwhile, groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
 
 import anyio
 import msgspec
@@ -72,7 +72,6 @@ from perdure.store import all_records
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
-    from perdure.memory.context import WorkingContext
 
 SDK: Final = "openai-agents"
 SHAPE: Final = 1
@@ -169,7 +168,8 @@ class PerdureSession(Adapter):
         """Where what was read last ended, if it was not held here."""
         self._before: LogPlace | None = None
         """The same of what was read or written before the newest read."""
-        self._texts = _ItemTexts()
+        self._texts: Recent[bytes, bytes] = Recent(TEXT_BYTES)
+        """Items as JSON, by the messages that they are, so that each is made an item once."""
 
     @classmethod
     def from_url(
@@ -524,7 +524,7 @@ class PerdureSession(Adapter):
         made = [_entry(item, f"items[{at}]", now) for at, item in enumerate(items)]
         for entry, text in made:
             if text is not None:
-                self._texts.add(entry.payload, text)
+                self._texts.put(entry.payload, text, len(entry.payload) + len(text))
         return tuple([entry for entry, _ in made])
 
 
@@ -623,7 +623,9 @@ def _units(messages: Sequence[tuple[int, Message]]) -> Iterator[_Unit]:
 # Reading
 
 
-async def _items(source: Session | SessionView, limit: int | None, texts: _ItemTexts) -> list[Any]:
+async def _items(
+    source: Session | SessionView, limit: int | None, texts: Recent[bytes, bytes]
+) -> list[Any]:
     """Return the newest whole groups of items within a limit; all items if that is None."""
     if working_context(source).epoch_id:
         # perdure has compacted the session: the items are what its own model would see.
@@ -646,7 +648,7 @@ async def _items(source: Session | SessionView, limit: int | None, texts: _ItemT
 
 
 def _items_at_hand(
-    source: Session | SessionView, count: int | None, texts: _ItemTexts
+    source: Session | SessionView, count: int | None, texts: Recent[bytes, bytes]
 ) -> tuple[list[Any], bool] | None:
     """Return the items of the newest messages, and whether there are no others.
 
@@ -654,57 +656,20 @@ def _items_at_hand(
     they are read anew each time, but from their own JSON: that costs a tenth of what it takes to
     make items of messages.
     """
-    found = texts.newest(source, count)
-    if found is None:
+    messages = working_context(source).whole()
+    if messages is None:
         return None
-    newest, is_all = found
-    return msgspec.json.decode(b"[%b]" % b",".join(newest)), is_all
-
-
-@final
-class _ItemTexts:
-    """The items of a session as JSON, so that a message is made an item once."""
-
-    def __init__(self) -> None:
-        self._of_payload: Recent[bytes, bytes] = Recent(TEXT_BYTES)
-        self._read: tuple[WorkingContext | None, int, list[bytes]] = None, 0, []
-        """All of a context, up to a record."""
-
-    def add(self, payload: bytes, text: bytes) -> None:
-        """Take in the item that a message is."""
-        self._of_payload.put(payload, text, len(payload) + len(text))
-
-    def newest(
-        self, source: Session | SessionView, count: int | None
-    ) -> tuple[list[bytes], bool] | None:
-        """Return the newest items (None: all), and whether there are no others.
-
-        None if some of them are not in memory, or msgspec would read one otherwise.
-        """
-        context, (read, seq, texts) = working_context(source), self._read
-        begin, payloads = 0, context.since(seq) if context is read and not context.cut else None
-        if payloads is None:
-            messages = context.whole()
-            if messages is None:
+    begin = 0 if count is None else max(len(messages) - count, 0)
+    newest: list[bytes] = []
+    for _, payload in messages[begin:]:
+        text = texts.get(payload)
+        if text is None:
+            text = _text_of(payload)
+            if text is None:
                 return None
-            begin = 0 if count is None else max(len(messages) - count, 0)
-            payloads, texts = [payload for _, payload in messages[begin:]], []
-        fresh = [self._of_payload.get(payload) or self._made(payload) for payload in payloads]
-        if None in fresh:
-            return None
-        texts += cast("list[bytes]", fresh)
-        if not begin:
-            is_kept = isinstance(source, Session) and context.size <= TEXT_BYTES
-            self._read = (context, context.seq, texts) if is_kept else (None, 0, [])
-        if count is None or len(texts) <= count:
-            return texts, not begin
-        return texts[len(texts) - count :], False
-
-    def _made(self, payload: bytes) -> bytes | None:
-        text = _text_of(payload)
-        if text is not None:
-            self.add(payload, text)
-        return text
+            texts.put(payload, text, len(payload) + len(text))
+        newest.append(text)
+    return msgspec.json.decode(b"[%b]" % b",".join(newest)), not begin
 
 
 def _text_of(payload: bytes) -> bytes | None:

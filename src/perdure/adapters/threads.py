@@ -56,7 +56,7 @@ BACKLOG: Final = 4 * 1024 * 1024
 """Bytes that a thread may have unsaved while LangGraph already goes on, by ``durability="async"``.
 """
 RECENT_BYTES: Final = 32 * 1024 * 1024
-"""Memory for copies of stored values."""
+"""Memory for records that were read or written."""
 KNOWN: Final = 1000
 """Threads whose index is kept in memory."""
 NEAR: Final = 64
@@ -140,8 +140,8 @@ class ThreadSessions:
     def __init__(self, connection: AdapterManager) -> None:
         self._connection = connection
         self._threads: OrderedDict[str, Thread] = OrderedDict()
-        self._leaves: Recent[tuple[str, str], Leaf] = Recent(RECENT_BYTES)
-        self._puts: Recent[tuple[str, int], CheckpointPut] = Recent(RECENT_BYTES // 4)
+        self._records: Recent[tuple[str, int], ThreadRecord] = Recent(RECENT_BYTES)
+        """By thread and number."""
 
     async def append(
         self,
@@ -361,52 +361,47 @@ class ThreadSessions:
                 self._remember(thread, record.seq, stored)
 
     def _remember(self, thread: Thread, seq: int, stored: ThreadRecord) -> None:
-        for value in stored.values:
-            if isinstance(value, Leaf):
-                key = thread.key.agent, value.name
-                self._leaves.put(key, value, len(value.data) + 200)
-        if stored.put is not None:
-            self._puts.put((thread.key.agent, seq), stored.put, len(stored.put.body) + 1000)
+        size = sum(len(value.data) for value in stored.values if isinstance(value, Leaf))
+        body = 0 if stored.put is None else len(stored.put.body)
+        self._records.put((thread.key.agent, seq), stored, size + body + 1000)
 
-    async def _read_at(self, thread: Thread, seqs: Iterable[int]) -> list[tuple[int, ThreadRecord]]:
+    async def _records_at(self, thread: Thread, seqs: Iterable[int]) -> dict[int, ThreadRecord]:
         """Return a thread's records of these numbers, and some of those between."""
-        wanted, session = set(seqs), self.open_here(thread)
+        known = {seq: self._records.get((thread.key.agent, seq)) for seq in seqs}
+        found = {seq: record for seq, record in known.items() if record is not None}
+        missing = known.keys() - found.keys()
+        if not missing:
+            return found
+        session = self.open_here(thread)
         unsaved = () if session is None else session.unsaved()
-        records = [record for record in unsaved if record.seq in wanted]
-        wanted -= {record.seq for record in records}
+        records = [record for record in unsaved if record.seq in missing]
+        missing -= {record.seq for record in records}
         store = store_below(await self._connection.manager())
-        for first, last in _runs(wanted):
+        for first, last in _runs(missing):
             log = store.read_log(thread.key, after=first - 1, before=last + 1)
             records += await all_records(log)
-        found: list[tuple[int, ThreadRecord]] = []
         for record in records:
             stored = read_record(record)
             if stored is not None:
-                found.append((record.seq, stored))
+                found[record.seq] = stored
                 self._remember(thread, record.seq, stored)
         return found
 
     async def puts_at(self, thread: Thread, seqs: Iterable[int]) -> dict[int, CheckpointPut]:
         """Return the checkpoints that these records of a thread hold."""
-        known = {seq: self._puts.get((thread.key.agent, seq)) for seq in seqs}
-        puts = {seq: put for seq, put in known.items() if put is not None}
-        for seq, stored in await self._read_at(thread, known.keys() - puts.keys()):
-            if stored.put is not None:
-                puts[seq] = stored.put
-        return puts
+        records = await self._records_at(thread, seqs)
+        return {seq: record.put for seq, record in records.items() if record.put is not None}
 
     async def leaves_of(self, thread: Thread, names: Iterable[str]) -> dict[str, Leaf]:
-        """Return what these values of a thread are."""
-        agent, index = thread.key.agent, thread.index
-        known = {name: self._leaves.get((agent, name)) for name in names}
-        leaves = {name: leaf for name, leaf in known.items() if leaf is not None}
-        missing = known.keys() - leaves.keys()
-        seqs = {index.leaves[name] for name in missing if name in index.leaves}
-        for _, stored in await self._read_at(thread, seqs):
-            for value in stored.values:
-                if isinstance(value, Leaf):
-                    leaves.setdefault(value.name, value)
-        return leaves
+        """Return what these values of a thread are, and others that are stored with them."""
+        places = thread.index.leaves
+        records = await self._records_at(thread, {places[name] for name in names if name in places})
+        return {
+            value.name: value
+            for record in records.values()
+            for value in record.values
+            if isinstance(value, Leaf)
+        }
 
     def thread(self, thread_id: Any) -> Thread:
         """Return what is known of a thread."""
