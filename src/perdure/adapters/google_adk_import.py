@@ -22,6 +22,7 @@ from perdure.adapters.imports import (
     Moved,
     ReadRows,
     SdkImport,
+    Source,
     engine_rows,
     not_equal,
     read_only_engine,
@@ -125,7 +126,7 @@ async def _skip_preparation(service: Any, engine: Any) -> None:
 
 
 @final
-class AdkSource:
+class AdkSource(Source):
     """The sessions of a database of the SDK's."""
 
     def __init__(self, total: int, service: BaseSessionService, rows: ReadRows) -> None:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import importlib
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -89,23 +90,22 @@ class SdkImport(msgspec.Struct, kw_only=True):
     """Reasons why a session, or state that sessions share, was not imported, by its name."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """The sessions of an SDK's database."""
 
     total: int
-    """Number of records."""
+    """Number of its sessions."""
 
+    @abstractmethod
     def names(self) -> AsyncIterator[Any]:
         """Return their names, as they are shown."""
-        ...
 
+    @abstractmethod
     async def move(self, name: Any, sessions: SessionManager, tenant: str) -> Moved:
         """Add what the store lacks of a session, and compare what is there with the source."""
-        ...
 
-    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
+    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:  # noqa: B027  # nothing, where they share nothing
         """Move what sessions share, and say what was left alone."""
-        ...
 
 
 async def import_sessions(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, Self, TypeVar, final
@@ -23,11 +23,15 @@ from perdure.records.keys import SessionKey
 from perdure.records.media import decode_read
 from perdure.records.messages import Message
 from perdure.session.internals import (
+    LogPlace,
     contents_of,
     discard_lost,
+    is_in_log,
+    let_go,
     loop_of,
     other_holder,
     session_open_here,
+    store_of,
     working_context,
 )
 from perdure.session.manager import SessionManager
@@ -232,42 +236,76 @@ class AdapterManager:
         return await sessions.load(key.agent, session=key.session, tenant=key.tenant)
 
     async def open(
-        self, key: SessionKey, *, create: bool = True, owner: str | None = None
+        self,
+        key: SessionKey,
+        *,
+        create: bool = True,
+        owner: str | None = None,
+        of: Collection[LogPlace] = (),
     ) -> Session:
         """Open a session to write.
 
+        Args:
+            key: Which.
+            create: Whether it may be new.
+            owner: Whose it is then.
+            of: Places in its log that are known: it is not new, nor another one of that id.
+
         Raises:
             SessionNotFoundError: There is none, and it is not to be created.
+            LeaseLostError: The session that is known was deleted.
             LeaseHeldError: Another process keeps holding it.
 
         """
         sessions = await self.manager()
-        return await sessions.open(
-            key.agent,
-            session=key.session,
-            tenant=key.tenant,
-            owner=owner,
-            tags=self._tags,
-            create=create,
-            on_held=self._on_held,
-            wait=self.wait,
-        )
+        try:
+            session = await sessions.open(
+                key.agent,
+                session=key.session,
+                tenant=key.tenant,
+                owner=owner,
+                tags=self._tags,
+                create=create and not of,
+                on_held=self._on_held,
+                wait=self.wait,
+            )
+        except SessionNotFoundError as error:
+            if of:
+                raise deleted(key) from error
+            raise
+        is_same = False
+        try:
+            # The same epoch is the same holder, so nothing has to be read.
+            older = [place for place in of if place.epoch != session.epoch]
+            is_same = all([await is_in_log(store_of(session), key, place) for place in older])
+        finally:
+            if not is_same:
+                await let_go(session)  # to its own users
+        if not is_same:
+            raise deleted(key)
+        return session
 
     async def change(
-        self, key: SessionKey, append: Callable[[Session], Awaitable[bool]], *, create: bool
-    ) -> int:
-        """Open a session, append to it, and make that durable; return its version then.
+        self,
+        key: SessionKey,
+        append: Callable[[Session], Awaitable[bool]],
+        *,
+        create: bool = True,
+        of: Collection[LogPlace] = (),
+    ) -> LogPlace:
+        """Open a session, append to it, and make that durable; return where its log ends then.
 
         Args:
             key: Which.
             append: Appends to it, unless something else was appended while it was reading: then
                 it returns False, and is called again.
-            create: Whether the session may be new.
+            create: As for `open`,
+            of: and this.
 
         Raises as `open` and `save` do.
         """
         while True:
-            async with await self.open(key, create=create) as session:
+            async with await self.open(key, create=create, of=of) as session:
                 try:
                     while not await append(session):
                         pass
@@ -275,7 +313,7 @@ class AdapterManager:
                     continue
                 version = session.version
                 await self.save(session)
-                return version
+                return LogPlace(version, session.epoch)
 
     async def delete(self, key: SessionKey) -> None:
         """Delete a session, if there is one."""

@@ -33,7 +33,7 @@ from perdure.adapters.thread_log import (
     Mark,
     PutChange,
     TaskWrites,
-    Value,
+    ThreadIndex,
     WritesChange,
 )
 from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
@@ -78,80 +78,6 @@ class Placed(NamedTuple):
     ns: str
     id: str
     mark: Mark
-
-
-class _Reader:
-    """Read a thread's checkpoints with one serializer."""
-
-    def __init__(self, threads: ThreadSessions, codec: ValueCodec) -> None:
-        self._threads = threads
-        self.codec: ValueCodec = codec
-
-    async def values(self, thread: Thread, names: Collection[str]) -> Callable[[str, str], Any]:
-        """Return what loads these values of a thread; it is told the channel, for its errors."""
-        index, codec = thread.index, self.codec
-        pinned = codec.pin(index, thread.key.agent, names)
-        unknown = [name for name, original in pinned.originals.items() if original is None]
-        leaves = await self._threads.leaves_of(thread, unknown)
-
-        def load(name: str, channel: str) -> Any:
-            try:
-                return codec.load(index, name, leaves, pinned)
-            except FormatError as error:
-                message = f"thread {thread.key}: channel {channel!r} cannot be read back: {error}"
-                raise type(error)(message, key=str(thread.key), channel=channel) from error
-
-        return load
-
-    async def bodies(self, thread: Thread, places: Sequence[Placed]) -> list[dict[str, Any]]:
-        """Return what checkpoints have apart from channels: ``checkpoint`` and ``metadata``."""
-        puts = await self._threads.puts_at(thread, [mark.seq for _, _, mark in places])
-        stored = [puts[mark.seq] for _, _, mark in places]
-        opaque = [put.opaque for put in stored if put.opaque]
-        if not opaque:
-            return [msgspec.json.decode(put.body) for put in stored]
-        load = await self.values(thread, opaque)
-        return [
-            load(put.opaque, "metadata") if put.opaque else msgspec.json.decode(put.body)
-            for put in stored
-        ]
-
-    async def tuples(
-        self, thread: Thread, places: Sequence[Placed], wanted: dict[str, Any] | None = None
-    ) -> list[sdk.CheckpointTuple]:
-        """Return checkpoints as LangGraph knows them, if their metadata have these values."""
-        index, bodies = thread.index, await self.bodies(thread, places)
-        if wanted:
-            both = [
-                (place, body)
-                for place, body in zip(places, bodies, strict=True)
-                if all(body["metadata"].get(name) == value for name, value in wanted.items())
-            ]
-            places, bodies = [place for place, _ in both], [body for _, body in both]
-        writes = [index.writes_of(ns, id_) for ns, id_, _ in places]
-        names = [name for _, _, mark in places for name in mark.channels.values()]
-        names += [write.value for each in writes for _, _, write in each]
-        load = await self.values(thread, names)
-        found = []
-        for (ns, id_, mark), stored, body in zip(places, writes, bodies, strict=True):
-            values = {channel: load(name, channel) for channel, name in mark.channels.items()}
-            checkpoint = {**body["checkpoint"], "id": id_, "channel_values": values}
-            checkpoint["channel_versions"] = dict(mark.versions)
-            pending = [
-                (task, write.channel, load(write.value, write.channel)) for task, _, write in stored
-            ]
-            thread_id = thread.key.agent
-            parent = None if mark.parent is None else _config(thread_id, ns, mark.parent)
-            found.append(
-                sdk.CheckpointTuple(
-                    config=_config(thread_id, ns, id_),
-                    checkpoint=cast("sdk.Checkpoint", checkpoint),
-                    metadata=body["metadata"],
-                    parent_config=parent,
-                    pending_writes=pending,
-                )
-            )
-        return found
 
 
 @final
@@ -211,7 +137,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         )
         self._threads = ThreadSessions(self._connection)
         self._owner = owner
-        self._reader = _Reader(self._threads, ValueCodec(self.serde))
+        self._codec = ValueCodec(self.serde)
 
     async def release(self, thread_id: str) -> None:
         """Make a thread durable, and give it back to other processes now."""
@@ -224,7 +150,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         """Return a saver of the same threads that reads more classes back."""
         clone = cast("Self", super().with_allowlist(extra_allowlist))
         if clone is not self:
-            clone._reader = _Reader(self._threads, ValueCodec(clone.serde))  # noqa: SLF001  # a copy
+            clone._codec = ValueCodec(clone.serde)  # noqa: SLF001  # a copy
         return clone
 
     def get_next_version(self, current: Any, channel: None) -> Any:
@@ -250,7 +176,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         if id_ is None or mark is None or mark.hidden:
             return None
         thread.note(place.ns, id_)
-        (found,) = await self._reader.tuples(thread, [Placed(place.ns, id_, mark)])
+        (found,) = await self._tuples(thread, [Placed(place.ns, id_, mark)])
         return found._replace(config=config) if place.id else found
 
     async def alist(
@@ -276,7 +202,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             while remaining > 0 and (page := await anext(pages, None)) is not None:
                 thread, places = page
                 places = places if filter else places[:remaining]
-                found = await self._reader.tuples(thread, places, filter)
+                found = await self._tuples(thread, places, filter)
                 for each in found[:remaining]:
                     yield each
                 remaining -= len(found)
@@ -397,9 +323,10 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
     ) -> Session:
         """Append a checkpoint to its thread's session, which is returned; raises as `aput` does."""
         place, about = _place(config), sdk.get_checkpoint_metadata(config, metadata)
+        index = self._threads.thread(place.thread).index
 
         def change(known: Collection[str]) -> PutChange:
-            return self._put(place, checkpoint, about, new_versions, known)
+            return self._put(place, checkpoint, about, new_versions, index, known)
 
         return await self._append(config, (place.ns, place.id), change)
 
@@ -415,7 +342,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         about = TaskWrites(place.ns, id_, task_id, task_path, ())
 
         def change(known: Collection[str]) -> WritesChange:
-            encode_value = self._reader.codec.encode
+            encode_value = self._codec.encode
             where = place.thread, f"{place.ns}\0writes"  # apart from the channels themselves
             values = [
                 (at, channel, encode_value(value, (*where, channel), known))
@@ -443,7 +370,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         id_ = place.id or thread.index.newest(place.ns)
         written, seeds = thread.index.history_of(place.ns, id_ or "", channels)
         names = [name for each in written.values() for _, name in each]
-        loaded = await self._reader.values(thread, [*names, *seeds.values()])
+        loaded = await self._values(thread, [*names, *seeds.values()])
         result: dict[str, sdk.DeltaChannelHistory] = {}
         for channel, found in written.items():
             history = [(task, channel, loaded(name, channel)) for task, name in reversed(found)]
@@ -451,6 +378,74 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             if channel in seeds:
                 result[channel]["seed"] = loaded(seeds[channel], channel)
         return result
+
+    # Reading
+
+    async def _values(self, thread: Thread, names: Collection[str]) -> Callable[[str, str], Any]:
+        """Return what loads these values of a thread; it is told the channel, for its errors."""
+        index, codec = thread.index, self._codec
+        pinned = codec.pin(index, thread.key.agent, names)
+        unknown = [name for name, original in pinned.originals.items() if original is None]
+        leaves = await self._threads.leaves_of(thread, unknown)
+
+        def load(name: str, channel: str) -> Any:
+            try:
+                return codec.load(index, name, leaves, pinned)
+            except FormatError as error:
+                message = f"thread {thread.key}: channel {channel!r} cannot be read back: {error}"
+                raise type(error)(message, key=str(thread.key), channel=channel) from error
+
+        return load
+
+    async def _bodies(self, thread: Thread, places: Sequence[Placed]) -> list[dict[str, Any]]:
+        """Return what checkpoints have apart from channels: ``checkpoint`` and ``metadata``."""
+        puts = await self._threads.puts_at(thread, [mark.seq for _, _, mark in places])
+        stored = [puts[mark.seq] for _, _, mark in places]
+        opaque = [put.opaque for put in stored if put.opaque]
+        if not opaque:
+            return [msgspec.json.decode(put.body) for put in stored]
+        load = await self._values(thread, opaque)
+        return [
+            load(put.opaque, "metadata") if put.opaque else msgspec.json.decode(put.body)
+            for put in stored
+        ]
+
+    async def _tuples(
+        self, thread: Thread, places: Sequence[Placed], wanted: dict[str, Any] | None = None
+    ) -> list[sdk.CheckpointTuple]:
+        """Return checkpoints as LangGraph knows them, if their metadata have these values."""
+        index, bodies = thread.index, await self._bodies(thread, places)
+        if wanted:
+            both = [
+                (place, body)
+                for place, body in zip(places, bodies, strict=True)
+                if all(body["metadata"].get(name) == value for name, value in wanted.items())
+            ]
+            places, bodies = [place for place, _ in both], [body for _, body in both]
+        writes = [index.writes_of(ns, id_) for ns, id_, _ in places]
+        names = [name for _, _, mark in places for name in mark.channels.values()]
+        names += [write.value for each in writes for _, _, write in each]
+        load = await self._values(thread, names)
+        found = []
+        for (ns, id_, mark), stored, body in zip(places, writes, bodies, strict=True):
+            values = {channel: load(name, channel) for channel, name in mark.channels.items()}
+            checkpoint = {**body["checkpoint"], "id": id_, "channel_values": values}
+            checkpoint["channel_versions"] = dict(mark.versions)
+            pending = [
+                (task, write.channel, load(write.value, write.channel)) for task, _, write in stored
+            ]
+            thread_id = thread.key.agent
+            parent = None if mark.parent is None else _config(thread_id, ns, mark.parent)
+            found.append(
+                sdk.CheckpointTuple(
+                    config=_config(thread_id, ns, id_),
+                    checkpoint=cast("sdk.Checkpoint", checkpoint),
+                    metadata=body["metadata"],
+                    parent_config=parent,
+                    pending_writes=pending,
+                )
+            )
+        return found
 
     # Threads as a whole
 
@@ -477,7 +472,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             thread = await self._threads.current(info.key.agent)
             gone = set[tuple[str, str]]()
             for _, places in _in_pages(_matching(thread, None, None)):
-                bodies = await self._reader.bodies(thread, places)
+                bodies = await self._bodies(thread, places)
                 for (ns, id_, _), body in zip(places, bodies, strict=True):
                     if body["metadata"].get("run_id") in runs:
                         gone.add((ns, id_))
@@ -591,6 +586,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         checkpoint: sdk.Checkpoint,
         metadata: sdk.CheckpointMetadata,
         new_versions: sdk.ChannelVersions,
+        index: ThreadIndex,
         known: Collection[str],
     ) -> PutChange:
         values = checkpoint["channel_values"]
@@ -602,7 +598,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         if is_plain(whole):
             body = msgspec.Raw(encode(whole))
         else:
-            opaque = self._reader.codec.encode(whole, (*where, "metadata"), known)
+            opaque = self._codec.encode(whole, (*where, "metadata"), known)
         put = CheckpointPut(
             ns=place.ns,
             id=checkpoint["id"],
@@ -614,20 +610,16 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             opaque="" if opaque is None else opaque.name,
         )
 
-        def encode_value(name: str) -> Value | None:
-            if name not in values:
-                return None
-            return self._reader.codec.encode(values[name], (*where, name), known)
-
-        encoded = {name: encode_value(name) for name in new_versions}
-        return PutChange(
-            put,
-            {name: value for name, value in encoded.items() if value is not None},
-            frozenset(new_versions) - frozenset(values),
-            opaque,
-            is_input=metadata.get("source") == "input",
-            encode=encode_value,
-        )
+        old = [name for name in put.versions if name not in new_versions]
+        unknown = [name for name in old if index.value_of(put, name) is None]
+        encoded = {
+            name: self._codec.encode(values[name], (*where, name), known)
+            for name in (*new_versions, *unknown)
+            if name in values
+        }
+        emptied = frozenset(new_versions) - frozenset(values)
+        is_input = metadata.get("source") == "input"
+        return PutChange(put, emptied, encoded, opaque, is_input)
 
 
 def _place(config: RunnableConfig) -> _Place:

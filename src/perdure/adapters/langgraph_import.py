@@ -21,7 +21,7 @@ from perdure.adapters.imports import (
     PAGE,
     Moved,
     ReadRows,
-    SdkImport,
+    Source,
     diverged,
     not_equal,
     postgres_url,
@@ -206,7 +206,7 @@ async def _postgres(url: str) -> AsyncGenerator[tuple[Any, ReadRows], None]:
 
 
 @final
-class LangGraphSource:
+class LangGraphSource(Source):
     """The threads of a database of LangGraph's."""
 
     def __init__(self, total: int, saver: Any, rows: ReadRows, writes: str) -> None:
@@ -254,9 +254,6 @@ class LangGraphSource:
                 if found is None or _fingerprint(found) != fingerprint:
                     raise not_equal(name, f"checkpoint {place[1]}")
         return Moved(len(places) - added, added)
-
-    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
-        """Nothing is shared."""
 
     async def _read(self, thread: str, place: tuple[str, str]) -> _Stored:
         with reading(f"thread {thread}: checkpoint {place[1]}"):

@@ -55,7 +55,6 @@ from perdure.session.internals import (
     accept,
     begin_turn,
     has_content,
-    is_in_log,
     let_go,
     place_of,
     refusal_of,
@@ -458,7 +457,9 @@ class PerdureSession(Adapter):
         """
         await self._connection.manager()
         await self._require_current()
-        async with self._opened(of) as session:
+        places = {place for place in (self._place, of) if place is not None}
+        opening = self._connection.open(self._key, owner=self._owner, of=places)
+        async with await opening as session:
             if not has_content(session):
                 await self._require_no_thread(session)
             if self._is_entered and self._pinned is not session:
@@ -470,25 +471,6 @@ class PerdureSession(Adapter):
             yield session
             if self.durable:
                 await self._connection.save(session)
-
-    @asynccontextmanager
-    async def _opened(self, of: LogPlace | None) -> AsyncGenerator[Session, None]:
-        """Open the session to write, unless what the change is of was deleted."""
-        places = {place for place in (self._place, of) if place is not None}
-        try:
-            session = await self._connection.open(self._key, create=not places, owner=self._owner)
-        except SessionNotFoundError as error:
-            raise deleted(self._key) from error
-        async with session:
-            store = store_of(session)
-            # The same epoch is the same holder, so nothing has to be read.
-            places = {place for place in places if place.epoch != session.epoch}
-            is_same = all([await is_in_log(store, self._key, place) for place in places])
-            if is_same:
-                yield session
-        if not is_same:
-            await release_unused(session)  # to its own users
-            raise deleted(self._key)
 
     async def _require_no_thread(self, session: Session) -> None:
         """Refuse a session whose newest records are a LangGraph thread's, which would drop items.

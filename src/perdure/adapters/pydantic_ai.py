@@ -215,11 +215,11 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
 
         # First for the SDK, and for all processes: what is removed then is no conversation.
         try:
-            version = await self._connection.change(key, drop, create=False)
+            place = await self._connection.change(key, drop, create=False)
         except SessionNotFoundError as error:
             raise sdk.ConversationConflict(conversation_id) from error
         sessions = await self._connection.manager()
-        await delete_unchanged(sessions, key, version, wait=self._connection.wait)
+        await delete_unchanged(sessions, key, place.seq, wait=self._connection.wait)
 
     async def read_entry(self, entry_id: str) -> sdk.ConversationEntry:
         """Return an entry.

@@ -18,17 +18,16 @@ import pydantic
 
 from perdure._lib.lazy import import_extra
 from perdure.adapters.envelopes import SdkEnvelope, read_entry
-from perdure.adapters.items import AdapterManager, Recent, StoreAdapter, deleted
+from perdure.adapters.items import AdapterManager, Recent, StoreAdapter
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import (
     NotStorableError,
     SessionError,
-    SessionNotFoundError,
 )
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, session_key
 from perdure.records.records import FOREIGN, Entry
-from perdure.session.internals import accept, has_content, store_of
+from perdure.session.internals import LogPlace, accept, has_content, store_of
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
 from perdure.store import all_records
@@ -167,8 +166,8 @@ class PerdureStepStore(StoreAdapter):
         )
         self._runs: WeakKeyDictionary[Session, tuple[int, _Run]] = WeakKeyDictionary()
         """Of sessions that are held here: a version, and the run as of it."""
-        self._written: Recent[SessionKey, int] = Recent(KNOWN)
-        """Of runs that were written here last: the session's durable version."""
+        self._written: Recent[SessionKey, LogPlace] = Recent(KNOWN)
+        """Of runs that were written here last: where the session's log ended."""
 
     # What the SDK calls
 
@@ -283,14 +282,12 @@ class PerdureStepStore(StoreAdapter):
         key = self._key(value.run_id)
         plain, messages = _encoded(kind, value)
         # A run that goes on does not bring back what was deleted; one that is registered begins.
-        written = 0 if kind == "run" else self._written.get(key) or 0
+        written = None if kind == "run" else self._written.get(key)
 
         async def append(session: Session) -> bool:
             run = await self._run_of(session)
             if self._runs[session][0] != session.version:  # appended to while it was read
                 return False
-            if session.version < written:
-                raise deleted(key)
             if has_content(session):
                 message = f"session {key} has messages, and is no run: choose another run_id"
                 raise SessionError(message, key=str(key))
@@ -304,11 +301,8 @@ class PerdureStepStore(StoreAdapter):
                 self._runs[session] = version, run
             return True
 
-        try:
-            version = await self._connection.change(key, append, create=not written)
-        except SessionNotFoundError as error:
-            raise deleted(key) from error
-        self._written.put(key, version, 1)
+        known = () if written is None else (written,)
+        self._written.put(key, await self._connection.change(key, append, of=known), 1)
 
 
 # What is stored

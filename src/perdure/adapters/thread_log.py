@@ -13,7 +13,7 @@ import hashlib
 import math
 from base64 import b64decode
 from binascii import b2a_base64
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, final
 
 import msgspec
@@ -270,6 +270,14 @@ class ThreadIndex:
         """Return a checkpoint, also one that is hidden."""
         return self.checkpoints.get(ns, {}).get(checkpoint)
 
+    def value_of(self, put: CheckpointPut, channel: str) -> str | None:
+        """Return the value of a channel that a checkpoint leaves as it was; None for no value."""
+        version = put.versions[channel]
+        parent = None if put.parent is None else self.mark(put.ns, put.parent)
+        if parent is not None and parent.versions.get(channel) == version:
+            return parent.channels.get(channel)
+        return self.values_of.get((put.ns, channel, version))
+
     def newest(self, ns: str) -> str | None:
         """Return the id of a namespace's newest checkpoint."""
         if ns not in self._newest:
@@ -433,53 +441,27 @@ class PutChange(NamedTuple):
     """A checkpoint to be stored."""
 
     put: CheckpointPut
-    values: dict[str, Value]
-    """Of the channels that are new."""
     emptied: frozenset[str]
     """New channels without a value."""
+    values: dict[str, Value]
+    """Of the channels that are new, and of others of which no value is stored."""
     opaque: Value | None
     is_input: bool = False
     """Whether a run begins with it."""
-    encode: Callable[[str], Value | None] = lambda _channel: None
-    """Returns the value of a channel that is not new; for one of which no value is stored."""
-
-    def settled(self, index: ThreadIndex) -> PutChange:
-        """Return the same, with what would have to be encoded later; callers may change values."""
-        put = self.put
-        unknown = [
-            name
-            for name, version in put.versions.items()
-            if name not in self.values
-            and name not in self.emptied
-            and (put.ns, name, version) not in index.values_of
-        ]
-        encoded = {name: self.encode(name) for name in unknown}
-
-        def encode_value(name: str) -> Value | None:
-            return encoded[name] if name in encoded else self.encode(name)
-
-        return self._replace(encode=encode_value)
 
     def records(self, index: ThreadIndex) -> list[ThreadRecord]:
         """Return what to append to a thread."""
         put, ns = self.put, self.put.ns
-        new = dict(self.values)
         parent = None if put.parent is None else index.mark(ns, put.parent)
         before = {} if parent is None else parent.channels
         channels = {name: value.name for name, value in self.values.items()}
-        for name, version in put.versions.items():
-            if name not in channels and name not in self.emptied:
-                if parent is not None and parent.versions.get(name) == version:
-                    kept = before.get(name)
-                else:
-                    kept = index.values_of.get((ns, name, version))
-                value = self.encode(name) if kept is None else None
-                if value is not None:
-                    new[name], kept = value, value.name
-                if kept is not None:
-                    channels[name] = kept
+        for name in put.versions:
+            is_new = name in channels or name in self.emptied
+            kept = None if is_new else index.value_of(put, name)
+            if kept is not None:
+                channels[name] = kept
         values = dict[str, Leaf | Items]()
-        for name, value in new.items():
+        for name, value in self.values.items():
             base = before.get(name)
             base = base if base in index.items else index.newest_list.get((ns, name))
             _add(values, value.missing(index, base))
@@ -545,7 +527,7 @@ def compacted(
             put = msgspec.structs.replace(puts[mark.seq], hidden=not is_visible)
             values = {channel: value_of(name) for channel, name in mark.channels.items()}
             opaque = value_of(put.opaque) if put.opaque else None
-            add(PutChange(put, values, frozenset(mark.versions), opaque))
+            add(PutChange(put, frozenset(mark.versions), values, opaque))
             for task, at, write in index.writes_of(ns, id_):
                 about = TaskWrites(ns, id_, task, write.path, ())
                 add(WritesChange(about, ((at, write.channel, value_of(write.value)),)))

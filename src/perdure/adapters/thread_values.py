@@ -540,23 +540,19 @@ def _is_model(cls: type) -> bool:
 
 def _same(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int:
     """Return how many items a list begins with as another one did when it was stored."""
+    same = min(len(stored.names), len(types))
     try:
-        return _equal_items(stored, types, held)
+        if types[:same] != stored.types[:same] or held[:same] != stored.held[:same]:
+            pairs = zip(types, held, stored.types, stored.held, strict=False)
+            same = next(
+                at
+                for at, (cls, now, cls_then, then) in enumerate(pairs)
+                if cls is not cls_then or now != then
+            )
+        numbers = stored.numbers.items()
+        return next((at for at, then in numbers if at < same and _exact(held[at]) != then), same)
     except Exception:  # noqa: BLE001  # of a value that cannot be compared, such as an array
         return 0
-
-
-def _equal_items(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int:
-    same = min(len(stored.names), len(types))
-    if types[:same] != stored.types[:same] or held[:same] != stored.held[:same]:
-        pairs = zip(types, held, stored.types, stored.held, strict=False)
-        same = next(
-            at
-            for at, (cls, now, cls_then, then) in enumerate(pairs)
-            if cls is not cls_then or now != then
-        )
-    numbers = stored.numbers.items()
-    return next((at for at, then in numbers if at < same and _exact(held[at]) != then), same)
 
 
 def _remembered(

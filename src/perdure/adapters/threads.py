@@ -174,7 +174,6 @@ class ThreadSessions:
             return session
         encoded = change(())  # now: the caller may change the values while this waits
         if isinstance(encoded, PutChange):
-            encoded = encoded.settled(thread.index)
             thread.note(encoded.put.ns, encoded.put.id, thread.seen_by(at))
         thread.queued += 1
         try:
