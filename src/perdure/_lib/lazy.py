@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -31,8 +32,9 @@ def lazy(
     return get, lambda: sorted({*home_of, *others})
 
 
-def import_extra(module: str, *, used_by: str, name: str, extra: str) -> Any:
-    """Return a module of a package that an extra brings.
+@contextmanager
+def from_extra(module: str, *, used_by: str, name: str, extra: str) -> Iterator[None]:
+    """Import, in the block, from a package that an extra brings.
 
     Args:
         module: Its dotted name.
@@ -45,12 +47,19 @@ def import_extra(module: str, *, used_by: str, name: str, extra: str) -> Any:
 
     """
     try:
-        return importlib.import_module(module)
+        yield
     except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):  # the package itself lacks something
-            raise
+        missing = f"{error.name}."
+        if not (f"{module}.".startswith(missing) or missing.startswith(f"{module}.")):
+            raise  # the package itself lacks something
         from perdure.errors import MissingExtraError
 
         raise MissingExtraError(
             f"{used_by} needs {name}: pip install 'perdure[{extra}]'", extra=extra
         ) from error
+
+
+def import_extra(module: str, *, used_by: str, name: str, extra: str) -> Any:
+    """Return a module of a package that an extra brings; see `from_extra`."""
+    with from_extra(module, used_by=used_by, name=name, extra=extra):
+        return importlib.import_module(module)

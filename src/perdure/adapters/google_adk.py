@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
 
 import msgspec
 
+from perdure._lib.lazy import from_extra
 from perdure.adapters.google_adk_events import (
     SDK,
     SHAPE,
@@ -27,7 +28,6 @@ from perdure.adapters.google_adk_events import (
     SessionOrigin,
     StoredEvent,
     Tail,
-    adk,
     as_json,
     encoded,
     not_json,
@@ -61,7 +61,9 @@ from perdure.session.internals import (
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
 
-if TYPE_CHECKING:
+with from_extra(
+    "google.adk", used_by="PerdureSessionService", name="Google ADK", extra="google-adk"
+):
     from google.adk.errors import StaleSessionError
     from google.adk.errors.already_exists_error import AlreadyExistsError
     from google.adk.errors.session_not_found_error import (
@@ -73,18 +75,9 @@ if TYPE_CHECKING:
     from google.adk.sessions import base_session_service as sdk
     from google.adk.sessions.session import Session as AdkSession
 
+if TYPE_CHECKING:
     from perdure.lease import OnHeld
     from perdure.session.scope import Scope
-else:
-    platform_time = adk("platform.time")
-    platform_uuid = adk("platform.uuid")
-    sdk = adk("sessions.base_session_service")
-    AdkSession = adk("sessions.session").Session
-    Event = adk("events.event").Event
-    EventActions = adk("events.event_actions").EventActions
-    StaleSessionError = adk("errors").StaleSessionError
-    AlreadyExistsError = adk("errors.already_exists_error").AlreadyExistsError
-    UnknownSessionError = adk("errors.session_not_found_error").SessionNotFoundError
 
 STATE_DOCUMENT: Final = f"state/{SDK}.json"
 """The named state that is the state of the SDK's session."""

@@ -11,11 +11,11 @@ import json
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from perdure._lib.lazy import import_extra
+from perdure._lib.lazy import from_extra
 from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
 from perdure.adapters.items import newest_messages
 from perdure.adapters.versions import unreadable, warn_untested
@@ -26,27 +26,10 @@ from perdure.records.messages import Message, ToolCall
 from perdure.records.records import Entry
 from perdure.session.session import Session, SessionView
 
-if TYPE_CHECKING:
+with from_extra(
+    "google.adk", used_by="PerdureSessionService", name="Google ADK", extra="google-adk"
+):
     from google.adk.events.event import Event
-
-
-def adk(module: str) -> Any:
-    """Return a module of the SDK.
-
-    Raises:
-        MissingExtraError: The SDK is not installed.
-
-    """
-    return import_extra(
-        f"google.adk.{module}",
-        used_by="PerdureSessionService",
-        name="Google ADK",
-        extra="google-adk",
-    )
-
-
-if not TYPE_CHECKING:
-    Event = adk("events.event").Event
 warn_untested("google-adk")
 
 SDK: Final = "google-adk"

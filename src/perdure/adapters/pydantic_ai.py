@@ -22,7 +22,7 @@ from weakref import WeakKeyDictionary
 import msgspec
 import pydantic
 
-from perdure._lib.lazy import import_extra
+from perdure._lib.lazy import from_extra
 from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
 from perdure.adapters.items import AdapterManager, Recent, StoreAdapter, newest_messages
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
@@ -52,14 +52,13 @@ from perdure.session.internals import (
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
 
-if TYPE_CHECKING:
+with from_extra(
+    "pydantic_ai", used_by="PerdureConversationStore", name="Pydantic AI", extra="pydantic-ai"
+):
     from pydantic_ai import conversation_store as sdk, messages as sdk_messages
 
+if TYPE_CHECKING:
     from perdure.lease import OnHeld
-else:
-    _ABOUT = {"used_by": "PerdureConversationStore", "name": "Pydantic AI", "extra": "pydantic-ai"}
-    sdk = import_extra("pydantic_ai.conversation_store", **_ABOUT)
-    sdk_messages = import_extra("pydantic_ai.messages", **_ABOUT)
 warn_untested("pydantic-ai-slim")
 
 SDK: Final = "pydantic-ai"

@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, final
+from typing import Any, Final, NamedTuple, TypeAlias, cast, final
 from weakref import getweakrefcount
 
-from perdure._lib.lazy import import_extra
+from perdure._lib.lazy import from_extra
 from perdure.adapters.items import Recent
 from perdure.adapters.thread_log import (
     JOINED,
@@ -30,18 +30,11 @@ from perdure.adapters.thread_log import (
 from perdure.errors import CorruptRecordError, FormatError, InvalidArgumentError, NotStorableError
 from perdure.records.values import is_plain
 
-if TYPE_CHECKING:
+with from_extra("langgraph", used_by="PerdureSaver", name="LangGraph", extra="langgraph"):
     import ormsgpack
     import pydantic
     from langgraph.checkpoint.serde import _msgpack as sdk_msgpack, jsonplus, types as sdk_types
     from langgraph.checkpoint.serde.base import SerializerProtocol
-else:
-    ABOUT = {"used_by": "PerdureSaver", "name": "LangGraph", "extra": "langgraph"}
-    jsonplus = import_extra("langgraph.checkpoint.serde.jsonplus", **ABOUT)
-    sdk_msgpack = import_extra("langgraph.checkpoint.serde._msgpack", **ABOUT)
-    sdk_types = import_extra("langgraph.checkpoint.serde.types", **ABOUT)
-    ormsgpack = import_extra("ormsgpack", **ABOUT)
-    pydantic = import_extra("pydantic", **ABOUT)
 
 COPIES_BYTES: Final = 32 * 1024 * 1024
 """Bytes of values that are kept to hand out copies of them again."""
