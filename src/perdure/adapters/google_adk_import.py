@@ -1,16 +1,14 @@
 """Sessions of Google ADK's own databases, to be imported into `PerdureSessionService`.
 
 Read with the SDK's `DatabaseSessionService` or `SqliteSessionService`; the state of apps and users,
-which sessions share, from its tables. It is taken over, once the sessions are here, until it is in
-use here: until there is a session of theirs that the source does not have, or that has gone on. A
-value that was changed here is left alone in any case.
+which sessions share, from its tables. It follows the source until it is changed here.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Set as AbstractSet
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
@@ -32,7 +30,6 @@ from perdure.adapters.imports import (
     sqlite_path,
     sqlite_rows,
 )
-from perdure.adapters.items import AdapterManager
 from perdure.errors import PerdureError
 from perdure.records.keys import require_name
 from perdure.records.values import encode_value
@@ -44,13 +41,12 @@ if TYPE_CHECKING:
     from google.adk.sessions.session import Session as AdkSession
 
     from perdure.session.manager import SessionManager
-    from perdure.session.session import Session
 
 PACKAGE: Final = "google-adk[db]"
 TABLES: Final = ("sessions", "events", "app_states", "user_states")
 METADATA: Final = "adk_internal_metadata"
 WRITTEN: Final = "google-adk/imported"
-"""The named state of a scope that keeps what imports wrote into it: digests, by keys."""
+"""The named state of a scope that keeps what the last import wrote into it: digests, by keys."""
 STATES: Final = {
     USER: (
         "SELECT app_name, user_id, state FROM user_states WHERE (app_name, user_id) > (?, ?) "
@@ -133,8 +129,6 @@ class AdkSource(Source):
         self.total: int = total
         self._service = service
         self._rows = rows
-        self._moved: dict[str, int] = {}
-        """Sessions that are here as the source has them, by the scope of a state they share."""
 
     async def names(self) -> AsyncIterator[AdkName]:
         """Return the sessions' names, those of a user one after another."""
@@ -146,9 +140,6 @@ class AdkSource(Source):
 
     async def move(self, name: AdkName, sessions: SessionManager, tenant: str) -> Moved:
         """Add the events that the store lacks, and compare all of them, and the state."""
-        scopes = [_scope(kind, name.app, name.user) for kind in (APP, USER)]
-        for scope in scopes:
-            self._moved.setdefault(scope, 0)
         with reading(f"session {name}"):
             session = await _read(self._service, name)
         if session is None:  # deleted since
@@ -158,107 +149,66 @@ class AdkSource(Source):
         stored = await _read(target, name)
         if known <= len(session.events):
             _require_equal(name, session, stored)
-            for scope in scopes:
-                self._moved[scope] += 1
         return Moved(known, added)
 
     async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
-        """Take over the state of apps and users, and say what is in use here."""
+        """Take over the state of apps and users, and say what was changed here."""
         for kind, query in STATES.items():
             after = "", ""
             while page := await self._rows(f"{query} {PAGE}", *after):
                 for app, user, stored in page:
                     after = app, user
-                    scope = _scope(kind, app, user)
-                    moved = self._moved.get(scope)
-                    if moved == 0:  # none of its sessions could be imported
-                        continue
+                    scope = f"{kind}{quoted(app)}" + (f"/{user}" if kind == USER else "")
                     try:
                         with reading(scope):
                             values = stored if isinstance(stored, dict) else json.loads(stored)
-                        target = _SharedState(sessions, tenant, kind, app, user)
-                        if not await target.take_over(values, moved or 0):
+                        if not await _take_over(sessions, tenant, scope, user or None, values):
                             done.left_alone.append(scope)
                     except PerdureError as error:  # of none of the sessions
                         done.failed[scope] = str(error)
 
 
-def _scope(kind: str, app: str, user: str) -> str:
-    """Return the name of the scope that keeps the state of an app, or of a user."""
-    return f"{kind}{quoted(app)}" if kind == APP else f"{kind}{quoted(app)}/{user}"
+async def _take_over(
+    sessions: SessionManager,
+    tenant: str,
+    scope: str,
+    owner: str | None,
+    values: Mapping[str, Any],
+) -> bool:
+    """Store what a scope has in the source, unless it has anything else than an import wrote.
 
+    Returns:
+        Whether it is here as the source has it.
 
-@final
-class _SharedState:
-    """The state of an app, or of a user, that their sessions here share."""
-
-    def __init__(
-        self, sessions: SessionManager, tenant: str, kind: str, app: str, user: str
-    ) -> None:
-        self._sessions = sessions
-        self._tenant = tenant
-        self._is_app = kind == APP
-        self._scope = _scope(kind, app, user)
-        self._prefix = f"{quoted(app)}/{user}"
-        self._owner = user or None
-
-    async def take_over(self, values: Mapping[str, Any], moved: int) -> bool:
-        """Store values, unless they are in use here; return whether they are here then.
-
-        Args:
-            values: What the source has.
-            moved: How many sessions that share them are here as the source has them.
-
-        """
-        scope = self._sessions.scope(self._scope, tenant=self._tenant, owner=self._owner)
-        if _digest(await scope.values()) == _digest(values):
-            return True  # and takes no lease
-        key = scope_key(self._scope, self._tenant)
-        opening = open_stored(self._sessions, key, owner=self._owner)
-        async with opening as session, session.turn():
-            wanted = {name: _digest(value) for name, value in values.items()}
-            here = {name: _digest(await session.memory.get(name)) for name in await _keys(session)}
-            written: dict[str, str] = await session.state.get(WRITTEN) or {}
-            differ = {
-                name
-                for name in wanted.keys() | (here.keys() & written.keys())
-                if here.get(name) != wanted.get(name)
-            }
-            ours = {name for name in differ if here.get(name) == written.get(name)}
-            if not ours or (here and await self._count() > moved):
-                return not differ
-            _store(session, {name: values.get(name) for name in ours}, wanted.keys())
-            known = {name: wanted[name] for name in ours & wanted.keys()}
-            kept = {name: mark for name, mark in written.items() if name not in ours}
-            session.state.set(WRITTEN, kept | known)
-        return differ == ours
-
-    async def _count(self) -> int:
-        """Return how many sessions share it here."""
-        place = AdapterManager(self._sessions, instead="", tenant=self._tenant)
-        keys = [info.key async for info in place.listed(prefix=self._prefix)]
-        return sum(self._is_app or key.agent == self._prefix for key in keys)
-
-
-async def _keys(session: Session) -> list[str]:
-    return list(await session.memory.keys())
-
-
-def _digest(value: Any) -> str:
-    """Return what tells a value from any other; JSON, as ADK stores it."""
-    return hashlib.blake2b(json.dumps(value, sort_keys=True).encode(), digest_size=15).hexdigest()
-
-
-def _store(session: Session, values: Mapping[str, Any], wanted: AbstractSet[str]) -> None:
-    """Store those values that are wanted, and drop the others, all or none."""
-    for name in wanted & values.keys():  # before anything is appended
-        require_name("key", name)
-        encode_value(values[name], registry_of(session))
-    for name, value in values.items():
-        if name in wanted:
-            session.memory.set(name, value, pinned=True)
-        else:
+    """
+    wanted = _digests(values)
+    place = sessions.scope(scope, tenant=tenant, owner=owner)
+    if _digests(await place.values()) == wanted:
+        return True  # and takes no lease
+    opening = open_stored(sessions, scope_key(scope, tenant), owner=owner)
+    async with opening as session, session.turn():
+        known = await session.memory.keys()
+        here = _digests({name: await session.memory.get(name) for name in known})
+        if here and here != await session.state.get(WRITTEN):
+            return False
+        for name, value in values.items():  # before anything is appended
+            require_name("key", name)
+            encode_value(value, registry_of(session))
+        for name, value in values.items():
+            if here.get(name) != wanted[name]:
+                session.memory.set(name, value, pinned=True)
+        for name in here.keys() - wanted.keys():
             session.memory.drop(name)
+        session.state.set(WRITTEN, wanted)
+    return True
+
+
+def _digests(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return what tells each value from any other; of JSON, as ADK stores it."""
+    encoded = {name: json.dumps(value, sort_keys=True).encode() for name, value in values.items()}
+    return {
+        name: hashlib.blake2b(data, digest_size=15).hexdigest() for name, data in encoded.items()
+    }
 
 
 async def _read(service: BaseSessionService, name: AdkName) -> AdkSession | None:
