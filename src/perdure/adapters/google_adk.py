@@ -218,15 +218,14 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         """
         key = self._key(app_name, user_id, session_id.strip())
         source = await self._connection.peek(key)
-        origin = None if source is None else origin_of(source)
-        if source is None or origin is None:
+        if source is None or origin_of(source) is None:
             return None
         if config is not None:
             wanted = EventRange(config.num_recent_events, config.after_timestamp)
-            log = await self._log(source, origin, wanted)
+            log = await self._log(source, wanted)
             events = log.as_events(log.recent(wanted))
         else:
-            log, events = await self._events(source, origin)
+            log, events = await self._events(source)
         state = await self._state(source, log) | await self._state_of(APP, app_name)
         state |= await self._state_of(USER, app_name, user_id)
         return _as_session(key, state, log, events)
@@ -262,9 +261,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         for key in keys:
             if key not in read:  # it is open here, or takes more than a look
                 source = await self._connection.peek(key)
-                origin = None if source is None else origin_of(source)
-                if source is not None and origin is not None:
-                    log = await self._log(source, origin, EventRange(newest=1))
+                if source is not None and origin_of(source) is not None:
+                    log = await self._log(source, EventRange(newest=1))
                     add(key, await self._state(source, log), log.updated_at)
         found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
         return sdk.ListSessionsResponse(sessions=found)
@@ -375,7 +373,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         origin = SessionOrigin(SHAPE, created_at)
         async with await self._connection.open(key) as held:
             version = held.version
-            stored = [each.data for each in (await read_log(held, origin, EventRange())).events]
+            stored = [each.data for each in (await read_log(held, EventRange())).events]
             wanted = [change.data for change in changes]
             is_foreign = origin_of(held) is None and has_content(held)
             if is_foreign or stored[: len(wanted)] != wanted[: len(stored)]:
@@ -405,29 +403,25 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         tenant = self._connection.tenant
         return session_key(f"{quoted(app_name)}/{user_id}", session_id, tenant)
 
-    async def _log(
-        self, source: Session | SessionView, origin: SessionOrigin, wanted: EventRange
-    ) -> EventLog:
+    async def _log(self, source: Session | SessionView, wanted: EventRange) -> EventLog:
         """Return a session's events, as many as are asked for, or more."""
         log = self._logs.get(source)
         if log is None or not log.has_enough(wanted):
-            log = await read_log(source, origin, wanted)
+            log = await read_log(source, wanted)
             if isinstance(source, Session):
                 self._logs.keep(log)
         return log
 
-    async def _events(
-        self, source: Session | SessionView, origin: SessionOrigin
-    ) -> tuple[EventLog, list[Event]]:
+    async def _events(self, source: Session | SessionView) -> tuple[EventLog, list[Event]]:
         """Return the events that a run needs: all, or those behind the last summary."""
         tail = await _tail_of(source) if self.compacted else None
         if tail is not None:
             wanted = EventRange(seq=tail.seq)
-            log = await self._log(source, origin, wanted)
+            log = await self._log(source, wanted)
             events = with_base(log.as_events(log.recent(wanted)), tail)
             if events is not None:
                 return log, events
-        log = await self._log(source, origin, EventRange())
+        log = await self._log(source, EventRange())
         return log, log.as_events(log.events)
 
     async def _state(self, source: Session | SessionView, log: EventLog) -> dict[str, Any]:
@@ -461,8 +455,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         """Append an event; False if something was appended while this was waiting."""
         version = held.version
         log = await self._require_current(held, session, change)
-        known = log.by_id.get(change.event.id)
-        if known is not None and known.data == change.data:
+        known = log.named(change.event.id, change.data)
+        if known is not None:
             if known is log.written and change.event.id not in {e.id for e in session.events}:
                 self._commit(session, change.event, log)  # a call that was cancelled
             return True
@@ -481,10 +475,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     async def _tail_entry(self, held: Session, summary: Event) -> tuple[Entry, ...]:
         """Return the record that says from where on events are needed next to a summary."""
-        origin, before = origin_of(held), await _tail_of(held)
-        if origin is None:
-            return ()
-        log = await self._log(held, origin, EventRange(seq=None if before is None else before.seq))
+        before = await _tail_of(held)
+        log = await self._log(held, EventRange(seq=None if before is None else before.seq))
         tail = tail_behind(log, summary, before)
         if tail is None:
             return ()
@@ -499,13 +491,10 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         self, source: Session | SessionView | None, session: AdkSession, change: _Change
     ) -> EventLog:
         """Return the newest events, if the caller's session knows them, or the event is stored."""
-        origin = None if source is None else origin_of(source)
-        if source is None or origin is None:
+        if source is None or origin_of(source) is None:
             raise UnknownSessionError(f"Session {session.id} not found.")
-        log = await self._log(source, origin, EventRange(newest=1))
-        known = log.by_id.get(change.event.id)
-        is_stored = known is not None and known.data == change.data
-        if not is_stored and _is_stale(session, log):
+        log = await self._log(source, EventRange(newest=1))
+        if log.named(change.event.id, change.data) is None and _is_stale(session, log):
             await self._refuse(source.key)
         return log
 

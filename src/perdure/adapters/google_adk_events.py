@@ -138,6 +138,11 @@ class EventLog:
         self.size += len(stored.data)
         self.version = version
 
+    def named(self, id: str, data: bytes) -> StoredEvent | None:
+        """Return an event of an id, if this is its JSON."""
+        stored = self.by_id.get(id)
+        return stored if stored is not None and stored.data == data else None
+
     @property
     def is_open(self) -> bool:
         """Whether the session is open here, to write."""
@@ -350,16 +355,16 @@ def origin_in(info: SessionDocument) -> SessionOrigin | None:
     return None if said is None else msgspec.json.decode(said, type=SessionOrigin)
 
 
-async def read_log(
-    source: Session | SessionView, origin: SessionOrigin, wanted: EventRange
-) -> EventLog:
+async def read_log(source: Session | SessionView, wanted: EventRange) -> EventLog:
     """Return as many events as are asked for, or more; read backwards from the newest."""
+    origin = origin_of(source)
+    created_at = 0.0 if origin is None else origin.created_at
     count = None if wanted == EventRange() else TAIL + 2 * (wanted.newest or 0)
     while True:
         version = source.version if isinstance(source, Session) else source.seq
         messages, is_all = await newest_messages(source, count)
         events = [*_events(messages)]
-        log = EventLog(source, version, events, origin.created_at, is_all=is_all)
+        log = EventLog(source, version, events, created_at, is_all=is_all)
         if log.has_enough(wanted) or count is None:
             return log
         count *= 4
