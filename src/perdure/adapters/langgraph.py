@@ -26,7 +26,7 @@ from uuid import UUID
 import msgspec
 
 from perdure._lib.lazy import import_extra
-from perdure.adapters.items import AdapterManager, BlockingAdapter
+from perdure.adapters.items import AdapterManager, BlockingAdapter, blocking
 from perdure.adapters.thread_log import (
     SDK,
     CheckpointPut,
@@ -273,7 +273,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         """
         place, id_ = _place(config), checkpoint["id"]
         thread, at = self._threads.thread(place.thread), (place.ns, id_)
-        session = await self.append_checkpoint(config, checkpoint, metadata, new_versions)
+        session = await self._append_checkpoint(config, checkpoint, metadata, new_versions)
         version = session.version
         if thread.writing and at in thread.index.writes and has_room(session):
             thread.released = max(thread.released, version)
@@ -301,7 +301,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             (sdk.WRITES_IDX_MAP.get(channel, at), channel, value)
             for at, (channel, value) in enumerate(writes)
         ]
-        session = await self.append_writes(config, numbered, task_id, task_path)
+        session = await self._append_writes(config, numbered, task_id, task_path)
         thread.writing += 1
         try:
             if has_room(session):
@@ -314,7 +314,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
     # The same, not yet durable
 
-    async def append_checkpoint(
+    async def _append_checkpoint(
         self,
         config: RunnableConfig,
         checkpoint: sdk.Checkpoint,
@@ -330,7 +330,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
         return await self._append(config, (place.ns, place.id), change)
 
-    async def append_writes(
+    async def _append_writes(
         self,
         config: RunnableConfig,
         writes: Sequence[tuple[int, str, Any]],
@@ -518,9 +518,14 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
     # The same for other threads of execution
 
-    def get_tuple(self, config: RunnableConfig) -> sdk.CheckpointTuple | None:
-        """Return a checkpoint; see `aget_tuple`."""
-        return self._wait_for(self.aget_tuple(config))
+    get_tuple = blocking(aget_tuple)
+    put = blocking(aput)
+    put_writes = blocking(aput_writes)
+    get_delta_channel_history = blocking(aget_delta_channel_history)
+    delete_thread = blocking(adelete_thread)
+    delete_for_runs = blocking(adelete_for_runs)
+    copy_thread = blocking(acopy_thread)
+    prune = blocking(aprune)
 
     def list(
         self,
@@ -537,48 +542,6 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             return [each async for each in found]
 
         yield from self._wait_for(collect())
-
-    def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: sdk.Checkpoint,
-        metadata: sdk.CheckpointMetadata,
-        new_versions: sdk.ChannelVersions,
-    ) -> RunnableConfig:
-        """Store a checkpoint; see `aput`."""
-        return self._wait_for(self.aput(config, checkpoint, metadata, new_versions))
-
-    def put_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Store what a task wrote; see `aput_writes`."""
-        self._wait_for(self.aput_writes(config, writes, task_id, task_path))
-
-    def get_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, sdk.DeltaChannelHistory]:
-        """Return channels' histories; see `aget_delta_channel_history`."""
-        return self._wait_for(self.aget_delta_channel_history(config=config, channels=channels))
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread; see `adelete_thread`."""
-        self._wait_for(self.adelete_thread(thread_id))
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs; see `adelete_for_runs`."""
-        self._wait_for(self.adelete_for_runs(run_ids))
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread; see `acopy_thread`."""
-        self._wait_for(self.acopy_thread(source_thread_id, target_thread_id))
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Prune threads; see `aprune`."""
-        self._wait_for(self.aprune(thread_ids, strategy=strategy))
 
     def _put(
         self,

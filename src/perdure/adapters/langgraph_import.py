@@ -302,10 +302,11 @@ async def _put(saver: PerdureSaver, thread: str, missing: Sequence[_Stored]) -> 
             **dict.fromkeys(checkpoint["channel_values"], ""),
             **checkpoint["channel_versions"],
         }
+        at = _config(thread, ns, id_)
         parent = _config(thread, ns, _parent(stored.found))
-        session = await saver.append_checkpoint(parent, checkpoint, metadata, versions)
+        session = await saver._append_checkpoint(parent, checkpoint, metadata, versions)  # noqa: SLF001  # all of them are saved at once
         for task, path, writes in stored.writes:
-            await saver.append_writes(_config(thread, ns, id_), writes, task, path)
+            await saver._append_writes(at, writes, task, path)  # noqa: SLF001  # as above
     if session is not None:
         await session.save()
 

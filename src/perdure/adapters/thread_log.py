@@ -188,8 +188,6 @@ class ThreadIndex:
         self.epoch: int = 0
         """Its epoch."""
         self.holders: dict[int, Holder] = {}
-        self.newest_put: tuple[int, int] = (0, 0)
-        """The record of the newest change, and its epoch."""
         self.is_known: bool = False
         """Whether the log has any record of a thread."""
         self._clear()
@@ -238,8 +236,6 @@ class ThreadIndex:
             self._put(seq, stored.put)
         if stored.writes is not None:
             self._write(stored.writes)
-        if stored.put is not None or stored.writes is not None or stored.reset:
-            self.newest_put = seq, epoch
 
     def _put(self, seq: int, put: CheckpointPut) -> None:
         mark = Mark(seq, put.parent, put.channels, put.versions, put.delta, put.hidden)

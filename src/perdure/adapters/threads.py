@@ -354,9 +354,9 @@ class ThreadSessions:
     def _take(self, thread: Thread, record: Record) -> None:
         if record.seq > thread.index.upto:
             stored = thread.index.apply(record)
-            if thread.index.newest_put[0] == record.seq and record.epoch not in thread.epochs:
-                thread.foreign_put = thread.index.newest_put
             if stored is not None:
+                if record.epoch not in thread.epochs:
+                    thread.foreign_put = record.seq, record.epoch
                 self._remember(thread, record.seq, stored)
 
     def _remember(self, thread: Thread, seq: int, stored: ThreadRecord) -> None:
