@@ -375,13 +375,16 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             version = held.version
             stored = [each.data for each in (await read_log(held, EventRange())).events]
             wanted = [change.data for change in changes]
-            is_foreign = origin_of(held) is None and has_content(held)
-            if is_foreign or stored[: len(wanted)] != wanted[: len(stored)]:
+            is_known = origin_of(held) is not None
+            if (not is_known and has_content(held)) or stored[: len(wanted)] != wanted[
+                : len(stored)
+            ]:
                 raise diverged(key, "its events are not how the source's begin")
             missing = changes[len(stored) :]
-            if len(stored) > len(wanted) or (not missing and await _has(held, state)):
+            has_state = is_known and await _session_state(held) == state
+            if len(stored) > len(wanted) or (not missing and has_state):
                 return len(stored), 0
-            if origin_of(held) is None:
+            if not is_known:
                 about = {SDK: msgspec.to_builtins(origin)}
                 accept(held, (meta_entry(owner=session.user_id or None, metadata=about),))
                 version += 1
@@ -606,11 +609,6 @@ class _Change:
         """Return the event as it is stored, its last message being that record."""
         id_, at = self.event.id, self.event.timestamp
         return StoredEvent(id_, seq, at, self.data, is_posted=False, given=self._read)
-
-
-async def _has(held: Session, state: Mapping[str, Any]) -> bool:
-    """Whether a session that is the SDK's has this state of its own."""
-    return origin_of(held) is not None and await _session_state(held) == state
 
 
 def quoted(app_name: str) -> str:

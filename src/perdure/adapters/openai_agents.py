@@ -455,7 +455,6 @@ class PerdureSession(Adapter):
             of: A place that the change is of, beside what was read or written last.
 
         """
-        await self._connection.manager()
         await self._require_current()
         places = {place for place in (self._place, of) if place is not None}
         opening = self._connection.open(self._key, owner=self._owner, of=places)

@@ -271,6 +271,7 @@ class LentItems:
 _DeltaSnapshot: Any = sdk_types._DeltaSnapshot  # noqa: SLF001  # a value of a channel, as stored
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes, list, tuple, set, frozenset})
 _UNKNOWN = object()
+"""Equal to nothing that a list holds."""
 
 Place: TypeAlias = tuple[str, str, str]
 """A thread, a namespace and a channel."""
@@ -356,7 +357,7 @@ class ValueCodec:
         if not all(map(known.__contains__, names)):
             same, names = 0, []
         # Before they are encoded: what another thread changes meanwhile counts as changed then.
-        fresh = [] if held is None else [_plain_copy(item) for item in held[same:]]
+        fresh = [_deep_copy(item) if is_plain(item) else _UNKNOWN for item in (held or ())[same:]]
         leaves: dict[str, Leaf] = {}
         for value in values[same:]:
             item = self._leaf(value, known)
@@ -555,11 +556,6 @@ def _remembered(
     numbers = {at: then for at, then in stored.numbers.items() if at < same}
     numbers |= {at: _exact(item) for at, item in enumerate(fresh, same) if _has_numbers(item)}
     return _Stored(types, stored.held[:same] + fresh, names, numbers)
-
-
-def _plain_copy(held: dict[str, Any]) -> Any:
-    """Return a copy of what an object holds, or what is equal to nothing."""
-    return _deep_copy(held) if is_plain(held) else _UNKNOWN
 
 
 def _exact(held: Any) -> str | None:
