@@ -33,25 +33,25 @@ def lazy(
 
 
 @contextmanager
-def from_extra(module: str, *, used_by: str, name: str, extra: str) -> Iterator[None]:
-    """Import, in the block, from a package that an extra brings.
+def from_extra(*modules: str, used_by: str, name: str, extra: str) -> Iterator[None]:
+    """Import, in the block, from packages that an extra brings.
 
     Args:
-        module: Its dotted name.
+        modules: Their dotted names.
         used_by: What needs it, for the error.
-        name: The package, as people call it.
+        name: The package that the extra is for, as people call it.
         extra: The extra's name.
 
     Raises:
-        MissingExtraError: The package is not installed.
+        MissingExtraError: One of them is not installed.
 
     """
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = f"{error.name}."
-        if not (f"{module}.".startswith(missing) or missing.startswith(f"{module}.")):
-            raise  # the package itself lacks something
+        missing, dotted = f"{error.name}.", [f"{module}." for module in modules]
+        if not any(each.startswith(missing) or missing.startswith(each) for each in dotted):
+            raise  # a package itself lacks something
         from perdure.errors import MissingExtraError
 
         raise MissingExtraError(

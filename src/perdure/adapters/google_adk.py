@@ -483,7 +483,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         tail = tail_behind(log, summary, before)
         if tail is None:
             return ()
-        return (_document_entry(TAIL_DOCUMENT, msgspec.to_builtins(tail), is_new=True),)
+        return (_state_entry(msgspec.to_builtins(tail), name=TAIL_DOCUMENT, is_new=True),)
 
     def _commit(self, session: AdkSession, event: Event, log: EventLog) -> None:
         session.last_update_time = event.timestamp
@@ -639,12 +639,10 @@ async def _tail_of(source: Session | SessionView) -> Tail | None:
     return None if data is None else msgspec.convert(json.loads(data), Tail)
 
 
-def _state_entry(delta: Mapping[str, Any], *, is_new: bool = False) -> Entry:
+def _state_entry(
+    fields: Mapping[str, Any], *, name: str = STATE_DOCUMENT, is_new: bool = False
+) -> Entry:
     """Return the record that changes some keys of a session's state, or begins it."""
-    return _document_entry(STATE_DOCUMENT, delta, is_new=is_new)
-
-
-def _document_entry(name: str, fields: Mapping[str, Any], *, is_new: bool) -> Entry:
     value = msgspec.Raw(json.dumps(fields).encode())
     return Entry(STATE, msgspec.json.encode(StateSet(name, value, partial=not is_new)))
 

@@ -25,7 +25,7 @@ from uuid import UUID
 
 import msgspec
 
-from perdure._lib.lazy import import_extra
+from perdure._lib.lazy import from_extra
 from perdure.adapters.items import AdapterManager, BlockingAdapter, blocking
 from perdure.adapters.thread_log import (
     SDK,
@@ -45,18 +45,16 @@ from perdure.records.values import is_plain
 from perdure.session.internals import release_unused
 from perdure.session.manager import SessionManager
 
+with from_extra("langgraph", used_by="PerdureSaver", name="LangGraph", extra="langgraph"):
+    from langgraph.checkpoint import base as sdk
+
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
-    from langgraph.checkpoint import base as sdk
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from perdure.lease import OnHeld
     from perdure.session.session import Session
     from perdure.store import SessionInfo
-else:
-    sdk = import_extra(
-        "langgraph.checkpoint.base", used_by="PerdureSaver", name="LangGraph", extra="langgraph"
-    )
 warn_untested("langgraph-checkpoint")
 warn_untested("langgraph")
 

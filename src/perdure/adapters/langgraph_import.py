@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
 import msgspec
 
+from perdure._lib.lazy import from_extra
 from perdure.adapters.imports import (
     PAGE,
     Moved,
@@ -35,19 +36,15 @@ from perdure.adapters.imports import (
 from perdure.adapters.langgraph import PerdureSaver
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 
-if TYPE_CHECKING:
+with from_extra("langgraph", used_by="PerdureSaver", name="LangGraph", extra="langgraph"):
     import ormsgpack
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint import base as sdk
     from langgraph.checkpoint.serde import jsonplus, types as sdk_types
 
+if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
-else:
-    ormsgpack = reader("ormsgpack", "langgraph")
-    sdk = reader("langgraph.checkpoint.base", "langgraph")
-    jsonplus = reader("langgraph.checkpoint.serde.jsonplus", "langgraph")
-    sdk_types = reader("langgraph.checkpoint.serde.types", "langgraph")
 
 THREADS: Final = "SELECT DISTINCT thread_id FROM checkpoints {} ORDER BY 1 LIMIT"
 COUNT: Final = "SELECT count(DISTINCT thread_id) FROM checkpoints"

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from urllib.parse import quote, unquote
 
-from perdure._lib.lazy import import_extra
+from perdure._lib.lazy import from_extra
 from perdure.adapters.items import AdapterManager, BlockingAdapter
 from perdure.errors import InvalidArgumentError
 from perdure.records.keys import SCOPES
@@ -20,14 +20,11 @@ from perdure.session.internals import store_below
 from perdure.session.manager import SessionManager
 from perdure.store import SessionQuery
 
-if TYPE_CHECKING:
+with from_extra("langgraph", used_by="PerdureStore", name="LangGraph", extra="langgraph"):
     from langgraph.store import base as sdk
 
+if TYPE_CHECKING:
     from perdure.session.scope import Scope
-else:
-    sdk = import_extra(
-        "langgraph.store.base", used_by="PerdureStore", name="LangGraph", extra="langgraph"
-    )
 
 PREFIX: Final = "langgraph:"
 """Of the ids of the scopes."""

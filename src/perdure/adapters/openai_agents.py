@@ -15,7 +15,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from itertools import dropwhile, groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast, final
 
 import anyio
 import msgspec
@@ -637,20 +637,23 @@ def _items_at_hand(
     they are read anew each time, but from their own JSON: that costs a tenth of what it takes to
     make items of messages.
     """
-    messages = working_context(source).whole()
-    if messages is None:
-        return None
-    begin = 0 if count is None else max(len(messages) - count, 0)
-    newest: list[bytes] = []
-    for _, payload in messages[begin:]:
-        text = texts.get(payload)
+    context = working_context(source)
+    payloads = None if context.cut else context.since(0)
+    if payloads is None:  # something was retracted, or replaced
+        messages = context.whole()
+        if messages is None:
+            return None
+        payloads = [payload for _, payload in messages]
+    begin = 0 if count is None else max(len(payloads) - count, 0)
+    payloads = payloads[begin:]
+    newest = list(map(texts.get, payloads))
+    for at in [at for at, text in enumerate(newest) if text is None]:
+        text = _text_of(payloads[at])
         if text is None:
-            text = _text_of(payload)
-            if text is None:
-                return None
-            texts.put(payload, text, len(payload) + len(text))
-        newest.append(text)
-    return msgspec.json.decode(b"[%b]" % b",".join(newest)), not begin
+            return None
+        texts.put(payloads[at], text, len(payloads[at]) + len(text))
+        newest[at] = text
+    return msgspec.json.decode(b"[%b]" % b",".join(cast("list[bytes]", newest))), not begin
 
 
 def _text_of(payload: bytes) -> bytes | None:

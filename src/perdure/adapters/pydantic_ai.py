@@ -393,7 +393,8 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         found = await self._find(change.base, None)
         if found is None:
             change.conflict()
-        return 0, [entry for stored in found[1] for entry in _copied(stored)]
+        _, chain = found
+        return 0, [encode_message(message) for stored in chain for message, _ in stored.parts]
 
 
 class _Change:
@@ -490,10 +491,6 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry]:
     except TooLargeError as error:
         message = f"new_entries[{at}]: {error}"
         raise TooLargeError(message, path=f"new_entries[{at}].message", size=len(data)) from error
-
-
-def _copied(stored: _Stored) -> list[Entry]:
-    return [encode_message(message) for message, _ in stored.parts]
 
 
 def _shown(message: dict[str, Any]) -> list[Message]:

@@ -258,10 +258,6 @@ class ThreadIndex:
 
     # what there is
 
-    def has(self, name: str) -> bool:
-        """Say whether a value is stored."""
-        return name in self.leaves or name in self.items
-
     def mark(self, ns: str, checkpoint: str) -> Mark | None:
         """Return a checkpoint, also one that is hidden."""
         return self.checkpoints.get(ns, {}).get(checkpoint)
@@ -424,7 +420,7 @@ class Value(NamedTuple):
 
     def missing(self, index: ThreadIndex, base: str | None) -> Iterator[Leaf | Items]:
         """Return what is to be stored of it, where ``base`` is a list that it may continue."""
-        if index.has(self.name):
+        if self.name in index.leaves or self.name in index.items:
             return
         for name, leaf in self.leaves.items():
             if name not in index.leaves:

@@ -30,7 +30,14 @@ from perdure.adapters.thread_log import (
 from perdure.errors import CorruptRecordError, FormatError, InvalidArgumentError, NotStorableError
 from perdure.records.values import is_plain
 
-with from_extra("langgraph", used_by="PerdureSaver", name="LangGraph", extra="langgraph"):
+with from_extra(
+    "langgraph",
+    "ormsgpack",
+    "pydantic",
+    used_by="PerdureSaver",
+    name="LangGraph",
+    extra="langgraph",
+):
     import ormsgpack
     import pydantic
     from langgraph.checkpoint.serde import _msgpack as sdk_msgpack, jsonplus, types as sdk_types

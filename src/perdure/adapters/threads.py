@@ -322,7 +322,8 @@ class ThreadSessions:
         """Take in what was appended to a thread's session since."""
         while True:
             unsaved = () if session is None else session.unsaved()
-            if not await self._read_on(thread, is_ours=_epoch(session) == thread.index.epoch):
+            is_ours = session is not None and session.epoch == thread.index.epoch
+            if not await self._read_on(thread, is_ours=is_ours):
                 thread.restart()
                 continue
             for record in unsaved:
@@ -454,10 +455,6 @@ class ThreadSessions:
         """Begin a thread with what another one has now."""
         sessions = await self._connection.manager()
         await sessions.fork(str(source), str(target), tenant=self._connection.tenant)
-
-
-def _epoch(session: Session | None) -> int | None:
-    return None if session is None else session.epoch
 
 
 def release_put(thread: Thread, at: tuple[str, str]) -> None:
