@@ -23,12 +23,12 @@ from perdure.adapters.google_adk_events import (
     SDK,
     SHAPE,
     EventLog,
-    EventLogs,
     EventRange,
     SessionOrigin,
     StoredEvent,
     Tail,
     as_json,
+    as_of,
     encoded,
     not_json,
     origin_in,
@@ -38,7 +38,7 @@ from perdure.adapters.google_adk_events import (
     with_base,
 )
 from perdure.adapters.imports import diverged
-from perdure.adapters.items import Adapter, AdapterManager
+from perdure.adapters.items import Adapter, AdapterManager, Recent
 from perdure.adapters.versions import require_readable
 from perdure.errors import InvalidArgumentError, LeaseLostError, SessionNotFoundError
 from perdure.memory.documents import StateSet
@@ -88,7 +88,7 @@ IMPORTED: Final = 200
 APP, USER, TEMP = "app:", "user:", "temp:"
 """Prefixes of keys that are no state of a session's own."""
 CACHED_BYTES: Final = 16 * 1024 * 1024
-"""JSON of events that is kept in memory, of sessions that are open here."""
+"""JSON of events that is kept in memory, of sessions that were held here last."""
 
 
 @final
@@ -139,7 +139,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         self._connection.url = store if is_url else None  # type: ignore[assignment]  # as above
         self.durable: bool = durable
         self.compacted: bool = compacted
-        self._logs = EventLogs(CACHED_BYTES)
+        self._logs: Recent[SessionKey, EventLog] = Recent(CACHED_BYTES)
 
     @classmethod
     def in_memory(cls, **options: Any) -> Self:
@@ -408,11 +408,11 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     async def _log(self, source: Session | SessionView, wanted: EventRange) -> EventLog:
         """Return a session's events, as many as are asked for, or more."""
-        log = self._logs.get(source)
-        if log is None or not log.has_enough(wanted):
+        log, now = self._logs.get(source.key), as_of(source)
+        if log is None or now is None or log.as_of != now or not log.has_enough(wanted):
             log = await read_log(source, wanted)
-            if isinstance(source, Session):
-                self._logs.keep(log)
+            if now is not None:
+                self._logs.put(source.key, log, log.size)
         return log
 
     async def _events(self, source: Session | SessionView) -> tuple[EventLog, list[Event]]:
@@ -432,7 +432,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         state = log.state
         if state is None:
             state = await _session_state(source)
-            if isinstance(source, Session) and source.version == log.version:
+            if as_of(source) == log.as_of:
                 log.state = state
         return copy.deepcopy(state)
 
@@ -472,7 +472,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         change.append_to(held, entries)
         # Nothing is awaited from here on: the session object knows what it has to.
         seq = held.version - sum(entry.kind == STATE for entry in entries)
-        log.add(change.stored(seq), held.version, change.delta.session)
+        log.add(change.stored(seq), as_of(held), change.delta.session)
+        self._logs.put(held.key, log, log.size)
         self._commit(session, change.event, log)
         return True
 

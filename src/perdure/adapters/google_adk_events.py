@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -24,6 +23,7 @@ from perdure.memory.documents import SessionDocument
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, ToolCall
 from perdure.records.records import Entry
+from perdure.session.internals import LogPlace
 from perdure.session.session import Session, SessionView
 
 with from_extra(
@@ -108,19 +108,19 @@ class StoredEvent:
 class EventLog:
     """Events of a session, as of one of its versions: all, or the newest."""
 
-    __slots__ = ("by_id", "created_at", "events", "is_all", "session", "size", "state", "version")
+    __slots__ = ("as_of", "by_id", "created_at", "events", "is_all", "key", "size", "state")
 
     def __init__(
         self,
-        session: Session | SessionView,
-        version: int,
+        key: SessionKey,
+        as_of: LogPlace | None,
         events: list[StoredEvent],
         created_at: float,
         *,
         is_all: bool,
     ) -> None:
-        self.session: Session | SessionView = session
-        self.version: int = version
+        self.key: SessionKey = key
+        self.as_of: LogPlace | None = as_of
         self.events: list[StoredEvent] = events
         self.is_all: bool = is_all
         self.created_at: float = created_at
@@ -129,24 +129,19 @@ class EventLog:
         self.by_id: dict[str, StoredEvent] = {stored.id: stored for stored in events}
         self.size: int = sum(len(stored.data) for stored in events)
 
-    def add(self, stored: StoredEvent, version: int, delta: Mapping[str, Any]) -> None:
+    def add(self, stored: StoredEvent, as_of: LogPlace | None, delta: Mapping[str, Any]) -> None:
         """Take in an event that was appended, and what it has changed in the state."""
         if self.state is not None:
             self.state.update(copy.deepcopy(dict(delta)))
         self.events.append(stored)
         self.by_id[stored.id] = stored
         self.size += len(stored.data)
-        self.version = version
+        self.as_of = as_of
 
     def named(self, id: str, data: bytes) -> StoredEvent | None:
         """Return an event of an id, if this is its JSON."""
         stored = self.by_id.get(id)
         return stored if stored is not None and stored.data == data else None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the session is open here, to write."""
-        return isinstance(self.session, Session) and self.session.is_writable
 
     @property
     def written(self) -> StoredEvent | None:
@@ -189,7 +184,7 @@ class EventLog:
             try:
                 events.append(each.event())
             except ValueError as error:
-                what = f"session {self.session.key}: event {each.id} in record {each.seq}"
+                what = f"session {self.key}: event {each.id} in record {each.seq}"
                 raise unreadable(what, "google-adk", error) from error
         return events
 
@@ -201,33 +196,6 @@ class EventLog:
             older = [place for place, stored in enumerate(events) if stored.at < after]
             events = events[older[-1] + 1 :] if older else events
         return [stored for stored in events if seq is None or stored.seq >= seq]
-
-
-class EventLogs:
-    """Logs of sessions that are open here, within a number of bytes; the last used stay."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._logs: OrderedDict[SessionKey, EventLog] = OrderedDict()
-
-    def get(self, session: Session | SessionView) -> EventLog | None:
-        """Return the events of a session, unless something else has changed it since."""
-        log = self._logs.get(session.key)
-        if log is None or log.session is not session:
-            return None
-        self._logs.move_to_end(session.key)
-        return log if isinstance(session, Session) and log.version == session.version else None
-
-    def keep(self, log: EventLog) -> None:
-        """Keep the events of a session, and none of those that were closed."""
-        closed = [key for key, kept in self._logs.items() if not kept.is_open]
-        for key in closed:
-            del self._logs[key]
-        self._logs[log.session.key] = log
-        self._logs.move_to_end(log.session.key)
-        size = sum(each.size for each in self._logs.values())
-        while size > self._limit and len(self._logs) > 1:
-            size -= self._logs.popitem(last=False)[1].size
 
 
 # Events as messages
@@ -355,16 +323,21 @@ def origin_in(info: SessionDocument) -> SessionOrigin | None:
     return None if said is None else msgspec.json.decode(said, type=SessionOrigin)
 
 
+def as_of(source: Session | SessionView) -> LogPlace | None:
+    """Return where the log of a session ends that is held here: only its holder adds to it."""
+    return LogPlace(source.version, source.epoch) if isinstance(source, Session) else None
+
+
 async def read_log(source: Session | SessionView, wanted: EventRange) -> EventLog:
     """Return as many events as are asked for, or more; read backwards from the newest."""
     origin = origin_of(source)
     created_at = 0.0 if origin is None else origin.created_at
     count = None if wanted == EventRange() else TAIL + 2 * (wanted.newest or 0)
     while True:
-        version = source.version if isinstance(source, Session) else source.seq
+        version = as_of(source)
         messages, is_all = await newest_messages(source, count)
         events = [*_events(messages)]
-        log = EventLog(source, version, events, created_at, is_all=is_all)
+        log = EventLog(source.key, version, events, created_at, is_all=is_all)
         if log.has_enough(wanted) or count is None:
             return log
         count *= 4
