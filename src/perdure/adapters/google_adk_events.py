@@ -324,7 +324,7 @@ def origin_in(info: SessionDocument) -> SessionOrigin | None:
 
 
 def as_of(source: Session | SessionView) -> LogPlace | None:
-    """Return where the log of a session ends that is held here: only its holder adds to it."""
+    """Return the end of the log of a session held here, where no other process adds to it."""
     return LogPlace(source.version, source.epoch) if isinstance(source, Session) else None
 
 

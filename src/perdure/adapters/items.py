@@ -252,11 +252,12 @@ class AdapterManager:
             key: Which.
             create: Whether it may be new.
             owner: Whose it is then.
-            of: Places in its log that are known: it is not new, nor another one of that id.
+            of: Places in the log of the session that is meant: it is not new, and a later session
+                of the same id does not have them.
 
         Raises:
             SessionNotFoundError: There is none, and it is not to be created.
-            LeaseLostError: The session that is known was deleted.
+            LeaseLostError: The session that is meant was deleted.
             LeaseHeldError: Another process keeps holding it.
 
         """

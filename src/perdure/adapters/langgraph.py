@@ -611,6 +611,7 @@ def _matching(
 
 
 def _age(placed: tuple[Placed, Thread]) -> tuple[str, str]:
+    """Return the key that sorts checkpoints by age."""
     place, _ = placed
     return place.id, place.ns
 
