@@ -231,7 +231,7 @@ async def test_a_session_that_cannot_be_imported_holds_up_no_other(
 
     done = await imported(tmp_path / "adk.db", sessions)
 
-    assert list(done.failed) == ["the%2Fapp/a\nb/one"]
+    assert list(done.failed) == ["the%2Fapp/a\nb/one", "user:the%2Fapp/a\nb"]
     assert (done.imported, done.there) == (3, 1)
 
 
@@ -312,17 +312,19 @@ async def test_state_that_was_changed_here_is_left_alone(
     path, state = tmp_path / "adk.db", {"user:name": "A", "user:port": 1, "user:old": 0}
     await own.create_session(app_name="h", user_id="ada", session_id="s", state=state)
     scope = sessions.scope("user:h/ada")
-    await scope.update({"mine": "kept"})
+
+    async def changed(number: int, **delta: Any) -> list[str]:
+        session = await own.get_session(app_name="h", user_id="ada", session_id="s")
+        await own.append_event(session, event(number, **delta))
+        return (await imported(path, sessions)).left_alone
 
     assert not (await imported(path, sessions)).left_alone
-    assert await scope.values() == {"mine": "kept", "name": "A", "port": 1, "old": 0}
+    assert await scope.values() == {"name": "A", "port": 1, "old": 0}
+    assert not await changed(0, **{"user:port": 2})  # it follows the source
+    assert await scope.values() == {"name": "A", "port": 2, "old": 0}
     await scope.update({"name": "changed here", "added": "later"})
-    session = await own.get_session(app_name="h", user_id="ada", session_id="s")
-    await own.append_event(session, event(0, **{"user:port": 2}))
-
-    assert (await imported(path, sessions)).left_alone == ["user:h/ada"]
-    expected = {"mine": "kept", "name": "changed here", "port": 2, "old": 0, "added": "later"}
-    assert await scope.values() == expected
+    assert await changed(1, **{"user:port": 3}) == ["user:h/ada"]
+    assert await scope.values() == {"name": "changed here", "port": 2, "old": 0, "added": "later"}
 
 
 async def test_state_of_a_user_without_sessions_is_imported(

@@ -21,6 +21,8 @@ def program(code: str) -> subprocess.CompletedProcess[str]:
         ("google.adk", "google-adk", "PerdureSessionService"),
         ("agents", "openai-agents", "PerdureSession; PerdureSession.in_memory()"),
         ("pydantic_ai", "pydantic-ai", "PerdureConversationStore"),
+        ("langgraph", "langgraph", "PerdureSaver"),
+        ("ormsgpack", "langgraph", "PerdureSaver"),
     ],
 )
 def test_without_the_sdk_the_error_says_what_to_install(sdk: str, extra: str, use: str) -> None:

@@ -1522,9 +1522,9 @@ async def test_a_session_that_is_only_written_keeps_little_in_memory(
     items = [user(f"{at} " * 200) for at in range(20)]
     for item in items:
         await session.add_items([item])
-    assert len(vars(vars(session._texts)["_of_payload"])["_values"]) < 10
+    assert len(vars(session._texts)["_values"]) < 10
     assert await session.get_items() == items  # also of those that are not kept
-    assert len(vars(vars(session._texts)["_of_payload"])["_values"]) < 10
+    assert len(vars(session._texts)["_values"]) < 10
 
 
 async def test_a_turn_owns_what_a_run_in_another_task_stores(sessions: SessionManager) -> None:

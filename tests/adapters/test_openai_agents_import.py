@@ -396,10 +396,10 @@ async def test_a_full_temporary_folder_is_named(
     path = tmp_path / "conversations.db"
     await written(path, {"ada": 1})
 
-    def full(_path: Path, _copy: Path, _options: str) -> None:
+    def full(_path: Path, _copy: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(imports, "_back_up", full)
+    monkeypatch.setattr(imports, "_copy", full)
     with pytest.raises(StoreUnavailableError, match="let TMPDIR name another"):
         async with source_of(str(path)):
             pass

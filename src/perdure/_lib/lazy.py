@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 
@@ -31,26 +32,34 @@ def lazy(
     return get, lambda: sorted({*home_of, *others})
 
 
-def import_extra(module: str, *, used_by: str, name: str, extra: str) -> Any:
-    """Return a module of a package that an extra brings.
+@contextmanager
+def from_extra(*modules: str, used_by: str, name: str, extra: str) -> Iterator[None]:
+    """Import, in the block, from packages that an extra brings.
 
     Args:
-        module: Its dotted name.
+        modules: Their dotted names.
         used_by: What needs it, for the error.
-        name: The package, as people call it.
+        name: The package that the extra is for, as people call it.
         extra: The extra's name.
 
     Raises:
-        MissingExtraError: The package is not installed.
+        MissingExtraError: One of them is not installed.
 
     """
     try:
-        return importlib.import_module(module)
+        yield
     except ModuleNotFoundError as error:
-        if not f"{module}.".startswith(f"{error.name}."):  # the package itself lacks something
-            raise
+        missing, dotted = f"{error.name}.", [f"{module}." for module in modules]
+        if not any(each.startswith(missing) or missing.startswith(each) for each in dotted):
+            raise  # a package itself lacks something
         from perdure.errors import MissingExtraError
 
         raise MissingExtraError(
             f"{used_by} needs {name}: pip install 'perdure[{extra}]'", extra=extra
         ) from error
+
+
+def import_extra(module: str, *, used_by: str, name: str, extra: str) -> Any:
+    """Return a module of a package that an extra brings; see `from_extra`."""
+    with from_extra(module, used_by=used_by, name=name, extra=extra):
+        return importlib.import_module(module)

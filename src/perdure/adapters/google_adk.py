@@ -12,23 +12,23 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
 
 import msgspec
 
+from perdure._lib.lazy import from_extra
 from perdure.adapters.google_adk_events import (
     SDK,
     SHAPE,
     EventLog,
-    EventLogs,
     EventRange,
     SessionOrigin,
     StoredEvent,
     Tail,
-    adk,
     as_json,
+    as_of,
     encoded,
     not_json,
     origin_in,
@@ -38,7 +38,7 @@ from perdure.adapters.google_adk_events import (
     with_base,
 )
 from perdure.adapters.imports import diverged
-from perdure.adapters.items import Adapter, AdapterManager
+from perdure.adapters.items import Adapter, AdapterManager, Recent
 from perdure.adapters.versions import require_readable
 from perdure.errors import InvalidArgumentError, LeaseLostError, SessionNotFoundError
 from perdure.memory.documents import StateSet
@@ -61,7 +61,9 @@ from perdure.session.internals import (
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
 
-if TYPE_CHECKING:
+with from_extra(
+    "google.adk", used_by="PerdureSessionService", name="Google ADK", extra="google-adk"
+):
     from google.adk.errors import StaleSessionError
     from google.adk.errors.already_exists_error import AlreadyExistsError
     from google.adk.errors.session_not_found_error import (
@@ -73,18 +75,9 @@ if TYPE_CHECKING:
     from google.adk.sessions import base_session_service as sdk
     from google.adk.sessions.session import Session as AdkSession
 
+if TYPE_CHECKING:
     from perdure.lease import OnHeld
     from perdure.session.scope import Scope
-else:
-    platform_time = adk("platform.time")
-    platform_uuid = adk("platform.uuid")
-    sdk = adk("sessions.base_session_service")
-    AdkSession = adk("sessions.session").Session
-    Event = adk("events.event").Event
-    EventActions = adk("events.event_actions").EventActions
-    StaleSessionError = adk("errors").StaleSessionError
-    AlreadyExistsError = adk("errors.already_exists_error").AlreadyExistsError
-    UnknownSessionError = adk("errors.session_not_found_error").SessionNotFoundError
 
 STATE_DOCUMENT: Final = f"state/{SDK}.json"
 """The named state that is the state of the SDK's session."""
@@ -92,10 +85,10 @@ TAIL_DOCUMENT: Final = f"state/{SDK}/tail.json"
 """The named state that says from where on events are needed next to the last summary."""
 IMPORTED: Final = 200
 """Events of a session that are imported between two saves."""
-LISTED: Final = 500
-"""Sessions that are listed at once."""
+APP, USER, TEMP = "app:", "user:", "temp:"
+"""Prefixes of keys that are no state of a session's own."""
 CACHED_BYTES: Final = 16 * 1024 * 1024
-"""JSON of events that is kept in memory, of sessions that are open here."""
+"""JSON of events that is kept in memory, of sessions that were held here last."""
 
 
 @final
@@ -136,15 +129,17 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         wait: float = 10.0,
     ) -> None:
         is_url = store is None or isinstance(store, str | os.PathLike)
-        instead = "PerdureSessionService(url)"
-        self._connection = AdapterManager(None if is_url else store, instead=instead)  # type: ignore[arg-type]  # which checks it
+        self._connection = AdapterManager(
+            None if is_url else store,  # type: ignore[arg-type]  # which checks it
+            instead="PerdureSessionService(url)",
+            tenant=tenant,
+            on_held=on_held,
+            wait=wait,
+        )
         self._connection.url = store if is_url else None  # type: ignore[assignment]  # as above
         self.durable: bool = durable
         self.compacted: bool = compacted
-        self._tenant = tenant
-        self._on_held: OnHeld = on_held
-        self._wait = wait
-        self._logs = EventLogs(CACHED_BYTES)
+        self._logs: Recent[SessionKey, EventLog] = Recent(CACHED_BYTES)
 
     @classmethod
     def in_memory(cls, **options: Any) -> Self:
@@ -183,23 +178,22 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             meta_entry(owner=user_id or None, metadata=origin),
             _state_entry(delta.session, is_new=True),
         )
-        while True:
-            stored = await self._connection.peek(key)  # whoever has it is not asked for it
-            if stored is not None and origin_of(stored) is not None:
+
+        def require_new(source: Session | SessionView | None) -> None:
+            if source is not None and origin_of(source) is not None:
                 raise AlreadyExistsError(f"Session with id {session_id} already exists.")
-            async with await self._open(key, create=True) as held:
-                if origin_of(held) is not None:
-                    continue
-                version = held.version
-                await self._share(key, delta)
-                if held.version != version:
-                    continue
-                try:
-                    accept(held, entries)
-                except LeaseLostError:  # handed over in the meantime: ask for it back
-                    continue
-                await held.save()
-            break
+
+        async def begin(held: Session) -> bool:
+            require_new(held)
+            version = held.version
+            await self._share(key, delta)
+            if held.version != version:
+                return False
+            accept(held, entries)
+            return True
+
+        require_new(await self._connection.peek(key))  # whoever has it is not asked for it
+        await self._connection.change(key, begin, create=True)
         created = await self.get_session(app_name=app_name, user_id=user_id, session_id=session_id)
         if created is None:  # deleted by another process at once
             raise UnknownSessionError(f"Session {session_id} not found.")
@@ -224,16 +218,16 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         """
         key = self._key(app_name, user_id, session_id.strip())
         source = await self._connection.peek(key)
-        origin = None if source is None else origin_of(source)
-        if source is None or origin is None:
+        if source is None or origin_of(source) is None:
             return None
         if config is not None:
             wanted = EventRange(config.num_recent_events, config.after_timestamp)
-            log = await self._log(source, origin, wanted)
+            log = await self._log(source, wanted)
             events = log.as_events(log.recent(wanted))
         else:
-            log, events = await self._events(source, origin)
-        state = await self._state(source, log) | await self._shared(app_name, user_id)
+            log, events = await self._events(source)
+        state = await self._state(source, log) | await self._state_of(APP, app_name)
+        state |= await self._state_of(USER, app_name, user_id)
         return _as_session(key, state, log, events)
 
     async def list_sessions(
@@ -241,9 +235,13 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     ) -> sdk.ListSessionsResponse:
         """List sessions with their state and without events, the oldest update first."""
         sessions = await self._connection.manager()
-        keys = [key async for key in self._keys(app_name, user_id)]
-        app = await self._app_state(app_name)
-        users = {user: await self._user_state(app_name, user) for user in set(map(_user_of, keys))}
+        prefix = f"{quoted(app_name)}/{user_id or ''}"
+        listing = self._connection.listed(prefix=prefix)
+        keys = [info.key async for info in listing if user_id in (None, _user_of(info.key))]
+        app = await self._state_of(APP, app_name)
+        users = {
+            user: await self._state_of(USER, app_name, user) for user in set(map(_user_of, keys))
+        }
         found: list[AdkSession] = []
 
         def add(key: SessionKey, state: dict[str, Any], updated_at: float) -> None:
@@ -263,9 +261,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         for key in keys:
             if key not in read:  # it is open here, or takes more than a look
                 source = await self._connection.peek(key)
-                origin = None if source is None else origin_of(source)
-                if source is not None and origin is not None:
-                    log = await self._log(source, origin, EventRange(newest=1))
+                if source is not None and origin_of(source) is not None:
+                    log = await self._log(source, EventRange(newest=1))
                     add(key, await self._state(source, log), log.updated_at)
         found.sort(key=lambda session: (session.last_update_time, session.user_id, session.id))
         return sdk.ListSessionsResponse(sessions=found)
@@ -277,19 +274,11 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             LeaseHeldError: Another process keeps holding it.
 
         """
-        key = self._key(app_name, user_id, session_id.strip())
-        sessions = await self._connection.manager()
-        await sessions.delete(
-            key.agent,
-            session=key.session,
-            tenant=key.tenant,
-            on_held=self._on_held,
-            wait=self._wait,
-        )
+        await self._connection.delete(self._key(app_name, user_id, session_id.strip()))
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return a user's state, by keys without their prefix."""
-        return await (await self._user_scope(app_name, user_id)).values()
+        return await (await self._scope(USER, app_name, user_id)).values()
 
     async def append_event(self, session: AdkSession, event: Event) -> Event:
         """Append an event, and return it once it is durable; a partial one is not stored.
@@ -383,17 +372,20 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         state = _Delta(EventActions(state_delta=session.state)).session
         created_at = session.events[0].timestamp if changes else session.last_update_time
         origin = SessionOrigin(SHAPE, created_at)
-        async with await self._open(key, create=True) as held:
+        async with await self._connection.open(key) as held:
             version = held.version
-            stored = [each.data for each in (await read_log(held, origin, EventRange())).events]
+            stored = [each.data for each in (await read_log(held, EventRange())).events]
             wanted = [change.data for change in changes]
-            is_foreign = origin_of(held) is None and has_content(held)
-            if is_foreign or stored[: len(wanted)] != wanted[: len(stored)]:
+            is_known = origin_of(held) is not None
+            if (not is_known and has_content(held)) or stored[: len(wanted)] != wanted[
+                : len(stored)
+            ]:
                 raise diverged(key, "its events are not how the source's begin")
             missing = changes[len(stored) :]
-            if len(stored) > len(wanted) or (not missing and await _has(held, state)):
+            has_state = is_known and await _session_state(held) == state
+            if len(stored) > len(wanted) or (not missing and has_state):
                 return len(stored), 0
-            if origin_of(held) is None:
+            if not is_known:
                 about = {SDK: msgspec.to_builtins(origin)}
                 accept(held, (meta_entry(owner=session.user_id or None, metadata=about),))
                 version += 1
@@ -412,56 +404,28 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     # Inside
 
     def _key(self, app_name: str, user_id: str, session_id: str) -> SessionKey:
-        return session_key(f"{quoted(app_name)}/{user_id}", session_id, self._tenant)
+        tenant = self._connection.tenant
+        return session_key(f"{quoted(app_name)}/{user_id}", session_id, tenant)
 
-    async def _keys(self, app_name: str, user_id: str | None) -> AsyncIterator[SessionKey]:
-        """Yield the keys of an app's sessions, or of a user's."""
-        sessions = await self._connection.manager()
-        prefix, after = f"{quoted(app_name)}/{user_id or ''}", None
-        while page := await sessions.list(
-            tenant=self._tenant, prefix=prefix, after=after, limit=LISTED
-        ):
-            after = page[-1]
-            for info in page:
-                if user_id in (None, _user_of(info.key)):
-                    yield info.key
-            if len(page) < LISTED:
-                return
-
-    async def _open(self, key: SessionKey, *, create: bool = False) -> Session:
-        sessions = await self._connection.manager()
-        return await sessions.open(
-            key.agent,
-            session=key.session,
-            tenant=key.tenant,
-            create=create,
-            on_held=self._on_held,
-            wait=self._wait,
-        )
-
-    async def _log(
-        self, source: Session | SessionView, origin: SessionOrigin, wanted: EventRange
-    ) -> EventLog:
+    async def _log(self, source: Session | SessionView, wanted: EventRange) -> EventLog:
         """Return a session's events, as many as are asked for, or more."""
-        log = self._logs.get(source)
-        if log is None or not log.has_enough(wanted):
-            log = await read_log(source, origin, wanted)
-            if isinstance(source, Session):
-                self._logs.keep(log)
+        log, now = self._logs.get(source.key), as_of(source)
+        if log is None or now is None or log.as_of != now or not log.has_enough(wanted):
+            log = await read_log(source, wanted)
+            if now is not None:
+                self._logs.put(source.key, log, log.size)
         return log
 
-    async def _events(
-        self, source: Session | SessionView, origin: SessionOrigin
-    ) -> tuple[EventLog, list[Event]]:
+    async def _events(self, source: Session | SessionView) -> tuple[EventLog, list[Event]]:
         """Return the events that a run needs: all, or those behind the last summary."""
         tail = await _tail_of(source) if self.compacted else None
         if tail is not None:
             wanted = EventRange(seq=tail.seq)
-            log = await self._log(source, origin, wanted)
+            log = await self._log(source, wanted)
             events = with_base(log.as_events(log.recent(wanted)), tail)
             if events is not None:
                 return log, events
-        log = await self._log(source, origin, EventRange())
+        log = await self._log(source, EventRange())
         return log, log.as_events(log.events)
 
     async def _state(self, source: Session | SessionView, log: EventLog) -> dict[str, Any]:
@@ -469,7 +433,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         state = log.state
         if state is None:
             state = await _session_state(source)
-            if isinstance(source, Session) and source.version == log.version:
+            if as_of(source) == log.as_of:
                 log.state = state
         return copy.deepcopy(state)
 
@@ -482,7 +446,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
                     # Who was overtaken does not ask for the lease.
                     view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
                     await self._require_current(view, session, change)
-                async with await self._open(key) as held:
+                async with await self._connection.open(key, create=False) as held:
                     while not await self._apply(held, session, change):
                         pass
                     return held
@@ -495,8 +459,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         """Append an event; False if something was appended while this was waiting."""
         version = held.version
         log = await self._require_current(held, session, change)
-        known = log.by_id.get(change.event.id)
-        if known is not None and known.data == change.data:
+        known = log.named(change.event.id, change.data)
+        if known is not None:
             if known is log.written and change.event.id not in {e.id for e in session.events}:
                 self._commit(session, change.event, log)  # a call that was cancelled
             return True
@@ -509,20 +473,19 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         change.append_to(held, entries)
         # Nothing is awaited from here on: the session object knows what it has to.
         seq = held.version - sum(entry.kind == STATE for entry in entries)
-        log.add(change.stored(seq), held.version, change.delta.session)
+        log.add(change.stored(seq), as_of(held), change.delta.session)
+        self._logs.put(held.key, log, log.size)
         self._commit(session, change.event, log)
         return True
 
     async def _tail_entry(self, held: Session, summary: Event) -> tuple[Entry, ...]:
         """Return the record that says from where on events are needed next to a summary."""
-        origin, before = origin_of(held), await _tail_of(held)
-        if origin is None:
-            return ()
-        log = await self._log(held, origin, EventRange(seq=None if before is None else before.seq))
+        before = await _tail_of(held)
+        log = await self._log(held, EventRange(seq=None if before is None else before.seq))
         tail = tail_behind(log, summary, before)
         if tail is None:
             return ()
-        return (_document_entry(TAIL_DOCUMENT, msgspec.to_builtins(tail), is_new=True),)
+        return (_state_entry(msgspec.to_builtins(tail), name=TAIL_DOCUMENT, is_new=True),)
 
     def _commit(self, session: AdkSession, event: Event, log: EventLog) -> None:
         session.last_update_time = event.timestamp
@@ -533,13 +496,10 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         self, source: Session | SessionView | None, session: AdkSession, change: _Change
     ) -> EventLog:
         """Return the newest events, if the caller's session knows them, or the event is stored."""
-        origin = None if source is None else origin_of(source)
-        if source is None or origin is None:
+        if source is None or origin_of(source) is None:
             raise UnknownSessionError(f"Session {session.id} not found.")
-        log = await self._log(source, origin, EventRange(newest=1))
-        known = log.by_id.get(change.event.id)
-        is_stored = known is not None and known.data == change.data
-        if not is_stored and _is_stale(session, log):
+        log = await self._log(source, EventRange(newest=1))
+        if log.named(change.event.id, change.data) is None and _is_stale(session, log):
             await self._refuse(source.key)
         return log
 
@@ -554,37 +514,27 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     # State that sessions share
 
-    async def _app_scope(self, app_name: str) -> Scope:
-        sessions = await self._connection.manager()
-        return sessions.scope(f"app:{quoted(app_name)}", tenant=self._tenant, wait=self._wait)
-
-    async def _user_scope(self, app_name: str, user_id: str) -> Scope:
-        sessions = await self._connection.manager()
-        name = f"user:{quoted(app_name)}/{user_id}"
-        owner = user_id or None
-        return sessions.scope(name, tenant=self._tenant, owner=owner, wait=self._wait)
+    async def _scope(self, prefix: str, app_name: str, user_id: str) -> Scope:
+        """Return where the state of an app, or of a user, is kept."""
+        name, owner = f"{prefix}{quoted(app_name)}", None
+        if prefix == USER:
+            name, owner = f"{name}/{user_id}", user_id or None
+        about = self._connection
+        sessions = await about.manager()
+        return sessions.scope(name, tenant=about.tenant, owner=owner, wait=about.wait)
 
     async def _share(self, key: SessionKey, delta: _Delta) -> None:
         """Write what an event changes in the state of the app and of the user, once."""
-        app_name, user_id = _app_of(key), _user_of(key)
-        if delta.app:
-            await (await self._app_scope(app_name)).update(delta.app)
-            delta.app = {}
-        if delta.user:
-            await (await self._user_scope(app_name, user_id)).update(delta.user)
-            delta.user = {}
+        for prefix, changed in delta.shared.items():
+            if changed:
+                scope = await self._scope(prefix, _app_of(key), _user_of(key))
+                await scope.update(changed)
+                delta.shared[prefix] = {}
 
-    async def _shared(self, app_name: str, user_id: str) -> dict[str, Any]:
-        """Return the state of the app and of the user, by the keys that a session shows."""
-        return await self._app_state(app_name) | await self._user_state(app_name, user_id)
-
-    async def _app_state(self, app_name: str) -> dict[str, Any]:
-        values = await (await self._app_scope(app_name)).values()
-        return {f"app:{name}": value for name, value in values.items()}
-
-    async def _user_state(self, app_name: str, user_id: str) -> dict[str, Any]:
-        values = await self.get_user_state(app_name=app_name, user_id=user_id)
-        return {f"user:{name}": value for name, value in values.items()}
+    async def _state_of(self, prefix: str, app_name: str, user_id: str = "") -> dict[str, Any]:
+        """Return the state of an app, or of a user, by the keys that a session shows."""
+        values = await (await self._scope(prefix, app_name, user_id)).values()
+        return {f"{prefix}{name}": value for name, value in values.items()}
 
 
 class _Delta:
@@ -599,14 +549,19 @@ class _Delta:
 
     def __init__(self, actions: EventActions) -> None:
         changed = _changed(actions) if actions.state_delta else {}
-        self.app: dict[str, Any] = _behind("app:", changed)
-        self.user: dict[str, Any] = _behind("user:", changed)
-        self.session: dict[str, Any] = {
-            key: value
-            for key, value in changed.items()
-            if not key.startswith(("app:", "user:", "temp:"))
+        self.shared: dict[str, dict[str, Any]] = {
+            prefix: {
+                key.removeprefix(prefix): value
+                for key, value in changed.items()
+                if key.startswith(prefix)
+            }
+            for prefix in (APP, USER)
         }
-        if "" in self.app or "" in self.user:
+        """By prefix, and by keys without it."""
+        self.session: dict[str, Any] = {
+            key: value for key, value in changed.items() if not key.startswith((APP, USER, TEMP))
+        }
+        if any("" in changed for changed in self.shared.values()):
             message = "the state has a key without a name behind its prefix: give it one"
             raise InvalidArgumentError(message, option="state")
 
@@ -620,13 +575,6 @@ def _changed(actions: EventActions) -> dict[str, Any]:
         raise too_deep("the state", MAX_VALUE_DEPTH)
     changed: dict[str, Any] = json.loads(data)["state_delta"]
     return changed
-
-
-def _behind(prefix: str, changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what belongs to a prefix, by keys without it."""
-    return {
-        key.removeprefix(prefix): value for key, value in changed.items() if key.startswith(prefix)
-    }
 
 
 class _Change:
@@ -662,12 +610,7 @@ class _Change:
     def stored(self, seq: int) -> StoredEvent:
         """Return the event as it is stored, its last message being that record."""
         id_, at = self.event.id, self.event.timestamp
-        return StoredEvent(id_, seq, at, self.data, is_posted=False, event=self._read)
-
-
-async def _has(held: Session, state: Mapping[str, Any]) -> bool:
-    """Whether a session that is the SDK's has this state of its own."""
-    return origin_of(held) is not None and await _session_state(held) == state
+        return StoredEvent(id_, seq, at, self.data, is_posted=False, given=self._read)
 
 
 def quoted(app_name: str) -> str:
@@ -698,12 +641,10 @@ async def _tail_of(source: Session | SessionView) -> Tail | None:
     return None if data is None else msgspec.convert(json.loads(data), Tail)
 
 
-def _state_entry(delta: Mapping[str, Any], *, is_new: bool = False) -> Entry:
+def _state_entry(
+    fields: Mapping[str, Any], *, name: str = STATE_DOCUMENT, is_new: bool = False
+) -> Entry:
     """Return the record that changes some keys of a session's state, or begins it."""
-    return _document_entry(STATE_DOCUMENT, delta, is_new=is_new)
-
-
-def _document_entry(name: str, fields: Mapping[str, Any], *, is_new: bool) -> Entry:
     value = msgspec.Raw(json.dumps(fields).encode())
     return Entry(STATE, msgspec.json.encode(StateSet(name, value, partial=not is_new)))
 

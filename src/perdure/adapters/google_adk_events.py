@@ -8,51 +8,28 @@ from __future__ import annotations
 
 import copy
 import json
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from perdure._lib.lazy import import_extra
-from perdure.adapters.items import (
-    ItemEnvelope,
-    Piece,
-    joined,
-    newest_messages,
-    pieces_of,
-    read_envelope,
-    with_envelope,
-)
+from perdure._lib.lazy import from_extra
+from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
+from perdure.adapters.items import newest_messages
 from perdure.adapters.versions import unreadable, warn_untested
 from perdure.errors import NotStorableError, TooLargeError
 from perdure.memory.documents import SessionDocument
 from perdure.records.keys import SessionKey
-from perdure.records.messages import Message, ToolCall, encode_message
+from perdure.records.messages import Message, ToolCall
 from perdure.records.records import Entry
+from perdure.session.internals import LogPlace
 from perdure.session.session import Session, SessionView
 
-if TYPE_CHECKING:
+with from_extra(
+    "google.adk", used_by="PerdureSessionService", name="Google ADK", extra="google-adk"
+):
     from google.adk.events.event import Event
-
-
-def adk(module: str) -> Any:
-    """Return a module of the SDK.
-
-    Raises:
-        MissingExtraError: The SDK is not installed.
-
-    """
-    return import_extra(
-        f"google.adk.{module}",
-        used_by="PerdureSessionService",
-        name="Google ADK",
-        extra="google-adk",
-    )
-
-
-if not TYPE_CHECKING:
-    Event = adk("events.event").Event
 warn_untested("google-adk")
 
 SDK: Final = "google-adk"
@@ -62,17 +39,9 @@ TAIL: Final = 64
 """Messages that are read to find the newest events."""
 
 
-class EventEnvelope(ItemEnvelope, frozen=True, omit_defaults=True):
+class EventEnvelope(PartEnvelope, frozen=True, omit_defaults=True):
     """Fields stored with a message that is an event, or a part of one."""
 
-    id: str
-    """The event's."""
-    at: int = 0
-    """Which of the event's messages."""
-    of: int = 1
-    """Number of its messages."""
-    pieces: tuple[Piece, ...] = ()
-    """The event's JSON, from where the message before ended."""
     is_posted: bool = False
     """Whether it came through the inbox, from outside of any run."""
 
@@ -109,35 +78,25 @@ class Tail(msgspec.Struct, frozen=True):
     """The versions of the artifacts that they have made."""
 
 
+@dataclass(slots=True)
 class StoredEvent:
     """An event as it is stored."""
 
-    __slots__ = ("_event", "at", "data", "id", "is_posted", "seq")
-
-    def __init__(
-        self,
-        id: str,
-        seq: int,
-        at: float,
-        data: bytes,
-        *,
-        is_posted: bool,
-        event: Event | None = None,
-    ) -> None:
-        self.id: str = id
-        self.seq: int = seq
-        """Its last record."""
-        self.at: float = at
-        """Seconds since 1970."""
-        self.data: bytes = data
-        self.is_posted: bool = is_posted
-        self._event: Event | None = event
+    id: str
+    seq: int
+    """Its last record."""
+    at: float
+    """Seconds since 1970."""
+    data: bytes
+    is_posted: bool
+    given: Event | None = None
+    """What `event` returned last."""
 
     def event(self) -> Event:
         """Return the event as it was stored: the same object each time, unless it was changed."""
-        if self._event is None or not self._is_unchanged(self._event):
-            self._event = Event.model_validate_json(self.data)
-        return self._event
+        if self.given is None or not self._is_unchanged(self.given):
+            self.given = Event.model_validate_json(self.data)
+        return self.given
 
     def _is_unchanged(self, event: Event) -> bool:
         try:
@@ -149,19 +108,19 @@ class StoredEvent:
 class EventLog:
     """Events of a session, as of one of its versions: all, or the newest."""
 
-    __slots__ = ("by_id", "created_at", "events", "is_all", "session", "size", "state", "version")
+    __slots__ = ("as_of", "by_id", "created_at", "events", "is_all", "key", "size", "state")
 
     def __init__(
         self,
-        session: Session | SessionView,
-        version: int,
+        key: SessionKey,
+        as_of: LogPlace | None,
         events: list[StoredEvent],
         created_at: float,
         *,
         is_all: bool,
     ) -> None:
-        self.session: Session | SessionView = session
-        self.version: int = version
+        self.key: SessionKey = key
+        self.as_of: LogPlace | None = as_of
         self.events: list[StoredEvent] = events
         self.is_all: bool = is_all
         self.created_at: float = created_at
@@ -170,19 +129,19 @@ class EventLog:
         self.by_id: dict[str, StoredEvent] = {stored.id: stored for stored in events}
         self.size: int = sum(len(stored.data) for stored in events)
 
-    def add(self, stored: StoredEvent, version: int, delta: Mapping[str, Any]) -> None:
+    def add(self, stored: StoredEvent, as_of: LogPlace | None, delta: Mapping[str, Any]) -> None:
         """Take in an event that was appended, and what it has changed in the state."""
         if self.state is not None:
             self.state.update(copy.deepcopy(dict(delta)))
         self.events.append(stored)
         self.by_id[stored.id] = stored
         self.size += len(stored.data)
-        self.version = version
+        self.as_of = as_of
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the session is open here, to write."""
-        return isinstance(self.session, Session) and self.session.is_writable
+    def named(self, id: str, data: bytes) -> StoredEvent | None:
+        """Return an event of an id, if this is its JSON."""
+        stored = self.by_id.get(id)
+        return stored if stored is not None and stored.data == data else None
 
     @property
     def written(self) -> StoredEvent | None:
@@ -225,7 +184,7 @@ class EventLog:
             try:
                 events.append(each.event())
             except ValueError as error:
-                what = f"session {self.session.key}: event {each.id} in record {each.seq}"
+                what = f"session {self.key}: event {each.id} in record {each.seq}"
                 raise unreadable(what, "google-adk", error) from error
         return events
 
@@ -239,33 +198,6 @@ class EventLog:
         return [stored for stored in events if seq is None or stored.seq >= seq]
 
 
-class EventLogs:
-    """Logs of sessions that are open here, within a number of bytes; the last used stay."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._logs: OrderedDict[SessionKey, EventLog] = OrderedDict()
-
-    def get(self, session: Session | SessionView) -> EventLog | None:
-        """Return the events of a session, unless something else has changed it since."""
-        log = self._logs.get(session.key)
-        if log is None or log.session is not session:
-            return None
-        self._logs.move_to_end(session.key)
-        return log if isinstance(session, Session) and log.version == session.version else None
-
-    def keep(self, log: EventLog) -> None:
-        """Keep the events of a session, and none of those that were closed."""
-        closed = [key for key, kept in self._logs.items() if not kept.is_open]
-        for key in closed:
-            del self._logs[key]
-        self._logs[log.session.key] = log
-        self._logs.move_to_end(log.session.key)
-        size = sum(each.size for each in self._logs.values())
-        while size > self._limit and len(self._logs) > 1:
-            size -= self._logs.popitem(last=False)[1].size
-
-
 # Events as messages
 
 
@@ -277,35 +209,17 @@ def encoded(data: bytes, *, is_posted: bool) -> list[Entry]:
 
     """
     event = json.loads(data)
-    shown = _shown(event)
+
+    def envelope(at: int, of: int, pieces: tuple[Piece, ...]) -> EventEnvelope:
+        return EventEnvelope(
+            SDK, SHAPE, event["id"], at=at, of=of, pieces=pieces, is_posted=is_posted
+        )
+
     try:
-        return _with_envelopes(shown, event, data, is_posted=is_posted)
-    except (NotStorableError, TooLargeError):
-        pass  # nested deeper than a record may be: the event's text is stored, and not shown
-    plain = [Message(role=shown[0].role)]
-    try:
-        return _with_envelopes(plain, event, data, is_posted=is_posted)
+        return encode_parts(data, _shown(event), envelope, now=event["timestamp"])
     except TooLargeError as error:
         message = f"event {event['id']}: {error}; keep large parts as artifacts"
         raise TooLargeError(message, path=event["id"], size=len(data)) from error
-
-
-def _with_envelopes(
-    shown: Sequence[Message], event: Mapping[str, Any], data: bytes, *, is_posted: bool
-) -> list[Entry]:
-    entries = []
-    for at, (message, pieces) in enumerate(zip(shown, pieces_of(data, shown), strict=True)):
-        envelope = EventEnvelope(
-            sdk=SDK,
-            v=SHAPE,
-            id=event["id"],
-            at=at,
-            of=len(shown),
-            pieces=pieces,
-            is_posted=is_posted,
-        )
-        entries.append(encode_message(with_envelope(message, envelope), now=event["timestamp"]))
-    return entries
 
 
 def _shown(event: Mapping[str, Any]) -> list[Message]:
@@ -342,21 +256,12 @@ def _result(response: Mapping[str, Any]) -> Message:
 
 def _events(messages: Iterable[tuple[int, Message]]) -> Iterator[StoredEvent]:
     """Yield the events that messages are; of one that began before these, nothing."""
-    parts: list[tuple[Message, EventEnvelope]] = []
-    for seq, message in messages:
-        envelope = read_envelope(message, EventEnvelope, sdk=SDK, newest=SHAPE)
-        if envelope is None:
+    for seq, message, parts in read_parts(messages, EventEnvelope, sdk=SDK, newest=SHAPE):
+        if parts:
+            about, at = parts[0][1], message.created_at or 0.0
+            yield StoredEvent(about.id, seq, at, joined(parts), about.is_posted)
+        else:
             yield _foreign(seq, message)
-            continue
-        if envelope.at == 0:
-            parts = []
-        elif len(parts) != envelope.at or parts[0][1].id != envelope.id:
-            continue
-        parts.append((message, envelope))
-        if len(parts) == envelope.of:
-            data = joined((part, each.pieces) for part, each in parts)
-            at = message.created_at or 0.0
-            yield StoredEvent(envelope.id, seq, at, data, is_posted=envelope.is_posted)
 
 
 def _foreign(seq: int, message: Message) -> StoredEvent:
@@ -418,16 +323,21 @@ def origin_in(info: SessionDocument) -> SessionOrigin | None:
     return None if said is None else msgspec.json.decode(said, type=SessionOrigin)
 
 
-async def read_log(
-    source: Session | SessionView, origin: SessionOrigin, wanted: EventRange
-) -> EventLog:
+def as_of(source: Session | SessionView) -> LogPlace | None:
+    """Return the end of the log of a session held here, where no other process adds to it."""
+    return LogPlace(source.version, source.epoch) if isinstance(source, Session) else None
+
+
+async def read_log(source: Session | SessionView, wanted: EventRange) -> EventLog:
     """Return as many events as are asked for, or more; read backwards from the newest."""
+    origin = origin_of(source)
+    created_at = 0.0 if origin is None else origin.created_at
     count = None if wanted == EventRange() else TAIL + 2 * (wanted.newest or 0)
     while True:
-        version = source.version if isinstance(source, Session) else source.seq
+        version = as_of(source)
         messages, is_all = await newest_messages(source, count)
         events = [*_events(messages)]
-        log = EventLog(source, version, events, origin.created_at, is_all=is_all)
+        log = EventLog(source.key, version, events, created_at, is_all=is_all)
         if log.has_enough(wanted) or count is None:
             return log
         count *= 4

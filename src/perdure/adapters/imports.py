@@ -10,11 +10,12 @@ from __future__ import annotations
 import errno
 import importlib
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple
 from urllib.parse import unquote
 from uuid import uuid4
 
@@ -89,23 +90,22 @@ class SdkImport(msgspec.Struct, kw_only=True):
     """Reasons why a session, or state that sessions share, was not imported, by its name."""
 
 
-class Source(Protocol):
+class Source(ABC):
     """The sessions of an SDK's database."""
 
     total: int
-    """Number of records."""
+    """Number of its sessions."""
 
+    @abstractmethod
     def names(self) -> AsyncIterator[Any]:
         """Return their names, as they are shown."""
-        ...
 
+    @abstractmethod
     async def move(self, name: Any, sessions: SessionManager, tenant: str) -> Moved:
         """Add what the store lacks of a session, and compare what is there with the source."""
-        ...
 
-    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
+    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:  # noqa: B027  # nothing, where they share nothing
         """Move what sessions share, and say what was left alone."""
-        ...
 
 
 async def import_sessions(
@@ -237,10 +237,8 @@ async def sqlite_copy(
         copy = Path(folder, "source.db")
         try:
             await anyio.to_thread.run_sync(_copy, path, copy)
-            await anyio.to_thread.run_sync(_remove_code, copy)
-            query = "SELECT name FROM sqlite_master WHERE type = 'table'"
-            there = {name for (name,) in await anyio.to_thread.run_sync(_rows, copy, query)}
-            computed = [name for name in (*tables, *more) if await _is_computed(copy, name)]
+            names = [*tables, *more]
+            there, computed = await anyio.to_thread.run_sync(_without_code, copy, names)
         except (OSError, sqlite3.Error, UnicodeDecodeError) as error:
             message = f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
             if _is_full(error):
@@ -256,7 +254,11 @@ async def sqlite_copy(
         yield copy
 
 
-def _remove_code(copy: Path) -> None:
+def _without_code(copy: Path, names: Sequence[str]) -> tuple[set[str], list[str]]:
+    """Remove code from a copy, and return its tables, and which of some compute what they hold.
+
+    Those are virtual, or have values that are made when they are read.
+    """
     import sqlite3
 
     with closing(sqlite3.connect(copy)) as connection:
@@ -265,16 +267,16 @@ def _remove_code(copy: Path) -> None:
             quoted = name.replace('"', '""')
             connection.execute(f'DROP {kind} IF EXISTS "{quoted}"')
         connection.commit()
-
-
-async def _is_computed(copy: Path, table: str) -> bool:
-    """Say whether a table is virtual, or has values that are made when they are read."""
-    virtual = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ? AND rootpage = 0"
-    made = "SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden <> 0 OR length(dflt_value) > ?"
-    run = anyio.to_thread.run_sync
-    return bool(await run(_rows, copy, virtual, table)) or bool(
-        await run(_rows, copy, made, table, _LONGEST_DEFAULT)
-    )
+        query = "SELECT name, rootpage FROM sqlite_master WHERE type = 'table'"
+        roots: dict[str, int] = dict(connection.execute(query).fetchall())
+        query = "SELECT 1 FROM pragma_table_xinfo(?) WHERE hidden <> 0 OR length(dflt_value) > ?"
+        computed = [
+            name
+            for name in names
+            if roots.get(name) == 0
+            or connection.execute(query, (name, _LONGEST_DEFAULT)).fetchone()
+        ]
+        return set(roots), computed
 
 
 def _is_full(error: Exception) -> bool:
@@ -298,33 +300,23 @@ def require_tables(location: object, there: set[str], *tables: str) -> None:
 
 
 def _copy(path: Path, copy: Path) -> None:
+    import sqlite3
+
     path = path.resolve()  # the log is beside the file, not beside a link
     with open_regular(path) as file:
         is_wal = file.read(WAL_AT + len(WAL))[WAL_AT:] == WAL
-    log = Path(f"{path}-wal")
-    before = _state_of(path)
-    # Nobody has it open: SQLite would leave files of its own next to it.
-    is_quiet = is_wal and not log.exists()
-    if is_wal and log.exists() and not Path(f"{path}-shm").exists():
-        _copy_files(path, copy)  # left by a crash: SQLite would write files to recover
-        return
-    import sqlite3
-
-    try:
-        _back_up(path, copy, "mode=ro&immutable=1" if is_quiet else "mode=ro")
-    except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
-            raise
-        copy.unlink(missing_ok=True)
-        _copy_files(path, copy)  # with a journal that a crash has left: it is rolled back there
-        return
-    if is_quiet and (_state_of(path) != before or log.exists()):  # a program has opened it
-        copy.unlink()
-        _back_up(path, copy, "mode=ro")
-
-
-def _copy_files(path: Path, copy: Path) -> None:
-    """Copy a database that nobody has open, with what SQLite recovers it by."""
+    if not is_wal or Path(f"{path}-shm").exists():
+        try:
+            source = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+            with closing(source), closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+                raise
+        else:
+            return
+    # Nobody has it open, or a crash has left its log or journal: SQLite would leave files of its
+    # own next to it, or write it to recover. So it recovers the copy.
     names = ["", "-wal", "-journal"]
     states = [_state_of(Path(f"{path}{name}")) for name in names]
     for name, state in zip(names, states, strict=True):
@@ -332,14 +324,6 @@ def _copy_files(path: Path, copy: Path) -> None:
             shutil.copyfile(f"{path}{name}", f"{copy}{name}")
     if [_state_of(Path(f"{path}{name}")) for name in names] != states:
         raise OSError("it was changed while it was copied: import again")
-
-
-def _back_up(path: Path, copy: Path, options: str) -> None:
-    import sqlite3
-
-    source = sqlite3.connect(f"{path.absolute().as_uri()}?{options}", uri=True)
-    with closing(source), closing(sqlite3.connect(copy)) as target:
-        source.backup(target)
 
 
 def _state_of(path: Path) -> tuple[int, int] | None:

@@ -1,27 +1,22 @@
-"""Parts that the adapters share: the place of sessions, and another SDK's item as a message.
-
-A field of the message is the envelope, which says whose item it is. What the message alone does
-not give back is in the envelope too.
-"""
+"""Parts that the adapters share: their sessions' manager, and what was said in a session."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import ExitStack
+from functools import update_wrapper
 from types import TracebackType
-from typing import Any, Final, Generic, NoReturn, Self, TypeVar, final
+from typing import Any, Concatenate, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, final
 
 import anyio
-import msgspec
 
 from perdure._lib.loop import Affinity
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
     SessionNotFoundError,
-    UnsupportedVersionError,
     WrongLoopError,
 )
 from perdure.lease import OnHeld
@@ -29,39 +24,29 @@ from perdure.records.keys import SessionKey
 from perdure.records.media import decode_read
 from perdure.records.messages import Message
 from perdure.session.internals import (
+    LogPlace,
     contents_of,
     discard_lost,
+    is_in_log,
+    let_go,
     loop_of,
     other_holder,
     session_open_here,
+    store_of,
     working_context,
 )
 from perdure.session.manager import SessionManager
 from perdure.session.runtime import wrong_loop
 from perdure.session.session import Session, SessionView
+from perdure.store import SessionInfo
 
-ENVELOPE: Final = "perdure_foreign"
-"""The field of a message that says whose item it is."""
 PAGE: Final = 200
 """Records that are read from the log at a time."""
-CUT: Final = 64
-"""Characters from which on a text is not stored a second time in the envelope."""
-TEXTS: Final = ("content", "reasoning", "result")
-"""The texts of a message that a piece's number refers to."""
+LISTED: Final = 500
+"""Sessions that are listed at once."""
 
-Piece = str | int
-"""A part of an item's JSON: as text, or which of the message's `TEXTS`."""
-
-
-class ItemEnvelope(msgspec.Struct, frozen=True):
-    """Fields stored with a message that is an SDK's item."""
-
-    sdk: str
-    v: int
-    """The version of the stored shape."""
-
-
-E = TypeVar("E", bound=ItemEnvelope)
+B = TypeVar("B", bound="BlockingAdapter")
+P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
@@ -90,74 +75,6 @@ class Recent(Generic[K, V]):
             oldest = next(iter(self._values))
             del self._values[oldest]
             self._room += self._sizes.pop(oldest)
-
-
-def with_envelope(message: Message, envelope: ItemEnvelope) -> Message:
-    """Return a message that is marked as an SDK's item."""
-    field = msgspec.Raw(msgspec.json.encode(envelope))
-    return msgspec.structs.replace(message, extra={**message.extra, ENVELOPE: field})
-
-
-def read_envelope(message: Message, shape: type[E], *, sdk: str, newest: int) -> E | None:
-    """Return the envelope of one of the SDK's items; None for any other message.
-
-    Raises:
-        UnsupportedVersionError: A newer release wrote it.
-
-    """
-    field = message.extra.get(ENVELOPE)
-    if field is None:
-        return None
-    try:
-        about = msgspec.json.decode(field, type=ItemEnvelope)
-        if about.sdk == sdk and about.v > newest:
-            text = (
-                f"an item of {sdk} has shape {about.v}, and this release reads up to {newest}: "
-                "upgrade perdure"
-            )
-            raise UnsupportedVersionError(text, version=about.v)
-        envelope = msgspec.json.decode(field, type=shape)
-    except msgspec.DecodeError:  # the field is another program's
-        return None
-    return envelope if envelope.sdk == sdk else None
-
-
-def pieces_of(data: bytes, shown: Sequence[Message]) -> list[tuple[Piece, ...]]:
-    """Return an item's JSON in pieces, some for each message that shows it.
-
-    Long texts that a message has as well are references to it, so that they are stored once.
-    """
-    begin = 0
-    pieces: list[tuple[Piece, ...]] = []
-    for at, message in enumerate(shown):
-        own: list[Piece] = []
-        for number in range(len(TEXTS)):
-            text = _text_data(message, number)
-            place = data.find(text, begin) if len(text) >= CUT else -1
-            if place >= 0:
-                own += [data[begin:place].decode(), number]
-                begin = place + len(text)
-        if at == len(shown) - 1:
-            own.append(data[begin:].decode())
-        pieces.append(tuple(own))
-    return pieces
-
-
-def joined(parts: Iterable[tuple[Message, Sequence[Piece]]]) -> bytes:
-    """Return the JSON of an item: of its messages, each with its pieces."""
-    return b"".join(
-        piece.encode() if isinstance(piece, str) else _text_data(message, piece)
-        for message, pieces in parts
-        for piece in pieces
-    )
-
-
-def _text_data(message: Message, number: int) -> bytes:
-    """Return one of a message's texts as JSON, nothing if it is no text."""
-    result = message.tool_result
-    texts = (message.content, message.reasoning, None if result is None else result.result)
-    text = texts[number]
-    return msgspec.json.encode(text) if isinstance(text, str) else b""
 
 
 async def newest_messages(
@@ -208,25 +125,42 @@ class AdapterManager:
     Args:
         sessions: The given one; None for its own.
         instead: What to call for one of its own, as an error says it.
+        tenant: Whose the sessions are.
+        tags: As for `SessionManager.open`,
+        on_held: and this,
+        wait: and this.
 
     Raises:
         InvalidArgumentError: It is no manager.
 
     """
 
-    def __init__(self, sessions: SessionManager | None, *, instead: str) -> None:
+    def __init__(
+        self,
+        sessions: SessionManager | None,
+        *,
+        instead: str,
+        tenant: str = "",
+        tags: Sequence[str] = (),
+        on_held: OnHeld = "handover",
+        wait: float = 10.0,
+    ) -> None:
         if sessions is not None and not isinstance(sessions, SessionManager):
             message = (
                 f"a {type(sessions).__name__} is no session manager: give the one that `async with "
                 f"perdure.connect(url) as sessions` has opened, or use {instead}"
             )
             raise InvalidArgumentError(message, option="sessions")
+        self.tenant: str = tenant
+        self.wait: float = wait
+        self._tags = tags
+        self._on_held: OnHeld = on_held
         self.opened: SessionManager | None = sessions
         self.is_own: bool = sessions is None
         """Whether the manager is connected and closed here."""
         self.url: str | os.PathLike[str] | None = None
         self._home: Affinity | None = None
-        self._share: tuple[tuple[object, str], _Shared] | None = None
+        self._share: _Shared | None = None
         self._lock = anyio.Lock()
 
     async def manager(self) -> SessionManager:
@@ -237,15 +171,21 @@ class AdapterManager:
 
         """
         if self.opened is None:
-            self.require_home()
+            from perdure._connect import connect
+
+            self.require_home()  # a task of another loop would wait for this one's lock
             async with self._lock:
                 if self.opened is None:
-                    loop = self.require_home()
+                    share = self._share = self._join(self.require_home())
                     try:
-                        self.opened = await self._connect(loop)
+                        async with share.lock:
+                            if share.manager is None:
+                                share.manager = await connect(self.url)
                     except BaseException:
+                        self._leave(share)
                         self._home = None  # another event loop may try
                         raise
+                    self.opened = share.manager
         return self.opened
 
     def require_home(self) -> object:
@@ -262,43 +202,33 @@ class AdapterManager:
             raise wrong_loop("what opens its store at its first call", stray)
         return home.loop
 
-    async def _connect(self, loop: object) -> SessionManager:
-        from perdure._connect import URL_VARIABLE, connect
+    def _join(self, loop: object) -> _Shared:
+        """Use the manager of the URL; one in memory is this object's alone."""
+        from perdure._connect import URL_VARIABLE
 
         place: Any = os.environ.get(URL_VARIABLE, "") if self.url is None else self.url
-        if not isinstance(place, str | os.PathLike) or "memory:" in str(place):
-            return await connect(self.url)  # this object's alone
-        key = loop, str(place)
+        is_alone = not isinstance(place, str | os.PathLike) or "memory:" in str(place)
         with _guard:
-            for old in [old for old, shared in _shared.items() if _is_closed(shared)]:
+            for old in [key for key, share in _shared.items() if _is_closed(share)]:
                 del _shared[old]
-            shared = _shared.setdefault(key, _Shared())
-            shared.users += 1
-        self._share = key, shared
-        try:
-            async with shared.lock:
-                if shared.manager is None:
-                    shared.manager = await connect(self.url)
-        except BaseException:
-            self._let_go()
-            raise
-        return shared.manager
+            key = loop, str(place)
+            share = _Shared() if is_alone else _shared.setdefault(key, _Shared())
+            share.users += 1
+        return share
+
+    def _leave(self, share: _Shared) -> None:
+        """Use a shared manager no more."""
+        self._share = None
+        with _guard:
+            share.users -= 1
+            if not share.users:
+                for key in [key for key, each in _shared.items() if each is share]:
+                    del _shared[key]
 
     @property
     def is_last(self) -> bool:
         """Whether `aclose` closes the manager."""
-        return self.is_own and (self._share is None or self._share[1].users == 1)
-
-    def _let_go(self) -> bool:
-        """Use a shared manager no more; return whether nobody else does."""
-        if self._share is None:
-            return True
-        (key, shared), self._share = self._share, None
-        with _guard:
-            shared.users -= 1
-            if not shared.users and _shared.get(key) is shared:
-                del _shared[key]
-        return not shared.users
+        return self._share is not None and self._share.users == 1
 
     async def peek(self, key: SessionKey) -> Session | SessionView | None:
         """Return a session to read: as it is here, or else as it is stored."""
@@ -307,6 +237,117 @@ class AdapterManager:
         if session is not None:
             return session
         return await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+
+    async def open(
+        self,
+        key: SessionKey,
+        *,
+        create: bool = True,
+        owner: str | None = None,
+        of: Collection[LogPlace] = (),
+    ) -> Session:
+        """Open a session to write.
+
+        Args:
+            key: Which.
+            create: Whether it may be new.
+            owner: Whose it is then.
+            of: Places in the log of the session that is meant: it is not new, and a later session
+                of the same id does not have them.
+
+        Raises:
+            SessionNotFoundError: There is none, and it is not to be created.
+            LeaseLostError: The session that is meant was deleted.
+            LeaseHeldError: Another process keeps holding it.
+
+        """
+        sessions = await self.manager()
+        try:
+            session = await sessions.open(
+                key.agent,
+                session=key.session,
+                tenant=key.tenant,
+                owner=owner,
+                tags=self._tags,
+                create=create and not of,
+                on_held=self._on_held,
+                wait=self.wait,
+            )
+        except SessionNotFoundError as error:
+            if of:
+                raise deleted(key) from error
+            raise
+        is_same = False
+        try:
+            # The same epoch is the same holder, so nothing has to be read.
+            older = [place for place in of if place.epoch != session.epoch]
+            is_same = all([await is_in_log(store_of(session), key, place) for place in older])
+        finally:
+            if not is_same:
+                await let_go(session)  # to its own users
+        if not is_same:
+            raise deleted(key)
+        return session
+
+    async def change(
+        self,
+        key: SessionKey,
+        append: Callable[[Session], Awaitable[bool]],
+        *,
+        create: bool = True,
+        of: Collection[LogPlace] = (),
+    ) -> LogPlace:
+        """Open a session, append to it, and make that durable; return where its log ends then.
+
+        Args:
+            key: Which.
+            append: Appends to it, unless something else was appended while it was reading: then
+                it returns False, and is called again.
+            create: As for `open`,
+            of: and this.
+
+        Raises as `open` and `save` do.
+        """
+        while True:
+            async with await self.open(key, create=create, of=of) as session:
+                try:
+                    while not await append(session):
+                        pass
+                except LeaseLostError:  # handed over before anything was appended: ask for it back
+                    continue
+                version = session.version
+                await self.save(session)
+                return LogPlace(version, session.epoch)
+
+    async def delete(self, key: SessionKey) -> None:
+        """Delete a session, if there is one."""
+        sessions = await self.manager()
+        await sessions.delete(
+            key.agent,
+            session=key.session,
+            tenant=key.tenant,
+            on_held=self._on_held,
+            wait=self.wait,
+        )
+
+    async def listed(
+        self, *, owner: str | None = None, prefix: str = "", newest_first: bool = False
+    ) -> AsyncGenerator[SessionInfo, None]:
+        """Yield what the store lists of the tenant's sessions."""
+        sessions, after = await self.manager(), None
+        while page := await sessions.list(
+            tenant=self.tenant,
+            owner=owner,
+            prefix=prefix,
+            after=after,
+            limit=LISTED,
+            newest_first=newest_first,
+        ):
+            after = page[-1]
+            for info in page:
+                yield info
+            if len(page) < LISTED:
+                return
 
     async def save(self, session: Session) -> None:
         """Make a session durable.
@@ -348,10 +389,12 @@ class AdapterManager:
             UnsavedChangesError: Something could not be saved.
 
         """
-        if not self.is_own or self.opened is None:
+        share, sessions = self._share, self.opened
+        if share is None or sessions is None:
             return
-        sessions, self.opened, self._home = self.opened, None, None
-        if self._let_go():
+        self.opened, self._home = None, None
+        self._leave(share)
+        if not share.users:
             (await sessions.aclose()).raise_if_unsaved()
         elif sessions.shutdown_report is None:
             await sessions.flush()
@@ -375,6 +418,15 @@ class Adapter:
 
     _connection: AdapterManager
 
+    @classmethod
+    def _made_of(
+        cls, url: str | os.PathLike[str] | None, *first: object, **options: object
+    ) -> Self:
+        """Return one that opens a store of its own at the first call."""
+        self = cls(*first, None, **options)  # type: ignore[call-arg]  # as its subclasses take it
+        self._connection.url = url
+        return self
+
     async def __aenter__(self) -> Self:
         return self
 
@@ -394,22 +446,6 @@ class Adapter:
 class StoreAdapter(Adapter):
     """An adapter of which one object has many sessions, made of a manager or of a URL."""
 
-    def __init__(
-        self,
-        sessions: SessionManager | None,
-        *,
-        tenant: str = "",
-        tags: Sequence[str] = (),
-        on_held: OnHeld = "handover",
-        wait: float = 10.0,
-    ) -> None:
-        instead = f"{type(self).__name__}.from_url(url)"
-        self._connection = AdapterManager(sessions, instead=instead)
-        self._tenant = tenant
-        self._tags = tags
-        self._on_held: OnHeld = on_held
-        self._wait = wait
-
     @classmethod
     def from_url(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
         """Return a store that opens perdure's at the first call; close it with `aclose`.
@@ -419,9 +455,7 @@ class StoreAdapter(Adapter):
             options: As for the class.
 
         """
-        self = cls(None, **options)
-        self._connection.url = url
-        return self
+        return cls._made_of(url, **options)
 
     @classmethod
     def in_memory(cls, **options: Any) -> Self:
@@ -429,14 +463,22 @@ class StoreAdapter(Adapter):
         return cls.from_url("memory:", **options)
 
 
+def blocking(
+    call: Callable[Concatenate[B, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[B, P], T]:
+    """Return the synchronous twin of an adapter's call, for other threads than its loop's."""
+
+    def wait_for(self: B, /, *args: P.args, **options: P.kwargs) -> T:
+        return self._wait_for(call(self, *args, **options))
+
+    update_wrapper(wait_for, call)
+    return wait_for
+
+
 class BlockingAdapter(Adapter):
     """An adapter that its SDK also calls from threads, where nothing can be awaited."""
 
     _portal: ExitStack | None = None
-
-    def __init__(self, sessions: SessionManager | None) -> None:
-        instead = f"{type(self).__name__}.from_conn_string(url)"
-        self._connection = AdapterManager(sessions, instead=instead)
 
     @classmethod
     def from_conn_string(
@@ -449,9 +491,7 @@ class BlockingAdapter(Adapter):
             options: As for the class.
 
         """
-        self = cls(None, **options)
-        self._connection.url = conn_string
-        return self
+        return cls._made_of(conn_string, **options)
 
     @classmethod
     def in_memory(cls, **options: Any) -> Self:
@@ -498,25 +538,22 @@ class BlockingAdapter(Adapter):
         loop = None if opened is None else loop_of(opened)
         name = type(self).__name__
         if not isinstance(loop, AbstractEventLoop):
-            call.close()
             message = (
                 f"this {name} has no event loop yet: `async with` it and use the asynchronous "
                 "calls, or, in a program without an event loop, `with "
                 f"{name}.from_conn_string(url) as …`"
             )
-            raise WrongLoopError(message)
-        if _get_running_loop() is loop:
-            call.close()
+        elif _get_running_loop() is loop:
             message = (
                 f"a synchronous call on the event loop of this {name} would wait for itself: use "
                 "the asynchronous one (ainvoke, aget and so on), or call it in a thread"
             )
-            raise WrongLoopError(message)
-        if not loop.is_running():
-            call.close()
+        elif not loop.is_running():
             message = (
                 f"the event loop of this {name} is not running: call it while that loop runs, or "
                 f"use `with {name}.from_conn_string(url) as …`"
             )
-            raise WrongLoopError(message)
-        return run_coroutine_threadsafe(call, loop).result()
+        else:
+            return run_coroutine_threadsafe(call, loop).result()
+        call.close()
+        raise WrongLoopError(message)

@@ -7,7 +7,7 @@ before it. Values are stored once: see `perdure.adapters.thread_log`.
 
 from __future__ import annotations
 
-from bisect import insort
+import sys
 from collections.abc import (
     AsyncGenerator,
     AsyncIterator,
@@ -18,13 +18,15 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import aclosing, suppress
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, TypeVar, cast, final
+from itertools import groupby
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast, final
 from uuid import UUID
 
 import msgspec
 
-from perdure._lib.lazy import import_extra
-from perdure.adapters.items import BlockingAdapter
+from perdure._lib.lazy import from_extra
+from perdure.adapters.items import AdapterManager, BlockingAdapter, blocking
 from perdure.adapters.thread_log import (
     SDK,
     CheckpointPut,
@@ -32,11 +34,10 @@ from perdure.adapters.thread_log import (
     PutChange,
     TaskWrites,
     ThreadIndex,
-    Value,
     WritesChange,
 )
 from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
-from perdure.adapters.threads import Thread, ThreadSessions, has_room, release_put
+from perdure.adapters.threads import At, Change, Thread, ThreadSessions, has_room, release_put
 from perdure.adapters.versions import warn_untested
 from perdure.errors import FormatError, InvalidArgumentError
 from perdure.records.json import encode
@@ -44,23 +45,21 @@ from perdure.records.values import is_plain
 from perdure.session.internals import release_unused
 from perdure.session.manager import SessionManager
 
+with from_extra("langgraph", used_by="PerdureSaver", name="LangGraph", extra="langgraph"):
+    from langgraph.checkpoint import base as sdk
+
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
-    from langgraph.checkpoint import base as sdk
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from perdure.lease import OnHeld
-else:
-    sdk = import_extra(
-        "langgraph.checkpoint.base", used_by="PerdureSaver", name="LangGraph", extra="langgraph"
-    )
+    from perdure.session.session import Session
+    from perdure.store import SessionInfo
 warn_untested("langgraph-checkpoint")
 warn_untested("langgraph")
 
 PAGE: Final = 64
 """Checkpoints that are read from the log at a time."""
-
-T = TypeVar("T")
 
 
 class _Place(NamedTuple):
@@ -77,80 +76,6 @@ class Placed(NamedTuple):
     ns: str
     id: str
     mark: Mark
-
-
-class _Reader:
-    """Read a thread's checkpoints with one serializer."""
-
-    def __init__(self, threads: ThreadSessions, codec: ValueCodec) -> None:
-        self._threads = threads
-        self.codec: ValueCodec = codec
-
-    async def values(self, thread: Thread, names: Collection[str]) -> Callable[[str, str], Any]:
-        """Return what loads these values of a thread; it is told the channel, for its errors."""
-        index, codec = thread.index, self.codec
-        pinned = codec.pin(index, thread.key.agent, names)
-        unknown = [name for name, original in pinned.originals.items() if original is None]
-        leaves = await self._threads.leaves_of(thread, unknown)
-
-        def load(name: str, channel: str) -> Any:
-            try:
-                return codec.load(index, name, leaves, pinned)
-            except FormatError as error:
-                message = f"thread {thread.key}: channel {channel!r} cannot be read back: {error}"
-                raise type(error)(message, key=str(thread.key), channel=channel) from error
-
-        return load
-
-    async def bodies(self, thread: Thread, places: Sequence[Placed]) -> list[dict[str, Any]]:
-        """Return what checkpoints have apart from channels: ``checkpoint`` and ``metadata``."""
-        puts = await self._threads.puts_at(thread, [mark.seq for _, _, mark in places])
-        stored = [puts[mark.seq] for _, _, mark in places]
-        opaque = [put.opaque for put in stored if put.opaque]
-        if not opaque:
-            return [msgspec.json.decode(put.body) for put in stored]
-        load = await self.values(thread, opaque)
-        return [
-            load(put.opaque, "metadata") if put.opaque else msgspec.json.decode(put.body)
-            for put in stored
-        ]
-
-    async def tuples(
-        self, thread: Thread, places: Sequence[Placed], wanted: dict[str, Any] | None = None
-    ) -> list[sdk.CheckpointTuple]:
-        """Return checkpoints as LangGraph knows them, if their metadata have these values."""
-        index, bodies = thread.index, await self.bodies(thread, places)
-        if wanted:
-            both = [
-                (place, body)
-                for place, body in zip(places, bodies, strict=True)
-                if all(body["metadata"].get(name) == value for name, value in wanted.items())
-            ]
-            places, bodies = [place for place, _ in both], [body for _, body in both]
-        writes = [index.writes_of(ns, id_) for ns, id_, _ in places]
-        names = [name for _, _, mark in places for name in mark.channels.values()]
-        names += [write.value for each in writes for _, _, write in each]
-        load = await self.values(thread, names)
-        found = []
-        for (ns, id_, mark), stored, body in zip(places, writes, bodies, strict=True):
-            values = {channel: load(name, channel) for channel, name in mark.channels.items()}
-            checkpoint = {**body["checkpoint"], "id": id_, "channel_values": values}
-            checkpoint["channel_versions"] = dict(mark.versions)
-            pending = [
-                (task, write.channel, load(write.value, write.channel)) for task, _, write in stored
-            ]
-            thread_id = thread.key.agent
-            parent = None if mark.parent is None else _config(thread_id, ns, mark.parent)
-            found.append(
-                sdk.CheckpointTuple(
-                    config=_config(thread_id, ns, id_),
-                    checkpoint=cast("sdk.Checkpoint", checkpoint),
-                    metadata=body["metadata"],
-                    parent_config=parent,
-                    pending_writes=pending,
-                )
-            )
-        return found
 
 
 @final
@@ -199,15 +124,18 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         wait: float = 10.0,
     ) -> None:
         require_data_only(serde)
-        BlockingAdapter.__init__(self, sessions)
-        sdk.BaseCheckpointSaver.__init__(
-            self, serde=DataSerializer(types) if serde is None else serde
+        super().__init__(serde=DataSerializer(types) if serde is None else serde)
+        self._connection = AdapterManager(
+            sessions,
+            instead="PerdureSaver.from_conn_string(url)",
+            tenant=tenant,
+            tags=tags,
+            on_held=on_held,
+            wait=wait,
         )
-        self._threads = ThreadSessions(
-            self._connection, tenant=tenant, tags=tags, on_held=on_held, wait=wait
-        )
+        self._threads = ThreadSessions(self._connection)
         self._owner = owner
-        self._reader = _Reader(self._threads, ValueCodec(self.serde))
+        self._codec = ValueCodec(self.serde)
 
     async def release(self, thread_id: str) -> None:
         """Make a thread durable, and give it back to other processes now."""
@@ -220,7 +148,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         """Return a saver of the same threads that reads more classes back."""
         clone = cast("Self", super().with_allowlist(extra_allowlist))
         if clone is not self:
-            clone._reader = _Reader(self._threads, ValueCodec(clone.serde))  # noqa: SLF001  # a copy
+            clone._codec = ValueCodec(clone.serde)  # noqa: SLF001  # a copy
         return clone
 
     def get_next_version(self, current: Any, channel: None) -> Any:
@@ -246,7 +174,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         if id_ is None or mark is None or mark.hidden:
             return None
         thread.note(place.ns, id_)
-        (found,) = await self._reader.tuples(thread, [Placed(place.ns, id_, mark)])
+        (found,) = await self._tuples(thread, [Placed(place.ns, id_, mark)])
         return found._replace(config=config) if place.id else found
 
     async def alist(
@@ -266,62 +194,61 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             limit: How many at most.
 
         """
-        remaining = float("inf") if limit is None else limit
+        remaining = sys.maxsize if limit is None else limit
+        pages = self._pages(config, filter, before, limit)
+        async with aclosing(pages):
+            while remaining > 0 and (page := await anext(pages, None)) is not None:
+                thread, places = page
+                places = places if filter else places[:remaining]
+                found = await self._tuples(thread, places, filter)
+                for each in found[:remaining]:
+                    yield each
+                remaining -= len(found)
+
+    async def _pages(
+        self,
+        config: RunnableConfig | None,
+        filter: dict[str, Any] | None,
+        before: RunnableConfig | None,
+        limit: int | None,
+    ) -> AsyncGenerator[tuple[Thread, list[Placed]], None]:
+        """Yield checkpoints, the newest first, some of one thread at a time.
+
+        Without a config, no more threads are read than may have the newest ones.
+        """
         upper = sdk.get_checkpoint_id(before) if before else None
         if config:
             thread = await self._threads.current(_place(config).thread)
-            runs = _as_one(thread, _matching(thread.index, config, upper))
-        else:
-            runs = self._newest(upper, self._owner_in(filter), most=PAGE if filter else limit)
-        async with aclosing(runs):
-            async for thread, places in runs:
-                for at in range(0, len(places), PAGE):
-                    if remaining <= 0:
-                        return
-                    part = places[at : at + int(min(remaining, PAGE) if not filter else PAGE)]
-                    page = await self._reader.tuples(thread, part, filter)
-                    page = page[: int(min(remaining, PAGE))]
-                    remaining -= len(page)
-                    for found in page:
-                        yield found
+            for page in _in_pages(_matching(thread, config, upper)):
+                yield page
+            return
+        at_once = PAGE if filter or limit is None else min(limit + 1, PAGE)
+        left: list[tuple[Placed, Thread]] = []
+        listing = self._threads.listed(owner=self._owner_in(filter), newest_first=True)
+        async with aclosing(listing):
+            is_more = True
+            while is_more:
+                part: list[SessionInfo] = []
+                async for info in listing:
+                    part.append(info)
+                    if len(part) == at_once:
+                        break
+                is_more = len(part) == at_once
+                for thread in await self._threads.current_of([each.key.agent for each in part]):
+                    left += _matching(thread, None, upper)
+                left.sort(key=_age, reverse=True)
+                # What was made since then is in no thread that was saved before the last of these.
+                since = (part[-1].updated_at or 0.0) if is_more else 0.0
+                older = (at for at, (place, _) in enumerate(left) if made_at(place.id) < since)
+                count = next(older, len(left))
+                for page in _in_pages(left[:count]):
+                    yield page
+                del left[:count]
 
-    async def _newest(
-        self, upper: str | None, owner: str | None, *, most: int | None
-    ) -> AsyncGenerator[tuple[Thread, list[Placed]], None]:
-        """Yield checkpoints of all threads, the newest first: those of one thread in a row at once.
-
-        Threads are read as long as the newest checkpoint may be one of theirs, some at a time.
-        """
-        # Of each thread that was read: its newest checkpoint that is left, and the older ones.
-        left: list[tuple[str, int, Thread, list[Placed]]] = []
-        at_once = PAGE if most is None else min(most + 1, PAGE)
-        listing = self._threads.listed(owner=owner, newest_first=True)
-        count = 0
-        async with aclosing(_some(listing, at_once)) as listed:
-            async for part in listed:
-                since = part[0].updated_at or 0.0
-                while left and made_at(left[-1][0]) >= since:
-                    yield _pop_run(left, since)
-                threads = await self._threads.current_of([info.key.agent for info in part])
-                for info, thread in zip(part, threads, strict=True):
-                    since = info.updated_at or 0.0
-                    while left and made_at(left[-1][0]) >= since:
-                        yield _pop_run(left, since)
-                    places = _matching(thread.index, None, upper)[::-1]
-                    if places:
-                        count += 1
-                        insort(left, (places[-1].id, count, thread, places))
-        while left:
-            yield _pop_run(left)
-
-    def _owner_in(self, filter: dict[str, Any] | None) -> str | None:
-        """Return the owner that a filter names, if threads have owners."""
-        owner = (filter or {}).get(self._owner) if self._owner is not None else None
+    def _owner_in(self, about: Mapping[str, Any] | None) -> str | None:
+        """Return the owner that a config or a filter names, if threads have owners."""
+        owner = (about or {}).get(self._owner) if self._owner is not None else None
         return owner if isinstance(owner, str) else None
-
-    def _owner_of(self, config: RunnableConfig) -> str | None:
-        """Return whose a thread is."""
-        return self._owner_in(config["configurable"])
 
     async def aput(
         self,
@@ -343,20 +270,9 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
         """
         place, id_ = _place(config), checkpoint["id"]
-        thread = self._threads.thread(place.thread)
-        about = sdk.get_checkpoint_metadata(config, metadata)
-
-        def change(known: Collection[str]) -> PutChange:
-            return self._put(place, checkpoint, about, new_versions, known)
-
-        session, version = await self._threads.append(
-            thread,
-            (place.ns, place.id),
-            change,
-            within=_within(config),
-            owner=self._owner_of(config),
-        )
-        at = place.ns, id_
+        thread, at = self._threads.thread(place.thread), (place.ns, id_)
+        session = await self._append_checkpoint(config, checkpoint, metadata, new_versions)
+        version = session.version
         if thread.writing and at in thread.index.writes and has_room(session):
             thread.released = max(thread.released, version)
         else:
@@ -378,38 +294,70 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         Raises as `aput` does.
         """
         place = _place(config)
-        thread, id_ = self._threads.thread(place.thread), config["configurable"]["checkpoint_id"]
-        about = TaskWrites(place.ns, id_, task_id, task_path, ())
-
-        def change(known: Collection[str]) -> WritesChange:
-            encode_value = self._reader.codec.encode
-            where = place.thread, f"{place.ns}\0writes"  # apart from the channels themselves
-            values = [
-                (
-                    sdk.WRITES_IDX_MAP.get(channel, at),
-                    channel,
-                    encode_value(value, (*where, channel), known),
-                )
-                for at, (channel, value) in enumerate(writes)
-            ]
-            return WritesChange(about, tuple(values))
-
-        session, _ = await self._threads.append(
-            thread,
-            (place.ns, id_),
-            change,
-            within=_within(config),
-            owner=self._owner_of(config),
-        )
+        thread = self._threads.thread(place.thread)
+        numbered = [
+            (sdk.WRITES_IDX_MAP.get(channel, at), channel, value)
+            for at, (channel, value) in enumerate(writes)
+        ]
+        session = await self._append_writes(config, numbered, task_id, task_path)
         thread.writing += 1
         try:
             if has_room(session):
-                release_put(thread, (place.ns, id_))
+                release_put(thread, (place.ns, config["configurable"]["checkpoint_id"]))
             await self._connection.save(session)
             while session.durable_version < thread.released:
                 await self._connection.save(session)
         finally:
             thread.writing -= 1
+
+    # The same, not yet durable
+
+    async def _append_checkpoint(
+        self,
+        config: RunnableConfig,
+        checkpoint: sdk.Checkpoint,
+        metadata: sdk.CheckpointMetadata,
+        new_versions: sdk.ChannelVersions,
+    ) -> Session:
+        """Append a checkpoint to its thread's session, which is returned; raises as `aput` does."""
+        place, about = _place(config), sdk.get_checkpoint_metadata(config, metadata)
+        index = self._threads.thread(place.thread).index
+
+        def change(known: Collection[str]) -> PutChange:
+            return self._put(place, checkpoint, about, new_versions, index, known)
+
+        return await self._append(config, (place.ns, place.id), change)
+
+    async def _append_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[int, str, Any]],
+        task_id: str,
+        task_path: str,
+    ) -> Session:
+        """Append what a task wrote, with the index of each write; raises as `aput` does."""
+        place, id_ = _place(config), config["configurable"]["checkpoint_id"]
+        about = TaskWrites(place.ns, id_, task_id, task_path, ())
+
+        def change(known: Collection[str]) -> WritesChange:
+            encode_value = self._codec.encode
+            where = place.thread, f"{place.ns}\0writes"  # apart from the channels themselves
+            values = [
+                (at, channel, encode_value(value, (*where, channel), known))
+                for at, channel, value in writes
+            ]
+            return WritesChange(about, tuple(values))
+
+        return await self._append(config, (place.ns, id_), change)
+
+    async def _append(
+        self, config: RunnableConfig, at: At, change: Callable[[Collection[str]], Change]
+    ) -> Session:
+        about = config["configurable"]
+        thread = self._threads.thread(about["thread_id"])
+        within = tuple((about.get("checkpoint_map") or {}).items())  # graphs that this one is in
+        owner = self._owner_in(about)
+        return await self._threads.append(thread, at, change, within=within, owner=owner)
 
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
@@ -420,7 +368,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         id_ = place.id or thread.index.newest(place.ns)
         written, seeds = thread.index.history_of(place.ns, id_ or "", channels)
         names = [name for each in written.values() for _, name in each]
-        loaded = await self._reader.values(thread, [*names, *seeds.values()])
+        loaded = await self._values(thread, [*names, *seeds.values()])
         result: dict[str, sdk.DeltaChannelHistory] = {}
         for channel, found in written.items():
             history = [(task, channel, loaded(name, channel)) for task, name in reversed(found)]
@@ -428,6 +376,74 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             if channel in seeds:
                 result[channel]["seed"] = loaded(seeds[channel], channel)
         return result
+
+    # Reading
+
+    async def _values(self, thread: Thread, names: Collection[str]) -> Callable[[str, str], Any]:
+        """Return what loads these values of a thread; it is told the channel, for its errors."""
+        index, codec = thread.index, self._codec
+        pinned = codec.pin(index, thread.key.agent, names)
+        unknown = [name for name, original in pinned.originals.items() if original is None]
+        leaves = await self._threads.leaves_of(thread, unknown)
+
+        def load(name: str, channel: str) -> Any:
+            try:
+                return codec.load(index, name, leaves, pinned)
+            except FormatError as error:
+                message = f"thread {thread.key}: channel {channel!r} cannot be read back: {error}"
+                raise type(error)(message, key=str(thread.key), channel=channel) from error
+
+        return load
+
+    async def _bodies(self, thread: Thread, places: Sequence[Placed]) -> list[dict[str, Any]]:
+        """Return what checkpoints have apart from channels: ``checkpoint`` and ``metadata``."""
+        puts = await self._threads.puts_at(thread, [mark.seq for _, _, mark in places])
+        stored = [puts[mark.seq] for _, _, mark in places]
+        opaque = [put.opaque for put in stored if put.opaque]
+        if not opaque:
+            return [msgspec.json.decode(put.body) for put in stored]
+        load = await self._values(thread, opaque)
+        return [
+            load(put.opaque, "metadata") if put.opaque else msgspec.json.decode(put.body)
+            for put in stored
+        ]
+
+    async def _tuples(
+        self, thread: Thread, places: Sequence[Placed], wanted: dict[str, Any] | None = None
+    ) -> list[sdk.CheckpointTuple]:
+        """Return checkpoints as LangGraph knows them, if their metadata have these values."""
+        index, bodies = thread.index, await self._bodies(thread, places)
+        if wanted:
+            both = [
+                (place, body)
+                for place, body in zip(places, bodies, strict=True)
+                if all(body["metadata"].get(name) == value for name, value in wanted.items())
+            ]
+            places, bodies = [place for place, _ in both], [body for _, body in both]
+        writes = [index.writes_of(ns, id_) for ns, id_, _ in places]
+        names = [name for _, _, mark in places for name in mark.channels.values()]
+        names += [write.value for each in writes for _, _, write in each]
+        load = await self._values(thread, names)
+        found = []
+        for (ns, id_, mark), stored, body in zip(places, writes, bodies, strict=True):
+            values = {channel: load(name, channel) for channel, name in mark.channels.items()}
+            checkpoint = {**body["checkpoint"], "id": id_, "channel_values": values}
+            checkpoint["channel_versions"] = dict(mark.versions)
+            pending = [
+                (task, write.channel, load(write.value, write.channel)) for task, _, write in stored
+            ]
+            thread_id = thread.key.agent
+            parent = None if mark.parent is None else _config(thread_id, ns, mark.parent)
+            found.append(
+                sdk.CheckpointTuple(
+                    config=_config(thread_id, ns, id_),
+                    checkpoint=cast("sdk.Checkpoint", checkpoint),
+                    metadata=body["metadata"],
+                    parent_config=parent,
+                    pending_writes=pending,
+                )
+            )
+        return found
 
     # Threads as a whole
 
@@ -452,11 +468,10 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         runs = set(run_ids)
         async for info in self._threads.listed():
             thread = await self._threads.current(info.key.agent)
-            places = _matching(thread.index, None, None)
             gone = set[tuple[str, str]]()
-            for at in range(0, len(places), PAGE):
-                bodies = await self._reader.bodies(thread, places[at : at + PAGE])
-                for (ns, id_, _), body in zip(places[at : at + PAGE], bodies, strict=True):
+            for _, places in _in_pages(_matching(thread, None, None)):
+                bodies = await self._bodies(thread, places)
+                for (ns, id_, _), body in zip(places, bodies, strict=True):
                     if body["metadata"].get("run_id") in runs:
                         gone.add((ns, id_))
             if gone:
@@ -501,9 +516,14 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
     # The same for other threads of execution
 
-    def get_tuple(self, config: RunnableConfig) -> sdk.CheckpointTuple | None:
-        """Return a checkpoint; see `aget_tuple`."""
-        return self._wait_for(self.aget_tuple(config))
+    get_tuple = blocking(aget_tuple)
+    put = blocking(aput)
+    put_writes = blocking(aput_writes)
+    get_delta_channel_history = blocking(aget_delta_channel_history)
+    delete_thread = blocking(adelete_thread)
+    delete_for_runs = blocking(adelete_for_runs)
+    copy_thread = blocking(acopy_thread)
+    prune = blocking(aprune)
 
     def list(
         self,
@@ -521,54 +541,13 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
         yield from self._wait_for(collect())
 
-    def put(
-        self,
-        config: RunnableConfig,
-        checkpoint: sdk.Checkpoint,
-        metadata: sdk.CheckpointMetadata,
-        new_versions: sdk.ChannelVersions,
-    ) -> RunnableConfig:
-        """Store a checkpoint; see `aput`."""
-        return self._wait_for(self.aput(config, checkpoint, metadata, new_versions))
-
-    def put_writes(
-        self,
-        config: RunnableConfig,
-        writes: Sequence[tuple[str, Any]],
-        task_id: str,
-        task_path: str = "",
-    ) -> None:
-        """Store what a task wrote; see `aput_writes`."""
-        self._wait_for(self.aput_writes(config, writes, task_id, task_path))
-
-    def get_delta_channel_history(
-        self, *, config: RunnableConfig, channels: Sequence[str]
-    ) -> Mapping[str, sdk.DeltaChannelHistory]:
-        """Return channels' histories; see `aget_delta_channel_history`."""
-        return self._wait_for(self.aget_delta_channel_history(config=config, channels=channels))
-
-    def delete_thread(self, thread_id: str) -> None:
-        """Delete a thread; see `adelete_thread`."""
-        self._wait_for(self.adelete_thread(thread_id))
-
-    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
-        """Delete the checkpoints of runs; see `adelete_for_runs`."""
-        self._wait_for(self.adelete_for_runs(run_ids))
-
-    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
-        """Copy a thread; see `acopy_thread`."""
-        self._wait_for(self.acopy_thread(source_thread_id, target_thread_id))
-
-    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
-        """Prune threads; see `aprune`."""
-        self._wait_for(self.aprune(thread_ids, strategy=strategy))
-
     def _put(
         self,
         place: _Place,
         checkpoint: sdk.Checkpoint,
         metadata: sdk.CheckpointMetadata,
         new_versions: sdk.ChannelVersions,
+        index: ThreadIndex,
         known: Collection[str],
     ) -> PutChange:
         values = checkpoint["channel_values"]
@@ -580,7 +559,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         if is_plain(whole):
             body = msgspec.Raw(encode(whole))
         else:
-            opaque = self._reader.codec.encode(whole, (*where, "metadata"), known)
+            opaque = self._codec.encode(whole, (*where, "metadata"), known)
         put = CheckpointPut(
             ns=place.ns,
             id=checkpoint["id"],
@@ -592,20 +571,16 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             opaque="" if opaque is None else opaque.name,
         )
 
-        def encode_value(name: str) -> Value | None:
-            if name not in values:
-                return None
-            return self._reader.codec.encode(values[name], (*where, name), known)
-
-        encoded = {name: encode_value(name) for name in new_versions}
-        return PutChange(
-            put,
-            {name: value for name, value in encoded.items() if value is not None},
-            frozenset(new_versions) - frozenset(values),
-            opaque,
-            is_input=metadata.get("source") == "input",
-            encode=encode_value,
-        )
+        old = [name for name in put.versions if name not in new_versions]
+        unknown = [name for name in old if index.value_of(put, name) is None]
+        encoded = {
+            name: self._codec.encode(values[name], (*where, name), known)
+            for name in (*new_versions, *unknown)
+            if name in values
+        }
+        emptied = frozenset(new_versions) - frozenset(values)
+        is_input = metadata.get("source") == "input"
+        return PutChange(put, emptied, encoded, opaque, is_input)
 
 
 def _place(config: RunnableConfig) -> _Place:
@@ -614,61 +589,39 @@ def _place(config: RunnableConfig) -> _Place:
     return _Place(thread_id, about.get("checkpoint_ns", ""), sdk.get_checkpoint_id(config) or None)
 
 
-def _within(config: RunnableConfig) -> Sequence[tuple[str, str]]:
-    """Return the checkpoints of the graphs that a subgraph runs in."""
-    return tuple((config["configurable"].get("checkpoint_map") or {}).items())
-
-
 def _config(thread_id: Any, ns: str, id_: str) -> RunnableConfig:
     about = {"thread_id": thread_id, "checkpoint_ns": ns, "checkpoint_id": id_}
     return {"configurable": about}
 
 
-def _matching(index: ThreadIndex, config: RunnableConfig | None, upper: str | None) -> list[Placed]:
+def _matching(
+    thread: Thread, config: RunnableConfig | None, upper: str | None
+) -> list[tuple[Placed, Thread]]:
     """Return a thread's checkpoints that a config names, the newest first."""
     about = config["configurable"] if config else {}
     namespace, wanted = about.get("checkpoint_ns"), about.get("checkpoint_id")
     found = [
-        Placed(ns, id_, mark)
-        for ns in index.checkpoints
+        (Placed(ns, id_, mark), thread)
+        for ns in thread.index.checkpoints
         if namespace in (None, ns)
-        for id_, mark in index.visible(ns)
+        for id_, mark in thread.index.visible(ns)
         if (not wanted or id_ == wanted) and (upper is None or id_ < upper)
     ]
-    return sorted(found, key=lambda placed: (placed.id, placed.ns), reverse=True)
+    return sorted(found, key=_age, reverse=True)
 
 
-async def _some(items: AsyncGenerator[T, None], count: int) -> AsyncGenerator[list[T], None]:
-    """Yield items, so many at a time."""
-    part: list[T] = []
-    async with aclosing(items):
-        async for item in items:
-            part.append(item)
-            if len(part) == count:
-                yield part
-                part = []
-    if part:
-        yield part
+def _age(placed: tuple[Placed, Thread]) -> tuple[str, str]:
+    """Return the key that sorts checkpoints by age."""
+    place, _ = placed
+    return place.id, place.ns
 
 
-async def _as_one(
-    thread: Thread, places: list[Placed]
-) -> AsyncGenerator[tuple[Thread, list[Placed]], None]:
-    yield thread, places
-
-
-def _pop_run(
-    left: list[tuple[str, int, Thread, list[Placed]]], since: float = 0.0
-) -> tuple[Thread, list[Placed]]:
-    """Take the newest checkpoints that are of one thread, down to those made before *since*."""
-    _, count, thread, places = left.pop()
-    bound = left[-1][0] if left else ""
-    run = [places.pop()]
-    while places and places[-1].id > bound and made_at(places[-1].id) >= since:
-        run.append(places.pop())
-    if places:
-        insort(left, (places[-1].id, count, thread, places))
-    return thread, run
+def _in_pages(placed: list[tuple[Placed, Thread]]) -> Iterator[tuple[Thread, list[Placed]]]:
+    """Yield checkpoints that are of one thread, as many as are read at a time."""
+    for thread, run in groupby(placed, key=itemgetter(1)):
+        places = [place for place, _ in run]
+        for at in range(0, len(places), PAGE):
+            yield thread, places[at : at + PAGE]
 
 
 def made_at(checkpoint_id: str) -> float:

@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-import anyio
 import msgspec
 
+from perdure._lib.lazy import from_extra
 from perdure.adapters.imports import (
     PAGE,
     Moved,
     ReadRows,
-    SdkImport,
+    Source,
     diverged,
     not_equal,
     postgres_url,
@@ -36,18 +36,15 @@ from perdure.adapters.imports import (
 from perdure.adapters.langgraph import PerdureSaver
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 
-if TYPE_CHECKING:
+with from_extra("langgraph", used_by="PerdureSaver", name="LangGraph", extra="langgraph"):
     import ormsgpack
     from langchain_core.runnables import RunnableConfig
     from langgraph.checkpoint import base as sdk
     from langgraph.checkpoint.serde import jsonplus, types as sdk_types
 
+if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
-else:
-    ormsgpack = reader("ormsgpack", "langgraph")
-    sdk = reader("langgraph.checkpoint.base", "langgraph")
-    jsonplus = reader("langgraph.checkpoint.serde.jsonplus", "langgraph")
-    sdk_types = reader("langgraph.checkpoint.serde.types", "langgraph")
+    from perdure.session.session import Session
 
 THREADS: Final = "SELECT DISTINCT thread_id FROM checkpoints {} ORDER BY 1 LIMIT"
 COUNT: Final = "SELECT count(DISTINCT thread_id) FROM checkpoints"
@@ -139,8 +136,8 @@ class _Stored(NamedTuple):
     at: tuple[str, str]
     """Namespace and id."""
     found: sdk.CheckpointTuple
-    writes: list[tuple[str, str, list[tuple[str, Any]]]]
-    """By task, and its path: what it wrote, in the order that gives each its index."""
+    writes: list[tuple[str, str, list[tuple[int, str, Any]]]]
+    """By task, and its path: what it wrote, with the index of each write."""
 
 
 @asynccontextmanager
@@ -206,7 +203,7 @@ async def _postgres(url: str) -> AsyncGenerator[tuple[Any, ReadRows], None]:
 
 
 @final
-class LangGraphSource:
+class LangGraphSource(Source):
     """The threads of a database of LangGraph's."""
 
     def __init__(self, total: int, saver: Any, rows: ReadRows, writes: str) -> None:
@@ -231,17 +228,16 @@ class LangGraphSource:
         with reading(f"thread {name}"):
             places = [(ns, id_) for ns, id_ in await self._rows(CHECKPOINTS, name)]
         is_new = not await sessions.exists(name, tenant=tenant)
-        before = None if is_new else _saver_of(sessions, tenant)
-        saver = _saver_of(sessions, tenant)
+        saver = PerdureSaver(sessions, serde=SERDE, tenant=tenant)
         expected: dict[tuple[str, str], bytes] = {}
         missing: list[_Stored] = []
         added = 0
         for place in places:
             stored = await self._read(name, place)
             expected[place] = _fingerprint(stored.found)
-            if before is None or not await _is_here(before, name, stored, expected[place]):
-                if before is not None and not added and not missing:
-                    await _require_untouched(before, name, places)
+            if is_new or not await _is_here(saver, name, stored, expected[place]):
+                if not (is_new or added or missing):
+                    await _require_untouched(saver, name, places)
                 missing.append(stored)
             if len(missing) == BATCH or (missing and place == places[-1]):
                 await _put(saver, name, missing)
@@ -249,15 +245,12 @@ class LangGraphSource:
                 missing = []
         await saver.release(name)
         if added:
-            back = _saver_of(sessions, tenant)
+            back = PerdureSaver(sessions, serde=SERDE, tenant=tenant)  # which reads the store
             for place, fingerprint in expected.items():
                 found = await back.aget_tuple(_config(name, *place))
                 if found is None or _fingerprint(found) != fingerprint:
                     raise not_equal(name, f"checkpoint {place[1]}")
         return Moved(len(places) - added, added)
-
-    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
-        """Nothing is shared."""
 
     async def _read(self, thread: str, place: tuple[str, str]) -> _Stored:
         with reading(f"thread {thread}: checkpoint {place[1]}"):
@@ -289,62 +282,30 @@ def _opened(checkpoint: Any) -> Any:
 
 def _by_task(
     rows: Sequence[tuple[str, str, int]], writes: Iterable[tuple[str, str, Any]]
-) -> Iterable[tuple[str, str, list[tuple[str, Any]]]]:
-    """Yield what tasks wrote, so that a write's place is its index.
-
-    A special write has an index of its own, so it fills the place where it was among the others.
-    """
+) -> Iterator[tuple[str, str, list[tuple[int, str, Any]]]]:
+    """Yield what tasks wrote."""
     pairs = zip(rows, writes, strict=True)
     for (path, task), group in groupby(pairs, key=lambda pair: pair[0][:2]):
-        plain: dict[int, tuple[str, Any]] = {}
-        special: list[tuple[str, Any]] = []
-        for (_, _, at), (_, channel, value) in group:
-            if at < 0:
-                special.append((channel, value))
-            else:
-                plain[at] = channel, value
-        yield task, path, _placed(plain, special)
-
-
-def _placed(
-    plain: Mapping[int, tuple[str, Any]], special: Sequence[tuple[str, Any]]
-) -> list[tuple[str, Any]]:
-    if not special:
-        return list(plain.values())
-    fill = [*special]
-    places = range(max(plain, default=-1) + 1)
-    placed = [plain.get(at) or (fill.pop(0) if fill else special[-1]) for at in places]
-    return [*placed, *fill]
+        yield task, path, [(at, channel, value) for (_, _, at), (_, channel, value) in group]
 
 
 async def _put(saver: PerdureSaver, thread: str, missing: Sequence[_Stored]) -> None:
     """Store checkpoints with their writes; what is there already is not stored again."""
-    try:
-        await _put_all(saver, thread, missing)
-    except ExceptionGroup as group:
-        outage, others = group.split(StoreUnavailableError)
-        raise _first(outage or others or group) from group
-
-
-async def _put_all(saver: PerdureSaver, thread: str, missing: Sequence[_Stored]) -> None:
-    async with anyio.create_task_group() as tasks:
-        for stored in missing:
-            ns, id_ = stored.at
-            checkpoint, metadata = stored.found.checkpoint, stored.found.metadata
-            versions = {
-                **dict.fromkeys(checkpoint["channel_values"], ""),
-                **checkpoint["channel_versions"],
-            }
-            parent = _config(thread, ns, _parent(stored.found))
-            tasks.start_soon(saver.aput, parent, checkpoint, metadata, versions)
-            for task, path, writes in stored.writes:
-                tasks.start_soon(saver.aput_writes, _config(thread, ns, id_), writes, task, path)
-
-
-def _first(error: Exception) -> Exception:
-    while isinstance(error, ExceptionGroup):
-        error = error.exceptions[0]
-    return error
+    session: Session | None = None
+    for stored in missing:
+        ns, id_ = stored.at
+        checkpoint, metadata = stored.found.checkpoint, stored.found.metadata
+        versions = {
+            **dict.fromkeys(checkpoint["channel_values"], ""),
+            **checkpoint["channel_versions"],
+        }
+        at = _config(thread, ns, id_)
+        parent = _config(thread, ns, _parent(stored.found))
+        session = await saver._append_checkpoint(parent, checkpoint, metadata, versions)  # noqa: SLF001  # all of them are saved at once
+        for task, path, writes in stored.writes:
+            await saver._append_writes(at, writes, task, path)  # noqa: SLF001  # as above
+    if session is not None:
+        await session.save()
 
 
 async def _is_here(saver: PerdureSaver, thread: str, stored: _Stored, fingerprint: bytes) -> bool:
@@ -377,10 +338,6 @@ async def _require_untouched(
         newest = await saver.aget_tuple(_config(thread, ns, None))
         if newest is not None and (ns, newest.checkpoint["id"]) not in known:
             raise diverged(thread, "it has gone on since")
-
-
-def _saver_of(sessions: SessionManager, tenant: str) -> PerdureSaver:
-    return PerdureSaver(sessions, serde=SERDE, tenant=tenant)
 
 
 def _config(thread: str, ns: str, id_: str | None) -> RunnableConfig:

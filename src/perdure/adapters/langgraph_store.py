@@ -12,22 +12,19 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from urllib.parse import quote, unquote
 
-from perdure._lib.lazy import import_extra
-from perdure.adapters.items import BlockingAdapter
+from perdure._lib.lazy import from_extra
+from perdure.adapters.items import AdapterManager, BlockingAdapter
 from perdure.errors import InvalidArgumentError
 from perdure.records.keys import SCOPES
 from perdure.session.internals import store_below
 from perdure.session.manager import SessionManager
 from perdure.store import SessionQuery
 
-if TYPE_CHECKING:
+with from_extra("langgraph", used_by="PerdureStore", name="LangGraph", extra="langgraph"):
     from langgraph.store import base as sdk
 
+if TYPE_CHECKING:
     from perdure.session.scope import Scope
-else:
-    sdk = import_extra(
-        "langgraph.store.base", used_by="PerdureStore", name="LangGraph", extra="langgraph"
-    )
 
 PREFIX: Final = "langgraph:"
 """Of the ids of the scopes."""
@@ -65,9 +62,8 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
     def __init__(
         self, sessions: SessionManager | None, *, tenant: str = "", wait: float = 10.0
     ) -> None:
-        super().__init__(sessions)
-        self._tenant = tenant
-        self._wait = wait
+        instead = "PerdureStore.from_conn_string(url)"
+        self._connection = AdapterManager(sessions, instead=instead, tenant=tenant, wait=wait)
 
     # What LangGraph calls
 
@@ -157,12 +153,15 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
 
     async def _scope(self, namespace: Namespace) -> Scope:
         sessions = await self._connection.manager()
-        return sessions.scope(_id(namespace), tenant=self._tenant, wait=self._wait)
+        about = self._connection
+        return sessions.scope(_id(namespace), tenant=about.tenant, wait=about.wait)
 
     async def _newest(self, prefix: Namespace) -> AsyncGenerator[tuple[Namespace, float], None]:
         """Yield the namespaces below one, and when each was saved last; the newest first."""
         store = store_below(await self._connection.manager())
-        query = SessionQuery(tenant=self._tenant, prefix=SCOPES, newest_first=True, limit=PAGE)
+        query = SessionQuery(
+            tenant=self._connection.tenant, prefix=SCOPES, newest_first=True, limit=PAGE
+        )
         while page := await store.sessions(query):
             query = query.after_page(page[-1])
             for info in page:

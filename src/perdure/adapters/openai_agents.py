@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from itertools import dropwhile, groupby
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Self, cast, final
 
@@ -21,16 +21,14 @@ import anyio
 import msgspec
 
 from perdure._lib.lazy import import_extra
+from perdure.adapters.envelopes import SdkEnvelope, read_envelope, with_envelope
 from perdure.adapters.items import (
     PAGE,
     Adapter,
     AdapterManager,
-    ItemEnvelope,
     Recent,
     deleted,
     newest_messages,
-    read_envelope,
-    with_envelope,
 )
 from perdure.adapters.thread_log import read_record
 from perdure.adapters.versions import warn_untested
@@ -57,7 +55,6 @@ from perdure.session.internals import (
     accept,
     begin_turn,
     has_content,
-    is_in_log,
     let_go,
     place_of,
     refusal_of,
@@ -70,11 +67,10 @@ from perdure.session.internals import (
 )
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
+from perdure.store import all_records
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
-    from perdure.memory.context import WorkingContext
-    from perdure.session.open import SessionOpening
 
 SDK: Final = "openai-agents"
 SHAPE: Final = 1
@@ -85,7 +81,7 @@ TEXT_BYTES: Final = 16 * 1024 * 1024
 """Bytes of a session's items that are kept in memory as JSON, to read them faster."""
 
 
-class Envelope(ItemEnvelope, frozen=True):
+class Envelope(SdkEnvelope, frozen=True):
     """Fields stored with a message that is an SDK's item."""
 
     item: str | msgspec.UnsetType = msgspec.UNSET
@@ -148,17 +144,20 @@ class PerdureSession(Adapter):
         on_held: OnHeld = "steal",
         wait: float = 10.0,
     ) -> None:
-        instead = "PerdureSession.from_url(session_id, url)"
-        self._connection = AdapterManager(sessions, instead=instead)
+        self._connection = AdapterManager(
+            sessions,
+            instead="PerdureSession.from_url(session_id, url)",
+            tenant=tenant,
+            tags=tags,
+            on_held=on_held,
+            wait=wait,
+        )
         self._key = session_key(session_id, session, tenant)
         self.session_id = session_id
         self.session_settings = _settings(session_settings)
         self.durable: bool = durable
         self._owner = owner
         self._title = title
-        self._tags = tags
-        self._on_held: OnHeld = on_held
-        self._wait = wait
         self._lock = anyio.Lock()
         self._is_entered = False
         self._pinned: Session | None = None
@@ -168,7 +167,8 @@ class PerdureSession(Adapter):
         """Where what was read last ended, if it was not held here."""
         self._before: LogPlace | None = None
         """The same of what was read or written before the newest read."""
-        self._texts = _ItemTexts()
+        self._texts: Recent[bytes, bytes] = Recent(TEXT_BYTES)
+        """Items as JSON, by the messages that they are, so that each is made an item once."""
 
     @classmethod
     def from_url(
@@ -182,9 +182,7 @@ class PerdureSession(Adapter):
             options: As for the class.
 
         """
-        self = cls(session_id, None, **options)
-        self._connection.url = url
-        return self
+        return cls._made_of(url, session_id, **options)
 
     @classmethod
     def in_memory(cls, session_id: str = "test", **options: Any) -> Self:
@@ -457,40 +455,21 @@ class PerdureSession(Adapter):
             of: A place that the change is of, beside what was read or written last.
 
         """
-        sessions = await self._connection.manager()
         await self._require_current()
-        async with self._opened(sessions, of) as session:
+        places = {place for place in (self._place, of) if place is not None}
+        opening = self._connection.open(self._key, owner=self._owner, of=places)
+        async with await opening as session:
             if not has_content(session):
                 await self._require_no_thread(session)
             if self._is_entered and self._pinned is not session:
-                self._pinned = await self._opening(sessions)  # one pin more, for after this block
+                # One pin more, for after this block.
+                self._pinned = await self._connection.open(self._key, owner=self._owner)
             if self._title is not None and session.info.metadata.title is None:
                 session.describe(title=self._title)
             self._current = session
             yield session
             if self.durable:
                 await self._connection.save(session)
-
-    @asynccontextmanager
-    async def _opened(
-        self, sessions: SessionManager, of: LogPlace | None
-    ) -> AsyncGenerator[Session, None]:
-        """Open the session to write, unless what the change is of was deleted."""
-        places = {place for place in (self._place, of) if place is not None}
-        try:
-            session = await self._opening(sessions, create=not places)
-        except SessionNotFoundError as error:
-            raise deleted(self._key) from error
-        async with session:
-            store = store_of(session)
-            # The same epoch is the same holder, so nothing has to be read.
-            places = {place for place in places if place.epoch != session.epoch}
-            is_same = all([await is_in_log(store, self._key, place) for place in places])
-            if is_same:
-                yield session
-        if not is_same:
-            await release_unused(session)  # to its own users
-            raise deleted(self._key)
 
     async def _require_no_thread(self, session: Session) -> None:
         """Refuse a session whose newest records are a LangGraph thread's, which would drop items.
@@ -499,11 +478,9 @@ class PerdureSession(Adapter):
             SessionError: They are.
 
         """
-        records = [*session.unsaved()]
         after = max(session.durable_version - PAGE, 0)
-        if session.durable_version:
-            async with aclosing(store_of(session).read_log(session.key, after=after)) as log:
-                records += [record async for chunk in log for record in chunk.records]
+        stored = await all_records(store_of(session).read_log(session.key, after=after))
+        records = [*session.unsaved(), *stored]
         if any(read_record(record) is not None for record in records):
             message = f"session {session.key} is a LangGraph thread: choose another id"
             raise SessionError(message, key=str(session.key))
@@ -520,18 +497,6 @@ class PerdureSession(Adapter):
         if self._current is not None and isinstance(lost, LeaseLostError) and is_overtaken:
             await self._connection.refuse(self._current, lost, discard=self.durable)
 
-    def _opening(self, sessions: SessionManager, *, create: bool = True) -> SessionOpening:
-        return sessions.open(
-            self._key.agent,
-            session=self._key.session,
-            tenant=self._key.tenant,
-            owner=self._owner,
-            tags=self._tags,
-            create=create,
-            on_held=self._on_held,
-            wait=self._wait,
-        )
-
     def _encoded(self, items: Sequence[Any]) -> tuple[Entry, ...]:
         if isinstance(items, str | Mapping):
             message = f"items are a {type(items).__name__}: give a list of items, such as [item]"
@@ -540,7 +505,7 @@ class PerdureSession(Adapter):
         made = [_entry(item, f"items[{at}]", now) for at, item in enumerate(items)]
         for entry, text in made:
             if text is not None:
-                self._texts.add(entry.payload, text)
+                self._texts.put(entry.payload, text, len(entry.payload) + len(text))
         return tuple([entry for entry, _ in made])
 
 
@@ -639,7 +604,9 @@ def _units(messages: Sequence[tuple[int, Message]]) -> Iterator[_Unit]:
 # Reading
 
 
-async def _items(source: Session | SessionView, limit: int | None, texts: _ItemTexts) -> list[Any]:
+async def _items(
+    source: Session | SessionView, limit: int | None, texts: Recent[bytes, bytes]
+) -> list[Any]:
     """Return the newest whole groups of items within a limit; all items if that is None."""
     if working_context(source).epoch_id:
         # perdure has compacted the session: the items are what its own model would see.
@@ -662,7 +629,7 @@ async def _items(source: Session | SessionView, limit: int | None, texts: _ItemT
 
 
 def _items_at_hand(
-    source: Session | SessionView, count: int | None, texts: _ItemTexts
+    source: Session | SessionView, count: int | None, texts: Recent[bytes, bytes]
 ) -> tuple[list[Any], bool] | None:
     """Return the items of the newest messages, and whether there are no others.
 
@@ -670,57 +637,23 @@ def _items_at_hand(
     they are read anew each time, but from their own JSON: that costs a tenth of what it takes to
     make items of messages.
     """
-    found = texts.newest(source, count)
-    if found is None:
-        return None
-    newest, is_all = found
-    return msgspec.json.decode(b"[%b]" % b",".join(newest)), is_all
-
-
-@final
-class _ItemTexts:
-    """The items of a session as JSON, so that a message is made an item once."""
-
-    def __init__(self) -> None:
-        self._of_payload: Recent[bytes, bytes] = Recent(TEXT_BYTES)
-        self._read: tuple[WorkingContext | None, int, list[bytes]] = None, 0, []
-        """All of a context, up to a record."""
-
-    def add(self, payload: bytes, text: bytes) -> None:
-        """Take in the item that a message is."""
-        self._of_payload.put(payload, text, len(payload) + len(text))
-
-    def newest(
-        self, source: Session | SessionView, count: int | None
-    ) -> tuple[list[bytes], bool] | None:
-        """Return the newest items (None: all), and whether there are no others.
-
-        None if some of them are not in memory, or msgspec would read one otherwise.
-        """
-        context, (read, seq, texts) = working_context(source), self._read
-        begin, payloads = 0, context.since(seq) if context is read and not context.cut else None
-        if payloads is None:
-            messages = context.whole()
-            if messages is None:
-                return None
-            begin = 0 if count is None else max(len(messages) - count, 0)
-            payloads, texts = [payload for _, payload in messages[begin:]], []
-        fresh = [self._of_payload.get(payload) or self._made(payload) for payload in payloads]
-        if None in fresh:
+    context = working_context(source)
+    payloads = None if context.cut else context.since(0)
+    if payloads is None:  # something was retracted, or replaced
+        messages = context.whole()
+        if messages is None:
             return None
-        texts += cast("list[bytes]", fresh)
-        if not begin:
-            is_kept = isinstance(source, Session) and context.size <= TEXT_BYTES
-            self._read = (context, context.seq, texts) if is_kept else (None, 0, [])
-        if count is None or len(texts) <= count:
-            return texts, not begin
-        return texts[len(texts) - count :], False
-
-    def _made(self, payload: bytes) -> bytes | None:
-        text = _text_of(payload)
-        if text is not None:
-            self.add(payload, text)
-        return text
+        payloads = [payload for _, payload in messages]
+    begin = 0 if count is None else max(len(payloads) - count, 0)
+    payloads = payloads[begin:]
+    newest = list(map(texts.get, payloads))
+    for at in [at for at, text in enumerate(newest) if text is None]:
+        text = _text_of(payloads[at])
+        if text is None:
+            return None
+        texts.put(payloads[at], text, len(payloads[at]) + len(text))
+        newest[at] = text
+    return msgspec.json.decode(b"[%b]" % b",".join(cast("list[bytes]", newest))), not begin
 
 
 def _text_of(payload: bytes) -> bytes | None:

@@ -24,7 +24,7 @@ from perdure.adapters.imports import (
     PAGE,
     Moved,
     ReadRows,
-    SdkImport,
+    Source,
     diverged,
     engine_rows,
     not_equal,
@@ -126,7 +126,7 @@ async def _total(rows: ReadRows, tables: Sequence[str]) -> int:
 
 
 @final
-class OpenAISource:
+class OpenAISource(Source):
     """The sessions of a database of the SDK's."""
 
     def __init__(
@@ -179,9 +179,6 @@ class OpenAISource:
         if _texts(await target().get_items()) != wanted:
             raise not_equal(name, "an item")
         return Moved(len(known), len(wanted) - len(known))
-
-    async def finish(self, sessions: SessionManager, tenant: str, done: SdkImport) -> None:
-        """Nothing is shared."""
 
 
 def _texts(items: Sequence[Any]) -> list[str]:

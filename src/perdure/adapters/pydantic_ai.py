@@ -14,8 +14,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn, cast, final
 from weakref import WeakKeyDictionary
@@ -23,28 +22,19 @@ from weakref import WeakKeyDictionary
 import msgspec
 import pydantic
 
-from perdure._lib.lazy import import_extra
-from perdure.adapters.items import (
-    ItemEnvelope,
-    Piece,
-    StoreAdapter,
-    joined,
-    newest_messages,
-    pieces_of,
-    read_envelope,
-    with_envelope,
-)
+from perdure._lib.lazy import from_extra
+from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
+from perdure.adapters.items import AdapterManager, Recent, StoreAdapter, newest_messages
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import (
     InvalidArgumentError,
-    LeaseLostError,
     NotStorableError,
     SessionError,
     SessionNotFoundError,
     TooLargeError,
     UnsupportedVersionError,
 )
-from perdure.records.keys import SessionKey, session_key
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.records.media import decode_read
 from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import Entry
@@ -62,14 +52,13 @@ from perdure.session.internals import (
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
 
-if TYPE_CHECKING:
+with from_extra(
+    "pydantic_ai", used_by="PerdureConversationStore", name="Pydantic AI", extra="pydantic-ai"
+):
     from pydantic_ai import conversation_store as sdk, messages as sdk_messages
 
+if TYPE_CHECKING:
     from perdure.lease import OnHeld
-else:
-    _ABOUT = {"used_by": "PerdureConversationStore", "name": "Pydantic AI", "extra": "pydantic-ai"}
-    sdk = import_extra("pydantic_ai.conversation_store", **_ABOUT)
-    sdk_messages = import_extra("pydantic_ai.messages", **_ABOUT)
 warn_untested("pydantic-ai-slim")
 
 SDK: Final = "pydantic-ai"
@@ -85,18 +74,8 @@ KNOWN: Final = 10_000
 """Entries whose conversation is remembered."""
 
 
-class EntryEnvelope(ItemEnvelope, frozen=True):
+class EntryEnvelope(PartEnvelope, frozen=True, omit_defaults=False):
     """Fields stored with a message that is an entry, or a part of one."""
-
-    id: str
-    """The entry's."""
-    parent: str | None
-    at: int
-    """Which of the entry's messages."""
-    of: int
-    """Number of its messages."""
-    pieces: tuple[Piece, ...]
-    """The entry's JSON, from where the message before ended."""
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -119,7 +98,7 @@ class _Stored(NamedTuple):
 
     @property
     def data(self) -> bytes:
-        return joined((message, envelope.pieces) for message, envelope in self.parts)
+        return joined(self.parts)
 
 
 @final
@@ -154,8 +133,15 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> None:
-        super().__init__(sessions, tenant=tenant, tags=tags, on_held=on_held, wait=wait)
-        self._conversation_of: OrderedDict[str, str] = OrderedDict()
+        self._connection = AdapterManager(
+            sessions,
+            instead="PerdureConversationStore.from_url(url)",
+            tenant=tenant,
+            tags=tags,
+            on_held=on_held,
+            wait=wait,
+        )
+        self._conversation_of: Recent[str, str] = Recent(KNOWN)
         self._records: WeakKeyDictionary[Session, tuple[int, str]] = WeakKeyDictionary()
         """Of sessions that are held here: a version, and the record's JSON as of it."""
 
@@ -202,7 +188,11 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         if expected_revision is None and base is not None:
             await self._fork(key, change, base)
         else:
-            await self._save(key, change)
+            apply, create = partial(self._apply, change), expected_revision is None
+            try:
+                await self._connection.change(key, apply, create=create)
+            except SessionNotFoundError:
+                change.conflict()
         self._remember(key, [record.head_id, *record.branches])
 
     async def delete_record(self, conversation_id: str, *, expected_revision: str) -> None:
@@ -224,11 +214,11 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
 
         # First for the SDK, and for all processes: what is removed then is no conversation.
         try:
-            version = await self._change(key, drop, create=False)
+            place = await self._connection.change(key, drop, create=False)
         except SessionNotFoundError as error:
             raise sdk.ConversationConflict(conversation_id) from error
         sessions = await self._connection.manager()
-        await delete_unchanged(sessions, key, version, wait=self._wait)
+        await delete_unchanged(sessions, key, place.seq, wait=self._connection.wait)
 
     async def read_entry(self, entry_id: str) -> sdk.ConversationEntry:
         """Return an entry.
@@ -274,18 +264,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
     # Inside
 
     def _key(self, conversation_id: str) -> SessionKey:
-        return session_key(conversation_id, tenant=self._tenant)
-
-    async def _open(self, key: SessionKey, *, create: bool) -> Session:
-        sessions = await self._connection.manager()
-        return await sessions.open(
-            key.agent,
-            tenant=key.tenant,
-            tags=self._tags,
-            create=create,
-            on_held=self._on_held,
-            wait=self._wait,
-        )
+        return session_key(conversation_id, tenant=self._connection.tenant)
 
     async def _record(self, source: Session | SessionView) -> sdk.ConversationRecord | None:
         text = await self._record_text(source)
@@ -324,24 +303,16 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         return text
 
     def _remember(self, key: SessionKey, entries: Iterable[str | None]) -> None:
-        known = self._conversation_of
         for entry in entries:
             if entry is not None:
-                known[entry] = key.agent
-                known.move_to_end(entry)
-        while len(known) > KNOWN:
-            known.popitem(last=False)
+                self._conversation_of.put(entry, key.agent, 1)
 
     async def _conversations(self) -> AsyncIterator[Session | SessionView]:
-        sessions = await self._connection.manager()
-        after = None
-        while page := await sessions.list(tenant=self._tenant, after=after, limit=500):
-            after = page[-1]
-            for info in page:
-                if info.key == self._key(info.key.agent):
-                    source = await self._connection.peek(info.key)
-                    if source is not None:
-                        yield source
+        async for info in self._connection.listed():
+            if info.key.session == DEFAULT_SESSION:
+                source = await self._connection.peek(info.key)
+                if source is not None:
+                    yield source
 
     async def _find(
         self, entry_id: str, limit: int | None, *hints: str | None
@@ -386,28 +357,6 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
                 change.conflict()
             raise
 
-    async def _save(self, key: SessionKey, change: _Change) -> None:
-        """Write a conversation that is there, or a new one."""
-        try:
-            await self._change(key, partial(self._apply, change), create=change.expected is None)
-        except SessionNotFoundError:
-            change.conflict()
-
-    async def _change(
-        self, key: SessionKey, apply: Callable[[Session], Awaitable[bool]], *, create: bool
-    ) -> int:
-        """Hold a session, and append to it until that is done; return its durable version."""
-        while True:
-            async with await self._open(key, create=create) as session:
-                try:
-                    while not await apply(session):
-                        pass
-                except LeaseLostError:  # handed over before anything was appended: ask for it back
-                    continue
-                version = session.version
-                await self._connection.save(session)
-                return version
-
     async def _apply(self, change: _Change, session: Session) -> bool:
         """Append a change; False if something was appended while this was reading."""
         version = session.version
@@ -444,7 +393,8 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         found = await self._find(change.base, None)
         if found is None:
             change.conflict()
-        return 0, [entry for stored in found[1] for entry in _copied(stored)]
+        _, chain = found
+        return 0, [encode_message(message) for stored in chain for message, _ in stored.parts]
 
 
 class _Change:
@@ -530,40 +480,17 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry]:
         plain = msgspec.json.decode(data)
     except ValueError:  # a number or a character that only Python's own reads
         plain = json.loads(data)
-    shown = _shown(plain)
     when = getattr(entry.message, "timestamp", None)
     now = time.time() if when is None else when.timestamp()
+
+    def envelope(at: int, of: int, pieces: tuple[Piece, ...]) -> EntryEnvelope:
+        return EntryEnvelope(SDK, SHAPE, entry.id, entry.parent_id, at, of, pieces)
+
     try:
-        return _with_pieces(shown, entry, data, now)
-    except (NotStorableError, TooLargeError):
-        pass  # nested deeper than a record may be: the entry's text is stored, and not shown
-    try:
-        return _with_pieces([Message(role=shown[0].role)], entry, data, now)
+        return encode_parts(data, _shown(plain), envelope, now=now)
     except TooLargeError as error:
         message = f"new_entries[{at}]: {error}"
         raise TooLargeError(message, path=f"new_entries[{at}].message", size=len(data)) from error
-
-
-def _with_pieces(
-    shown: Sequence[Message], entry: sdk.ConversationEntry, data: bytes, now: float
-) -> list[Entry]:
-    records = []
-    for at, (message, pieces) in enumerate(zip(shown, pieces_of(data, shown), strict=True)):
-        envelope = EntryEnvelope(
-            sdk=SDK,
-            v=SHAPE,
-            id=entry.id,
-            parent=entry.parent_id,
-            at=at,
-            of=len(shown),
-            pieces=pieces,
-        )
-        records.append(encode_message(with_envelope(message, envelope), now=now))
-    return records
-
-
-def _copied(stored: _Stored) -> list[Entry]:
-    return [encode_message(message) for message, _ in stored.parts]
 
 
 def _shown(message: dict[str, Any]) -> list[Message]:
@@ -639,34 +566,24 @@ def _arguments(given: Any) -> Any:
 def _stored(messages: Iterable[tuple[int, Message]]) -> dict[str, _Stored]:
     """Return the entries that messages are; of some that began before these, nothing."""
     found: dict[str, _Stored] = {}
-    parts: list[tuple[Message, EntryEnvelope]] = []
-    for seq, message in messages:
-        envelope = read_envelope(message, EntryEnvelope, sdk=SDK, newest=SHAPE)
-        if envelope is None:
-            continue
-        if envelope.at == 0:
-            parts = []
-        elif len(parts) != envelope.at or parts[0][1].id != envelope.id:
-            continue
-        parts.append((message, envelope))
-        if len(parts) == envelope.of:
-            found[envelope.id] = _Stored(envelope.id, envelope.parent, seq, tuple(parts))
+    for seq, _, parts in read_parts(messages, EntryEnvelope, sdk=SDK, newest=SHAPE):
+        if parts:
+            about = parts[0][1]
+            found[about.id] = _Stored(about.id, about.parent, seq, parts)
     return found
 
 
 async def _chain(source: Session | SessionView, head: str, limit: int | None) -> list[_Stored]:
-    """Return an entry after those before it, within a limit; nothing if it is not there."""
+    """Return an entry after those before it, within a limit; nothing if it is not there.
+
+    It is looked for in the newest messages, then in all of the context, then in the log, which has
+    those that were retracted, too.
+    """
     count = None if limit is None else 2 * limit + 2
-    while True:
-        messages, is_all = await newest_messages(source, count)
-        known = _stored(messages)
-        chain, missing = _walked(known, head, limit)
-        if missing is None:
-            return chain
-        if is_all or not chain or count is None:
-            break
-        count *= 4
-    if not is_all:
+    messages, is_all = await newest_messages(source, count)
+    known = _stored(messages)
+    chain, missing = _walked(known, head, limit)
+    if missing is not None and not is_all:
         messages, _ = await newest_messages(source, None)
         known = _stored(messages)
         chain, missing = _walked(known, head, limit)

@@ -8,8 +8,7 @@ messages it begins with alike, and the bytes of those that follow.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
@@ -18,21 +17,20 @@ import msgspec
 import pydantic
 
 from perdure._lib.lazy import import_extra
-from perdure.adapters.items import Recent, StoreAdapter, deleted
+from perdure.adapters.envelopes import SdkEnvelope, read_entry
+from perdure.adapters.items import AdapterManager, Recent, StoreAdapter
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import (
-    LeaseLostError,
     NotStorableError,
     SessionError,
-    SessionNotFoundError,
-    UnsupportedVersionError,
 )
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, session_key
-from perdure.records.records import FOREIGN, Entry, Record
-from perdure.session.internals import accept, has_content, store_of
+from perdure.records.records import FOREIGN, Entry
+from perdure.session.internals import LogPlace, accept, has_content, store_of
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
+from perdure.store import all_records
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
@@ -63,16 +61,9 @@ KNOWN: Final = 10_000
 """Runs of which is known that they were written here."""
 
 
-class _Envelope(msgspec.Struct, frozen=True):
-    sdk: str
-    v: int
-
-
-class StepRecord(msgspec.Struct, frozen=True):
+class StepRecord(SdkEnvelope, frozen=True):
     """One record of a run."""
 
-    sdk: str
-    v: int
     kind: str
     """One of `KINDS`."""
     value: msgspec.Raw
@@ -165,11 +156,18 @@ class PerdureStepStore(StoreAdapter):
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> None:
-        super().__init__(sessions, tenant=tenant, tags=tags, on_held=on_held, wait=wait)
+        self._connection = AdapterManager(
+            sessions,
+            instead="PerdureStepStore.from_url(url)",
+            tenant=tenant,
+            tags=tags,
+            on_held=on_held,
+            wait=wait,
+        )
         self._runs: WeakKeyDictionary[Session, tuple[int, _Run]] = WeakKeyDictionary()
         """Of sessions that are held here: a version, and the run as of it."""
-        self._written: Recent[SessionKey, int] = Recent(KNOWN)
-        """Of runs that were written here last: the session's durable version."""
+        self._written: Recent[SessionKey, LogPlace] = Recent(KNOWN)
+        """Of runs that were written here last: where the session's log ended."""
 
     # What the SDK calls
 
@@ -196,8 +194,10 @@ class PerdureStepStore(StoreAdapter):
     ) -> list[Any]:
         """Return the runs, the oldest first; reads every run."""
         runs = []
-        async for key in self._keys():
-            run = await self._read(key)
+        async for info in self._connection.listed():
+            if info.key.session != SESSION:
+                continue
+            run = await self._read(info.key)
             if run.record is not None:
                 record = _loaded("run", run.record)
                 is_child = parent_run_id in (None, record.parent_run_id)
@@ -252,16 +252,7 @@ class PerdureStepStore(StoreAdapter):
     # Inside
 
     def _key(self, run_id: str) -> SessionKey:
-        return session_key(run_id, SESSION, self._tenant)
-
-    async def _keys(self) -> AsyncIterator[SessionKey]:
-        sessions = await self._connection.manager()
-        after = None
-        while page := await sessions.list(tenant=self._tenant, after=after, limit=500):
-            after = page[-1]
-            for info in page:
-                if info.key.session == SESSION:
-                    yield info.key
+        return session_key(run_id, SESSION, self._connection.tenant)
 
     async def _read(self, key: SessionKey) -> _Run:
         source = await self._connection.peek(key)
@@ -269,25 +260,21 @@ class PerdureStepStore(StoreAdapter):
 
     async def _run_of(self, source: Session | SessionView) -> _Run:
         """Return what is stored of a run; also what is not durable, if it is held here."""
-        version, run = (0, _Run())
         if isinstance(source, Session):
-            version, run = self._runs.get(source, (version, run))
+            version, run = self._runs.get(source, (0, _Run()))
             if version == source.version:
                 return run
-            run = _Run()
+        run = _Run()
         unsaved = source.unsaved() if isinstance(source, Session) else ()
-        last = 0
-        async with aclosing(store_of(source).read_log(source.key)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    last = record.seq
-                    _take(run, record)
-        for record in unsaved:
-            if record.seq > last:
-                last = record.seq
-                _take(run, record)
-        if isinstance(source, Session):
-            self._runs[source] = last, run
+        records = await all_records(store_of(source).read_log(source.key))
+        last = records[-1].seq if records else 0
+        records += [record for record in unsaved if record.seq > last]
+        for record in records:
+            stored = read_entry(record, StepRecord, sdk=SDK, newest=SHAPE)
+            if stored is not None:
+                run.add(stored)
+        if isinstance(source, Session) and records:
+            self._runs[source] = records[-1].seq, run
         return run
 
     async def _append(self, kind: str, value: Any) -> None:
@@ -295,47 +282,27 @@ class PerdureStepStore(StoreAdapter):
         key = self._key(value.run_id)
         plain, messages = _encoded(kind, value)
         # A run that goes on does not bring back what was deleted; one that is registered begins.
-        written = 0 if kind == "run" else self._written.get(key) or 0
-        while True:
-            try:
-                opened = await self._open(key, create=not written)
-            except SessionNotFoundError as error:
-                raise deleted(key) from error
-            async with opened as session:
-                run = await self._run_of(session)
-                if self._runs[session][0] != session.version:  # appended to while it was read
-                    continue
-                if session.version < written:
-                    raise deleted(key)
-                if has_content(session):
-                    message = f"session {key} has messages, and is no run: choose another run_id"
-                    raise SessionError(message, key=str(key))
-                if not run.knows(kind, getattr(value, "idempotency_key", None)):
-                    stored = _record(kind, plain, messages, run.messages())
-                    fresh = b"[%b]" % b",".join(map(bytes, stored.add))
-                    read = partial(MESSAGES.validate_json, fresh)
-                    require_readable("the history of a run's snapshot", SDK, read)
-                    try:
-                        version = accept(session, (Entry(FOREIGN, encode(stored)),))
-                    except LeaseLostError:  # handed over before: ask for it back
-                        continue
-                    run.add(stored)
-                    self._runs[session] = version, run
-                await self._connection.save(session)
-                self._written.put(key, session.durable_version, 1)
-                return
+        written = None if kind == "run" else self._written.get(key)
 
-    async def _open(self, key: SessionKey, *, create: bool) -> Session:
-        sessions = await self._connection.manager()
-        return await sessions.open(
-            key.agent,
-            session=key.session,
-            tenant=key.tenant,
-            tags=self._tags,
-            create=create,
-            on_held=self._on_held,
-            wait=self._wait,
-        )
+        async def append(session: Session) -> bool:
+            run = await self._run_of(session)
+            if self._runs[session][0] != session.version:  # appended to while it was read
+                return False
+            if has_content(session):
+                message = f"session {key} has messages, and is no run: choose another run_id"
+                raise SessionError(message, key=str(key))
+            if not run.knows(kind, getattr(value, "idempotency_key", None)):
+                stored = _record(kind, plain, messages, run.messages())
+                fresh = b"[%b]" % b",".join(map(bytes, stored.add))
+                read = partial(MESSAGES.validate_json, fresh)
+                require_readable("the history of a run's snapshot", SDK, read)
+                version = accept(session, (Entry(FOREIGN, encode(stored)),))
+                run.add(stored)
+                self._runs[session] = version, run
+            return True
+
+        known = () if written is None else (written,)
+        self._written.put(key, await self._connection.change(key, append, of=known), 1)
 
 
 # What is stored
@@ -371,27 +338,6 @@ def _record(
         keep = next((at for at, (message, known) in pairs if message != known), size)
     add = tuple(map(msgspec.Raw, messages[keep:]))
     return StepRecord(SDK, SHAPE, kind, msgspec.Raw(plain), keep, add)
-
-
-def _take(run: _Run, record: Record) -> None:
-    """Take in a record of the log, if it is a run's.
-
-    Raises:
-        UnsupportedVersionError: A newer release wrote it.
-
-    """
-    if record.kind != FOREIGN:
-        return
-    about = decode(record.payload, _Envelope)
-    if about.sdk != SDK:
-        return
-    if about.v > SHAPE:
-        message = (
-            f"record {record.seq} of a run has shape {about.v}, and this release reads up to "
-            f"{SHAPE}: upgrade perdure"
-        )
-        raise UnsupportedVersionError(message, version=about.v)
-    run.add(decode(record.payload, StepRecord))
 
 
 def _loaded(kind: str, data: bytes) -> Any:

@@ -13,12 +13,13 @@ import hashlib
 import math
 from base64 import b64decode
 from binascii import b2a_base64
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, final
 
 import msgspec
 
-from perdure.errors import CorruptRecordError, UnsupportedVersionError
+from perdure.adapters.envelopes import SdkEnvelope, read_entry
+from perdure.errors import CorruptRecordError
 from perdure.records.json import encode
 from perdure.records.records import EPOCH, FOREIGN, Entry, Record
 
@@ -92,21 +93,14 @@ class TaskWrites(msgspec.Struct, frozen=True, omit_defaults=True):
     """Index, channel, and the name of the value."""
 
 
-class ThreadRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+class ThreadRecord(SdkEnvelope, frozen=True, omit_defaults=True):
     """One record."""
 
-    sdk: str
-    v: int
     reset: bool = False
     """Whether nothing counts that was stored before."""
     values: tuple[Leaf | Items, ...] = ()
     put: CheckpointPut | None = None
     writes: TaskWrites | None = None
-
-
-class _Envelope(msgspec.Struct, frozen=True):
-    sdk: str
-    v: int
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -139,8 +133,6 @@ class Write(NamedTuple):
     value: str
 
 
-_decoder = msgspec.json.Decoder(ThreadRecord)
-_envelopes = msgspec.json.Decoder(_Envelope)
 _holders = msgspec.json.Decoder(Holder)
 
 
@@ -163,22 +155,7 @@ def read_record(record: Record) -> ThreadRecord | None:
         UnsupportedVersionError: A newer release wrote it.
 
     """
-    if record.kind != FOREIGN:
-        return None
-    try:
-        about = _envelopes.decode(record.payload)
-        if about.sdk != SDK:
-            return None
-        if about.v > SHAPE:
-            message = (
-                f"record {record.seq} of a thread has shape {about.v}, and this release reads up "
-                f"to {SHAPE}: upgrade perdure"
-            )
-            raise UnsupportedVersionError(message, version=about.v)
-        return _decoder.decode(record.payload)
-    except msgspec.DecodeError as error:
-        message = f"record {record.seq} is no record of a thread: {error}"
-        raise CorruptRecordError(message, seq=record.seq) from error
+    return read_entry(record, ThreadRecord, sdk=SDK, newest=SHAPE)
 
 
 def entries_of(records: Iterable[ThreadRecord]) -> tuple[Entry, ...]:
@@ -211,8 +188,6 @@ class ThreadIndex:
         self.epoch: int = 0
         """Its epoch."""
         self.holders: dict[int, Holder] = {}
-        self.newest_put: tuple[int, int] = (0, 0)
-        """The record of the newest change, and its epoch."""
         self.is_known: bool = False
         """Whether the log has any record of a thread."""
         self._clear()
@@ -261,8 +236,6 @@ class ThreadIndex:
             self._put(seq, stored.put)
         if stored.writes is not None:
             self._write(stored.writes)
-        if stored.put is not None or stored.writes is not None or stored.reset:
-            self.newest_put = seq, epoch
 
     def _put(self, seq: int, put: CheckpointPut) -> None:
         mark = Mark(seq, put.parent, put.channels, put.versions, put.delta, put.hidden)
@@ -285,13 +258,17 @@ class ThreadIndex:
 
     # what there is
 
-    def has(self, name: str) -> bool:
-        """Say whether a value is stored."""
-        return name in self.leaves or name in self.items
-
     def mark(self, ns: str, checkpoint: str) -> Mark | None:
         """Return a checkpoint, also one that is hidden."""
         return self.checkpoints.get(ns, {}).get(checkpoint)
+
+    def value_of(self, put: CheckpointPut, channel: str) -> str | None:
+        """Return the value of a channel that a checkpoint leaves as it was; None for no value."""
+        version = put.versions[channel]
+        parent = None if put.parent is None else self.mark(put.ns, put.parent)
+        if parent is not None and parent.versions.get(channel) == version:
+            return parent.channels.get(channel)
+        return self.values_of.get((put.ns, channel, version))
 
     def newest(self, ns: str) -> str | None:
         """Return the id of a namespace's newest checkpoint."""
@@ -443,7 +420,7 @@ class Value(NamedTuple):
 
     def missing(self, index: ThreadIndex, base: str | None) -> Iterator[Leaf | Items]:
         """Return what is to be stored of it, where ``base`` is a list that it may continue."""
-        if index.has(self.name):
+        if self.name in index.leaves or self.name in index.items:
             return
         for name, leaf in self.leaves.items():
             if name not in index.leaves:
@@ -456,53 +433,27 @@ class PutChange(NamedTuple):
     """A checkpoint to be stored."""
 
     put: CheckpointPut
-    values: dict[str, Value]
-    """Of the channels that are new."""
     emptied: frozenset[str]
     """New channels without a value."""
+    values: dict[str, Value]
+    """Of the channels that are new, and of others of which no value is stored."""
     opaque: Value | None
     is_input: bool = False
     """Whether a run begins with it."""
-    encode: Callable[[str], Value | None] = lambda _channel: None
-    """Returns the value of a channel that is not new; for one of which no value is stored."""
-
-    def settled(self, index: ThreadIndex) -> PutChange:
-        """Return the same, with what would have to be encoded later; callers may change values."""
-        put = self.put
-        unknown = [
-            name
-            for name, version in put.versions.items()
-            if name not in self.values
-            and name not in self.emptied
-            and (put.ns, name, version) not in index.values_of
-        ]
-        encoded = {name: self.encode(name) for name in unknown}
-
-        def encode_value(name: str) -> Value | None:
-            return encoded[name] if name in encoded else self.encode(name)
-
-        return self._replace(encode=encode_value)
 
     def records(self, index: ThreadIndex) -> list[ThreadRecord]:
         """Return what to append to a thread."""
         put, ns = self.put, self.put.ns
-        new = dict(self.values)
         parent = None if put.parent is None else index.mark(ns, put.parent)
         before = {} if parent is None else parent.channels
         channels = {name: value.name for name, value in self.values.items()}
-        for name, version in put.versions.items():
-            if name not in channels and name not in self.emptied:
-                if parent is not None and parent.versions.get(name) == version:
-                    kept = before.get(name)
-                else:
-                    kept = index.values_of.get((ns, name, version))
-                value = self.encode(name) if kept is None else None
-                if value is not None:
-                    new[name], kept = value, value.name
-                if kept is not None:
-                    channels[name] = kept
+        for name in put.versions:
+            is_new = name in channels or name in self.emptied
+            kept = None if is_new else index.value_of(put, name)
+            if kept is not None:
+                channels[name] = kept
         values = dict[str, Leaf | Items]()
-        for name, value in new.items():
+        for name, value in self.values.items():
             base = before.get(name)
             base = base if base in index.items else index.newest_list.get((ns, name))
             _add(values, value.missing(index, base))
@@ -568,7 +519,7 @@ def compacted(
             put = msgspec.structs.replace(puts[mark.seq], hidden=not is_visible)
             values = {channel: value_of(name) for channel, name in mark.channels.items()}
             opaque = value_of(put.opaque) if put.opaque else None
-            add(PutChange(put, values, frozenset(mark.versions), opaque))
+            add(PutChange(put, frozenset(mark.versions), values, opaque))
             for task, at, write in index.writes_of(ns, id_):
                 about = TaskWrites(ns, id_, task, write.path, ())
                 add(WritesChange(about, ((at, write.channel, value_of(write.value)),)))

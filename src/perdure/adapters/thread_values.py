@@ -11,10 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import attrgetter, is_
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast, final
+from typing import Any, Final, NamedTuple, TypeAlias, cast, final
 from weakref import getweakrefcount
 
-from perdure._lib.lazy import import_extra
+from perdure._lib.lazy import from_extra
 from perdure.adapters.items import Recent
 from perdure.adapters.thread_log import (
     JOINED,
@@ -30,18 +30,18 @@ from perdure.adapters.thread_log import (
 from perdure.errors import CorruptRecordError, FormatError, InvalidArgumentError, NotStorableError
 from perdure.records.values import is_plain
 
-if TYPE_CHECKING:
+with from_extra(
+    "langgraph",
+    "ormsgpack",
+    "pydantic",
+    used_by="PerdureSaver",
+    name="LangGraph",
+    extra="langgraph",
+):
     import ormsgpack
     import pydantic
     from langgraph.checkpoint.serde import _msgpack as sdk_msgpack, jsonplus, types as sdk_types
     from langgraph.checkpoint.serde.base import SerializerProtocol
-else:
-    ABOUT = {"used_by": "PerdureSaver", "name": "LangGraph", "extra": "langgraph"}
-    jsonplus = import_extra("langgraph.checkpoint.serde.jsonplus", **ABOUT)
-    sdk_msgpack = import_extra("langgraph.checkpoint.serde._msgpack", **ABOUT)
-    sdk_types = import_extra("langgraph.checkpoint.serde.types", **ABOUT)
-    ormsgpack = import_extra("ormsgpack", **ABOUT)
-    pydantic = import_extra("pydantic", **ABOUT)
 
 COPIES_BYTES: Final = 32 * 1024 * 1024
 """Bytes of values that are kept to hand out copies of them again."""
@@ -278,6 +278,7 @@ class LentItems:
 _DeltaSnapshot: Any = sdk_types._DeltaSnapshot  # noqa: SLF001  # a value of a channel, as stored
 _PLAIN = frozenset({str, int, float, bool, type(None), bytes, list, tuple, set, frozenset})
 _UNKNOWN = object()
+"""Equal to nothing that a list holds."""
 
 Place: TypeAlias = tuple[str, str, str]
 """A thread, a namespace and a channel."""
@@ -363,7 +364,7 @@ class ValueCodec:
         if not all(map(known.__contains__, names)):
             same, names = 0, []
         # Before they are encoded: what another thread changes meanwhile counts as changed then.
-        fresh = [] if held is None else [_plain_copy(item) for item in held[same:]]
+        fresh = [_deep_copy(item) if is_plain(item) else _UNKNOWN for item in (held or ())[same:]]
         leaves: dict[str, Leaf] = {}
         for value in values[same:]:
             item = self._leaf(value, known)
@@ -540,23 +541,19 @@ def _is_model(cls: type) -> bool:
 
 def _same(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int:
     """Return how many items a list begins with as another one did when it was stored."""
+    same = min(len(stored.names), len(types))
     try:
-        return _equal_items(stored, types, held)
+        if types[:same] != stored.types[:same] or held[:same] != stored.held[:same]:
+            pairs = zip(types, held, stored.types, stored.held, strict=False)
+            same = next(
+                at
+                for at, (cls, now, cls_then, then) in enumerate(pairs)
+                if cls is not cls_then or now != then
+            )
+        numbers = stored.numbers.items()
+        return next((at for at, then in numbers if at < same and _exact(held[at]) != then), same)
     except Exception:  # noqa: BLE001  # of a value that cannot be compared, such as an array
         return 0
-
-
-def _equal_items(stored: _Stored, types: list[type], held: list[dict[str, Any]]) -> int:
-    same = min(len(stored.names), len(types))
-    if types[:same] != stored.types[:same] or held[:same] != stored.held[:same]:
-        pairs = zip(types, held, stored.types, stored.held, strict=False)
-        same = next(
-            at
-            for at, (cls, now, cls_then, then) in enumerate(pairs)
-            if cls is not cls_then or now != then
-        )
-    numbers = stored.numbers.items()
-    return next((at for at, then in numbers if at < same and _exact(held[at]) != then), same)
 
 
 def _remembered(
@@ -566,11 +563,6 @@ def _remembered(
     numbers = {at: then for at, then in stored.numbers.items() if at < same}
     numbers |= {at: _exact(item) for at, item in enumerate(fresh, same) if _has_numbers(item)}
     return _Stored(types, stored.held[:same] + fresh, names, numbers)
-
-
-def _plain_copy(held: dict[str, Any]) -> Any:
-    """Return a copy of what an object holds, or what is equal to nothing."""
-    return _deep_copy(held) if is_plain(held) else _UNKNOWN
 
 
 def _exact(held: Any) -> str | None:

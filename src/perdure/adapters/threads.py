@@ -13,7 +13,6 @@ from collections.abc import (
     Callable,
     Collection,
     Iterable,
-    Iterator,
     Sequence,
 )
 from contextlib import aclosing, asynccontextmanager
@@ -48,18 +47,16 @@ from perdure.session.internals import (
     tracked_of,
 )
 from perdure.session.session import Session
+from perdure.store import all_records
 
 if TYPE_CHECKING:
-    from perdure.lease import OnHeld
     from perdure.store import SessionInfo
 
 BACKLOG: Final = 4 * 1024 * 1024
 """Bytes that a thread may have unsaved while LangGraph already goes on, by ``durability="async"``.
 """
 RECENT_BYTES: Final = 32 * 1024 * 1024
-"""Memory for copies of stored values."""
-LISTED: Final = 100
-"""Threads that are listed at once."""
+"""Memory for records that were read or written."""
 KNOWN: Final = 1000
 """Threads whose index is kept in memory."""
 NEAR: Final = 64
@@ -84,7 +81,7 @@ class Thread:
         """Calls that wait for the session, or append when it is there."""
         self.seen: int = 0
         """The newest record when this process last read or wrote the thread, 0 if it never did."""
-        self._seen_at: dict[At, int] = {}
+        self._seen_at: Recent[At, int] = Recent(BEGINNINGS)
         """The same for a checkpoint, which a run goes on from: others may have read since."""
         self.foreign_put: tuple[int, int] = (0, 0)
         """The record of another process's newest change, and its epoch."""
@@ -110,18 +107,16 @@ class Thread:
             seen: What the run knows then, up to which record; None for all that there is now.
 
         """
-        self._seen_at.pop((ns, checkpoint), None)
-        self._seen_at[ns, checkpoint] = self.index.upto if seen is None else seen
-        if len(self._seen_at) > BEGINNINGS:
-            del self._seen_at[next(iter(self._seen_at))]
+        self._seen_at.put((ns, checkpoint), self.index.upto if seen is None else seen, 1)
 
     def seen_by(self, at: At) -> int:
         """Return the newest record that a run knew when it came to a checkpoint."""
-        return self._seen_at.get(at, self.seen)
+        seen = self._seen_at.get(at)
+        return self.seen if seen is None else seen
 
     def knows(self, at: At) -> bool:
         """Whether a run may have gone on from a checkpoint here."""
-        return at in self._seen_at
+        return self._seen_at.get(at) is not None
 
     def has(self, at: At) -> bool:
         """Whether a checkpoint is there."""
@@ -139,30 +134,14 @@ class ThreadSessions:
 
     Args:
         connection: Whose sessions they are.
-        tenant: As for `SessionManager.open`,
-        tags: and these,
-        on_held: and this,
-        wait: and this.
 
     """
 
-    def __init__(
-        self,
-        connection: AdapterManager,
-        *,
-        tenant: str,
-        tags: Sequence[str],
-        on_held: OnHeld,
-        wait: float,
-    ) -> None:
+    def __init__(self, connection: AdapterManager) -> None:
         self._connection = connection
-        self._tenant = tenant
-        self._tags = tags
-        self._on_held: OnHeld = on_held
-        self._wait = wait
         self._threads: OrderedDict[str, Thread] = OrderedDict()
-        self._leaves: Recent[tuple[str, str], Leaf] = Recent(RECENT_BYTES)
-        self._puts: Recent[tuple[str, int], CheckpointPut] = Recent(RECENT_BYTES // 4)
+        self._records: Recent[tuple[str, int], ThreadRecord] = Recent(RECENT_BYTES)
+        """By thread and number."""
 
     async def append(
         self,
@@ -172,7 +151,7 @@ class ThreadSessions:
         *,
         within: Collection[At] = (),
         owner: str | None = None,
-    ) -> tuple[Session, int]:
+    ) -> Session:
         """Append a change to a thread's session, in the order of the calls.
 
         Args:
@@ -191,10 +170,10 @@ class ThreadSessions:
         session = self._ready(thread)
         if session is not None:
             self._require_current(thread, at, known)
-            return session, self._accept(thread, session, change(thread.index.leaves))
+            self._accept(thread, session, change(thread.index.leaves))
+            return session
         encoded = change(())  # now: the caller may change the values while this waits
         if isinstance(encoded, PutChange):
-            encoded = encoded.settled(thread.index)
             thread.note(encoded.put.ns, encoded.put.id, thread.seen_by(at))
         thread.queued += 1
         try:
@@ -204,24 +183,20 @@ class ThreadSessions:
             async with thread.lock, holding as session:
                 self._require_current(thread, at, known)
                 thread.epochs.add(session.epoch)
-                return session, self._accept(thread, session, encoded)
+                self._accept(thread, session, encoded)
+                return session
         finally:
             thread.queued -= 1
 
     def _ready(self, thread: Thread) -> Session | None:
         """Return a thread's session if it can be appended to at once."""
-        if thread.queued or thread.lock.locked():
+        is_busy = thread.queued or thread.lock.locked()
+        session = None if is_busy else self.open_here(thread)
+        if session is None or session.version != thread.index.upto:
             return None
-        session = self.open_here(thread)
-        is_ready = (
-            session is not None
-            and session.is_writable
-            and session.version == thread.index.upto
-            and session.epoch in thread.epochs
-        )
-        return session if is_ready else None
+        return session if session.epoch in thread.epochs else None
 
-    def _accept(self, thread: Thread, session: Session, change: Change) -> int:
+    def _accept(self, thread: Thread, session: Session, change: Change) -> None:
         records = change.records(thread.index)
         if records:
             entries = entries_of(records)
@@ -239,7 +214,6 @@ class ThreadSessions:
         thread.seen = thread.index.upto
         if isinstance(change, PutChange):
             thread.note(change.put.ns, change.put.id)
-        return session.version
 
     def _require_current(self, thread: Thread, at: At, known: Iterable[At]) -> None:
         """Refuse a write of a run that began before the thread was deleted or changed elsewhere.
@@ -270,18 +244,9 @@ class ThreadSessions:
         self, thread: Thread, *, create: bool = True, owner: str | None = None
     ) -> AsyncGenerator[Session, None]:
         """Hold a thread's session, and know all of it."""
-        sessions, key = await self._connection.manager(), thread.key
-        opening = sessions.open(
-            key.agent,
-            tenant=key.tenant,
-            owner=owner,
-            tags=self._tags,
-            create=create,
-            on_held=self._on_held,
-            wait=self._wait,
-        )
+        key = thread.key
         try:
-            opened = await opening
+            opened = await self._connection.open(key, create=create, owner=owner)
         except SessionNotFoundError as error:
             raise deleted(key) from error
         async with opened as session:
@@ -318,7 +283,7 @@ class ThreadSessions:
             await self._catch_up(thread, session)
             thread.seen = thread.index.upto
         sessions = await self._connection.manager()
-        await drop_history(sessions, thread.key, before + 1, wait=self._wait)
+        await drop_history(sessions, thread.key, before + 1, wait=self._connection.wait)
 
     async def current(self, thread_id: str) -> Thread:
         """Return a thread as it is now, here or in the store."""
@@ -357,7 +322,8 @@ class ThreadSessions:
         """Take in what was appended to a thread's session since."""
         while True:
             unsaved = () if session is None else session.unsaved()
-            if not await self._read_on(thread, is_ours=_epoch(session) == thread.index.epoch):
+            is_ours = session is not None and session.epoch == thread.index.epoch
+            if not await self._read_on(thread, is_ours=is_ours):
                 thread.restart()
                 continue
             for record in unsaved:
@@ -389,75 +355,57 @@ class ThreadSessions:
     def _take(self, thread: Thread, record: Record) -> None:
         if record.seq > thread.index.upto:
             stored = thread.index.apply(record)
-            if thread.index.newest_put[0] == record.seq and record.epoch not in thread.epochs:
-                thread.foreign_put = thread.index.newest_put
             if stored is not None:
+                if record.epoch not in thread.epochs:
+                    thread.foreign_put = record.seq, record.epoch
                 self._remember(thread, record.seq, stored)
 
     def _remember(self, thread: Thread, seq: int, stored: ThreadRecord) -> None:
-        for value in stored.values:
-            if isinstance(value, Leaf):
-                key = thread.key.agent, value.name
-                self._leaves.put(key, value, len(value.data) + 200)
-        if stored.put is not None:
-            self._puts.put((thread.key.agent, seq), stored.put, len(stored.put.body) + 1000)
+        size = sum(len(value.data) for value in stored.values if isinstance(value, Leaf))
+        body = 0 if stored.put is None else len(stored.put.body)
+        self._records.put((thread.key.agent, seq), stored, size + body + 1000)
 
-    async def _read_at(self, thread: Thread, seqs: Iterable[int]) -> list[tuple[int, ThreadRecord]]:
+    async def _records_at(self, thread: Thread, seqs: Iterable[int]) -> dict[int, ThreadRecord]:
         """Return a thread's records of these numbers, and some of those between."""
-        found: list[tuple[int, ThreadRecord]] = []
-
-        def keep(record: Record) -> None:
-            stored = read_record(record)
-            if stored is not None:
-                found.append((record.seq, stored))
-                self._remember(thread, record.seq, stored)
-
-        wanted = set(seqs)
-        if not wanted:
+        known = {seq: self._records.get((thread.key.agent, seq)) for seq in seqs}
+        found = {seq: record for seq, record in known.items() if record is not None}
+        missing = known.keys() - found.keys()
+        if not missing:
             return found
         session = self.open_here(thread)
-        for record in () if session is None else session.unsaved():
-            if record.seq in wanted:
-                keep(record)
-        wanted -= {seq for seq, _ in found}
+        unsaved = () if session is None else session.unsaved()
+        records = [record for record in unsaved if record.seq in missing]
+        missing -= {record.seq for record in records}
         store = store_below(await self._connection.manager())
-        for first, last in _runs(sorted(wanted)):
+        for first, last in _runs(missing):
             log = store.read_log(thread.key, after=first - 1, before=last + 1)
-            async with aclosing(log):
-                async for chunk in log:
-                    for record in chunk.records:
-                        keep(record)
+            records += await all_records(log)
+        for record in records:
+            stored = read_record(record)
+            if stored is not None:
+                found[record.seq] = stored
+                self._remember(thread, record.seq, stored)
         return found
 
     async def puts_at(self, thread: Thread, seqs: Iterable[int]) -> dict[int, CheckpointPut]:
         """Return the checkpoints that these records of a thread hold."""
-        known = {seq: self._puts.get((thread.key.agent, seq)) for seq in seqs}
-        puts = {seq: put for seq, put in known.items() if put is not None}
-        for seq, stored in await self._read_at(thread, known.keys() - puts.keys()):
-            if stored.put is not None:
-                puts[seq] = stored.put
-        return puts
+        records = await self._records_at(thread, seqs)
+        return {seq: record.put for seq, record in records.items() if record.put is not None}
 
     async def leaves_of(self, thread: Thread, names: Iterable[str]) -> dict[str, Leaf]:
-        """Return what these values of a thread are."""
-        agent, index = thread.key.agent, thread.index
-        known = {name: self._leaves.get((agent, name)) for name in names}
-        leaves = {name: leaf for name, leaf in known.items() if leaf is not None}
-        missing = known.keys() - leaves.keys()
-        seqs = {index.leaves[name] for name in missing if name in index.leaves}
-        for _, stored in await self._read_at(thread, seqs):
-            for value in stored.values:
-                if isinstance(value, Leaf):
-                    leaves.setdefault(value.name, value)
-        return leaves
-
-    def key(self, thread_id: Any) -> SessionKey:
-        """Return a thread's session."""
-        return session_key(str(thread_id), tenant=self._tenant)
+        """Return what these values of a thread are, and others that are stored with them."""
+        places = thread.index.leaves
+        records = await self._records_at(thread, {places[name] for name in names if name in places})
+        return {
+            value.name: value
+            for record in records.values()
+            for value in record.values
+            if isinstance(value, Leaf)
+        }
 
     def thread(self, thread_id: Any) -> Thread:
         """Return what is known of a thread."""
-        key = self.key(thread_id)
+        key = session_key(str(thread_id), tenant=self._connection.tenant)
         thread = self._threads.get(key.agent)
         if thread is None:
             thread = self._threads[key.agent] = Thread(key)
@@ -478,20 +426,11 @@ class ThreadSessions:
         self, *, owner: str | None = None, newest_first: bool = False
     ) -> AsyncGenerator[SessionInfo, None]:
         """Return all sessions that may be threads."""
-        sessions, after = await self._connection.manager(), None
-        while page := await sessions.list(
-            tenant=self._tenant,
-            owner=owner,
-            after=after,
-            limit=LISTED,
-            newest_first=newest_first,
-        ):
-            after = page[-1]
-            for info in page:
+        listing = self._connection.listed(owner=owner, newest_first=newest_first)
+        async with aclosing(listing):
+            async for info in listing:
                 if info.key.session == DEFAULT_SESSION:
                     yield info
-            if len(page) < LISTED:
-                return
 
     async def save_checkpoint(
         self, thread: Thread, session: Session, version: int, at: tuple[str, str]
@@ -507,20 +446,15 @@ class ThreadSessions:
 
     async def delete(self, thread_id: str) -> None:
         """Delete a thread's session."""
-        sessions, thread = await self._connection.manager(), self.thread(thread_id)
+        thread = self.thread(thread_id)
         async with thread.lock:
-            key = thread.key
-            await sessions.delete(key.agent, tenant=key.tenant, wait=self._wait)
+            await self._connection.delete(thread.key)
             thread.restart()
 
     async def copy(self, source: str, target: str) -> None:
         """Begin a thread with what another one has now."""
         sessions = await self._connection.manager()
-        await sessions.fork(self.key(source).agent, self.key(target).agent, tenant=self._tenant)
-
-
-def _epoch(session: Session | None) -> int | None:
-    return None if session is None else session.epoch
+        await sessions.fork(str(source), str(target), tenant=self._connection.tenant)
 
 
 def release_put(thread: Thread, at: tuple[str, str]) -> None:
@@ -536,15 +470,12 @@ def has_room(session: Session) -> bool:
     return tracked_of(session).pending_bytes < BACKLOG
 
 
-def _runs(seqs: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Return numbers as ranges, those that are close to one another in one."""
-    first = last = None
-    for seq in seqs:
-        if first is None or last is None:
-            first = seq
-        elif seq - last > NEAR:
-            yield first, last
-            first = seq
-        last = seq
-    if first is not None and last is not None:
-        yield first, last
+def _runs(seqs: Iterable[int]) -> list[list[int]]:
+    """Return numbers as the first and last of ranges, those close to one another in one."""
+    runs: list[list[int]] = []
+    for seq in sorted(seqs):
+        if runs and seq - runs[-1][1] <= NEAR:
+            runs[-1][1] = seq
+        else:
+            runs.append([seq, seq])
+    return runs

@@ -599,7 +599,7 @@ def _print(done: SdkImport, target: str) -> None:
     for name, reason in done.failed.items():
         say(f"{name}: NOT IMPORTED: {reason}")
     for name in done.left_alone:
-        say(f"{name}: is in use in {target}, and was left as it is there")
+        say(f"{name}: was changed in {target}, and was left as it is there")
     say(
         f"{done.imported + done.continued} of {done.sessions} sessions imported into {target} and "
         f"verified: {done.added} items; {done.continued} continued, {done.there} already complete "
