@@ -6,9 +6,8 @@ import os
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import ExitStack
-from functools import update_wrapper
 from types import TracebackType
-from typing import Any, Concatenate, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, final
+from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, final
 
 import anyio
 
@@ -461,18 +460,6 @@ class StoreAdapter(Adapter):
     def in_memory(cls, **options: Any) -> Self:
         """Return a store in memory, for your tests."""
         return cls.from_url("memory:", **options)
-
-
-def blocking(
-    call: Callable[Concatenate[B, P], Coroutine[Any, Any, T]],
-) -> Callable[Concatenate[B, P], T]:
-    """Return the synchronous twin of an adapter's call, for other threads than its loop's."""
-
-    def wait_for(self: B, /, *args: P.args, **options: P.kwargs) -> T:
-        return self._wait_for(call(self, *args, **options))
-
-    update_wrapper(wait_for, call)
-    return wait_for
 
 
 class BlockingAdapter(Adapter):

@@ -26,7 +26,7 @@ from uuid import UUID
 import msgspec
 
 from perdure._lib.lazy import from_extra
-from perdure.adapters.items import AdapterManager, BlockingAdapter, blocking
+from perdure.adapters.items import AdapterManager, BlockingAdapter
 from perdure.adapters.thread_log import (
     SDK,
     CheckpointPut,
@@ -516,14 +516,51 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
     # The same for other threads of execution
 
-    get_tuple = blocking(aget_tuple)
-    put = blocking(aput)
-    put_writes = blocking(aput_writes)
-    get_delta_channel_history = blocking(aget_delta_channel_history)
-    delete_thread = blocking(adelete_thread)
-    delete_for_runs = blocking(adelete_for_runs)
-    copy_thread = blocking(acopy_thread)
-    prune = blocking(aprune)
+    def get_tuple(self, config: RunnableConfig) -> sdk.CheckpointTuple | None:
+        """Return a checkpoint; see `aget_tuple`."""
+        return self._wait_for(self.aget_tuple(config))
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: sdk.Checkpoint,
+        metadata: sdk.CheckpointMetadata,
+        new_versions: sdk.ChannelVersions,
+    ) -> RunnableConfig:
+        """Store a checkpoint; see `aput`."""
+        return self._wait_for(self.aput(config, checkpoint, metadata, new_versions))
+
+    def put_writes(
+        self,
+        config: RunnableConfig,
+        writes: Sequence[tuple[str, Any]],
+        task_id: str,
+        task_path: str = "",
+    ) -> None:
+        """Store what a task wrote; see `aput_writes`."""
+        self._wait_for(self.aput_writes(config, writes, task_id, task_path))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, sdk.DeltaChannelHistory]:
+        """Return channels' histories; see `aget_delta_channel_history`."""
+        return self._wait_for(self.aget_delta_channel_history(config=config, channels=channels))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete a thread; see `adelete_thread`."""
+        self._wait_for(self.adelete_thread(thread_id))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Delete the checkpoints of runs; see `adelete_for_runs`."""
+        self._wait_for(self.adelete_for_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copy a thread; see `acopy_thread`."""
+        self._wait_for(self.acopy_thread(source_thread_id, target_thread_id))
+
+    def prune(self, thread_ids: Sequence[str], *, strategy: str = "keep_latest") -> None:
+        """Prune threads; see `aprune`."""
+        self._wait_for(self.aprune(thread_ids, strategy=strategy))
 
     def list(
         self,
