@@ -255,12 +255,21 @@ class ReadOnlyStore(DelegatingStore):
     ) -> None:
         raise _refusal(self, "drop dead letters" if epoch is None else "take from an inbox")
 
-    write_documents = put_blobs = renew = _refusing("write")
-    sweep = remove_blobs = _refusing("remove anything")
-    trim = _refusing("prune")
-    publish = _refusing("publish")
-    release = _refusing("release a session")
-    request_handover = _refusing("ask for a session")
-    enqueue = _refusing("post")
-    delete = _refusing("delete")
-    scrub = _refusing("clean up")
+
+_REFUSED = {
+    "write_documents": "write",
+    "put_blobs": "write",
+    "renew": "write",
+    "sweep": "remove anything",
+    "remove_blobs": "remove anything",
+    "trim": "prune",
+    "publish": "publish",
+    "release": "release a session",
+    "request_handover": "ask for a session",
+    "enqueue": "post",
+    "delete": "delete",
+    "scrub": "clean up",
+}
+# Set here, so that type checkers see the signatures of the class that it inherits from.
+for _name, _what in _REFUSED.items():
+    setattr(ReadOnlyStore, _name, _refusing(_what))
