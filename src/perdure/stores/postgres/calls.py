@@ -79,7 +79,7 @@ class Calls:
     connections: Connections
 
     def __init__(self, settings: PostgresSettings, sql: Statements) -> None:
-        self.durability = ""
+        self.durability: str = ""
         self._settings = settings
         self._sql = sql
         self._timeout = settings.timeout

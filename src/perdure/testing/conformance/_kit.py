@@ -175,11 +175,11 @@ class SessionWriter:
     """A holder of a session, who knows where its log ends."""
 
     def __init__(self, store: Store, grant: Taken) -> None:
-        self.store = store
-        self.grant = grant
-        self.key = grant.key
-        self.epoch = grant.epoch
-        self.head = grant.head
+        self.store: Store = store
+        self.grant: Taken = grant
+        self.key: SessionKey = grant.key
+        self.epoch: int = grant.epoch
+        self.head: int = grant.head
 
     async def add(self, *texts: str) -> None:
         """Append a group of messages, which must work."""
