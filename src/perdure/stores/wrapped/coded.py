@@ -696,13 +696,15 @@ class CodedStore(DelegatingStore, ABC):
                 if terms.names == frozenset():
                     found = msgspec.structs.replace(found, records=None)
                 found = None if is_changed else await self._decoded_all(key, found)
-        except BaseException as error:
-            with anyio.CancelScope(shield=True), suppress(PerdureError):
-                holder = await self.inner.holder(key)
-                if isinstance(error, PerdureError) and holder and holder.epoch != taken.epoch:
-                    return Held(holder)  # taken over, maybe deleted, before its key was here
-                # The caller never learns of the lease, so release it here.
-                await self.inner.release(key, taken.epoch)
+        except BaseException as error:  # the caller never learns of the lease: release it here
+            holder = None
+            with anyio.CancelScope(shield=True):
+                with suppress(PerdureError):
+                    holder = await self.inner.holder(key)
+                with suppress(PerdureError):
+                    await self.inner.release(key, taken.epoch)
+            if isinstance(error, PerdureError) and holder and holder.epoch != taken.epoch:
+                return Held(holder)  # taken over, maybe deleted, before its key was here
             raise
         return msgspec.structs.replace(taken, found=found)
 
