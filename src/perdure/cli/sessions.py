@@ -48,7 +48,7 @@ from perdure.records.messages import Message
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.fork import Fork
-from perdure.session.internals import contents_of, parts_of
+from perdure.session.internals import contents_of, described, parts_of
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
@@ -279,7 +279,7 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
 
 async def _facts(store: Store, view: SessionView) -> dict[str, Any]:
     """Return what `show` says of a session first."""
-    key, info = view.key, view.info
+    key = view.key
     holder: LeaseState | None = await store.holder(key)
     manifest: Manifest | None = (await store.read_documents(key, ())).manifest
     folded = {} if manifest is None else manifest.documents
@@ -288,15 +288,7 @@ async def _facts(store: Store, view: SessionView) -> dict[str, Any]:
         "agent": key.agent,
         "session": key.session,
         "tenant": key.tenant,
-        "title": info.metadata.title,
-        "owner": info.metadata.owner,
-        "tags": info.metadata.tags,
-        "created_at": info.created_at,
-        "last_active_at": info.last_active_at,
-        "turns": info.turns,
-        "messages": info.messages,
-        "records": view.seq,
-        "settled": view.settled,
+        **described(view),
         "held_by": holder_of(holder),
         "epoch": 0 if holder is None else holder.epoch,
         "copied_from": _copied_from(holder),  # it may be gone

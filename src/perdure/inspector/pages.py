@@ -24,6 +24,7 @@ from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.session.contents import HistoryItem
 from perdure.session.internals import (
     contents_of,
+    described,
     parts_of,
     registry_of,
     session_open_here,
@@ -254,19 +255,10 @@ async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
 
 async def facts_of(sessions: SessionManager, view: SessionView) -> Page:
     """Return the facts about a session."""
-    info, store = view.info, followed(store_of(view))
+    store = followed(store_of(view))
     return {
         "key": view.key,
-        "title": info.metadata.title,
-        "owner": info.metadata.owner,
-        "tags": info.metadata.tags,
-        "created_at": info.created_at,
-        "last_active_at": info.last_active_at,
-        "turns": info.turns,
-        "messages": info.messages,
-        "records": view.seq,
-        # false when a takeover was under way, so that the newest records may be missing
-        "settled": view.settled,
+        **described(view),
         # why records may be missing at an encrypted log's end; empty if none are
         "unproven": (await store.read_documents(view.key, ())).unproven_tail or "",
         "holder": await store.holder(view.key),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 import msgspec
 
@@ -555,3 +555,20 @@ async def kill(manager: SessionManager) -> None:
     closing.report = await runtime.saver.aclose(Deadline(0, 0, 0))
     closing.done.set()
     await runtime.store.aclose()
+
+
+def described(view: SessionView) -> dict[str, Any]:
+    """Return labels, times and counts of a session, as `perdure show` and the inspector do."""
+    info = view.info
+    return {
+        "title": info.metadata.title,
+        "owner": info.metadata.owner,
+        "tags": info.metadata.tags,
+        "created_at": info.created_at,
+        "last_active_at": info.last_active_at,
+        "turns": info.turns,
+        "messages": info.messages,
+        "records": view.seq,
+        # False while a takeover was under way, so that the newest records may be missing.
+        "settled": view.settled,
+    }
