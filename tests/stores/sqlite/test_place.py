@@ -284,12 +284,14 @@ async def test_a_sqlite_that_is_too_old_is_named(
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_an_open_that_is_cancelled_leaves_nothing_open(steps: int, tmp_path: Path) -> None:
     async def main() -> None:
-        opening = asyncio.create_task(SqliteStore(tmp_path / "s.db", owner="me").open())
+        store = SqliteStore(tmp_path / "s.db", owner="me")
+        opening = asyncio.create_task(store.open())
         for _ in range(steps):
             await asyncio.sleep(0)
         opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
+        await asyncio.wait([opening])
+        if not opening.cancelled():  # its thread was faster than those steps
+            await store.aclose()
         again = SqliteStore(tmp_path / "s.db", owner="me")
         async with asyncio.timeout(60):
             while True:  # the thread that opens it may take its time
