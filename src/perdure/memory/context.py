@@ -238,7 +238,10 @@ class WorkingContext:
         self.seq = seq
         if kind in MESSAGE_KINDS:
             self._kept.append((seq, payload, kind != TOOL_RESULT or not self._kept))
-            self._count(payload)
+            if len(payload) < SEEN:  # for each append
+                self.size += len(payload)
+            else:
+                self._count(payload)
             if self.size > self.limit or self.inline > HELD_BYTES:
                 self._trim()
         elif kind == CONTEXT:

@@ -131,7 +131,7 @@ def _places(payload: bytes) -> list[_Place]:
 
     What has a type of Python's is none: the type reads all of it, and the model reads it as text.
     """
-    if len(payload) < SEEN:
+    if not _has_long_run(payload):
         return []
     places = [
         _Place(found.start(), found.end(), "url", found[1].decode(), found[2])
@@ -147,6 +147,17 @@ def _places(payload: bytes) -> list[_Place]:
         typed = _typed(msgspec.json.decode(payload))
         places = [one for one in places if payload[one.start + 1 : one.end - 1] not in typed]
     return sorted(places)
+
+
+def _has_long_run(payload: bytes) -> bool:
+    """Return whether there are so many bytes without a space, as in any base64 of media."""
+    at, end = 0, len(payload)
+    while end - at >= SEEN:
+        space = payload.rfind(b" ", at, at + SEEN)
+        if space < 0:
+            return True
+        at = space + 1
+    return False
 
 
 def _typed(record: Any) -> set[bytes]:
