@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         PruneReport as PruneReport,
     )
     from perdure.session.rebuild import RebuildReport as RebuildReport
+    from perdure.session.partial import PartialReply as PartialReply
     from perdure.session.runtime import MediaLeftOut as MediaLeftOut, TurnWarned as TurnWarned
     from perdure.session.scope import Scope as Scope, ScopeChange as ScopeChange
 
@@ -93,6 +94,7 @@ _HOMES = {
     "perdure.session.open": ("SessionOpening",),
     "perdure.session.prune": ("CheckpointHold", "PruneRefusal", "PruneReport", "Pruned"),
     "perdure.session.rebuild": ("RebuildReport",),
+    "perdure.session.partial": ("PartialReply",),
     "perdure.session.runtime": ("MediaLeftOut", "TurnWarned"),
     "perdure.session.scope": ("Scope", "ScopeChange"),
 }

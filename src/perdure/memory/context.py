@@ -103,7 +103,7 @@ Span = tuple[int, int]
 
 
 class RetractionPayload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The payload of a record that takes others back: all after one, or an attempt at a turn.
+    """The payload of a record that takes others back: all after one, or some.
 
     Only the working context and histories obey it: memory, states and effects stay.
     """
@@ -113,9 +113,11 @@ class RetractionPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     of: tuple[str, int] | None = None
     """The turn's id, and the number of the attempt."""
     spans: tuple[Span, ...] = ()
-    """That attempt's records: from its begin to its end or the next epoch, but for what is marked
-    as outside; and the results that a restore made up for its calls.
+    """The records. Those of an attempt are from its begin to its end or the next epoch, but for what
+    is marked as outside; and the results that a restore made up for its calls.
     They are given by their numbers, so that no reader needs to know where turns begin and end."""
+    replaces: bool = False
+    """Whether the next record is there instead of the one message that it takes back."""
 
     def __post_init__(self) -> None:
         if (self.after is None) != bool(self.spans):
@@ -131,6 +133,11 @@ class RetractionPayload(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.after is not None:
             return seq > self.after
         return any(first <= seq <= last for first, last in self.spans)
+
+
+def replaced_in(payload: bytes) -> int:
+    """Return how many messages a retraction's group replaces, so that they count no more."""
+    return int(decode(payload, RetractionPayload).replaces)
 
 
 class Retractions:

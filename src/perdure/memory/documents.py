@@ -13,6 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from perdure.errors import FormatError
+from perdure.memory.context import replaced_in
 from perdure.memory.index import (
     MEMORY,
 )
@@ -30,6 +31,7 @@ from perdure.records.records import (
     MEMORY_SET,
     MESSAGE_KINDS,
     META,
+    RETRACT,
     STATE,
     TAKEN,
     TURN,
@@ -367,6 +369,8 @@ def note_record(document: SessionDocument, record: Record) -> None:
     """Apply a record to a session's counters and labels."""
     if record.kind in MESSAGE_KINDS:
         document.messages += 1
+    elif record.kind == RETRACT:
+        document.messages -= replaced_in(record.payload)
     elif record.kind == TURN:
         turned = decode(record.payload, TurnPayload)
         document.turns = max(document.turns, turned.number)

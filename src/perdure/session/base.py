@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from perdure.records.manifest import Manifest
     from perdure.session.contributors import Attachment, Contributor
     from perdure.session.fold import OpenTail
+    from perdure.session.partial import PartialReply
 
 
 T = TypeVar("T")
@@ -255,6 +256,32 @@ class Turn:
         self._require_running()
         self._session._append(self._session._parsed(history, format, issuer), self)
         return await self._session.save()
+
+    def partial(
+        self,
+        format: Format | None = None,
+        *,
+        issuer: Issuer | str | None = None,
+        every: float = 1.0,
+    ) -> PartialReply:
+        """Return a reply to stream into this turn: ``with turn.partial("openai") as reply``.
+
+        ``reply.add(event)`` for each event of the stream returns its text. What has come is saved
+        while it comes, and is one message at the end.
+
+        Args:
+            format: The API whose stream it is; None if text is added.
+            issuer: The provider, if that is not the one whose format it is.
+            every: Seconds between two pieces that are appended; 0 for each, as they grow by a
+                sixteenth, and ``math.inf`` for none before the end.
+
+        Raises:
+            InvalidArgumentError: There is no such format, or time.
+
+        """
+        from perdure.session.partial import PartialReply
+
+        return PartialReply(self, format, issuer, every)
 
     def _require_running(self) -> None:
         if self._scope is None or self._scope.of is None:

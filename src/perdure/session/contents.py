@@ -28,6 +28,7 @@ from perdure.memory.context import (
     RetractionPayload,
     Retractions,
     WorkingContext,
+    replaced_in,
 )
 from perdure.memory.documents import (
     DATED_KINDS,
@@ -70,6 +71,7 @@ from perdure.records.records import (
     MEMORY_SET,
     MESSAGE_KINDS,
     META,
+    RETRACT,
     TURN,
     Entry,
     Record,
@@ -261,6 +263,8 @@ class Contents:
                     document.messages += 1
                 else:
                     self.may_lack_media = True  # older ones may be shown again
+                    if kind == RETRACT:
+                        document.messages -= replaced_in(payload)
                 continue
             context.seq = seq  # an application's own kind changes nothing else
             if kind == TURN:

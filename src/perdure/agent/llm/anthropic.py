@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Literal, final
 
-from perdure.agent.llm.assembly import AnthropicAnswer
+from perdure.providers.streams import AnthropicAnswer
 from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
 from perdure.agent.llm.sdk import chunks_of, client_of, events_of, require
 from perdure.errors import InvalidArgumentError

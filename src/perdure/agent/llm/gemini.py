@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, Final, final
 
 from perdure._lib.loop import on_trio
-from perdure.agent.llm.assembly import GeminiAnswer
+from perdure.providers.streams import GeminiAnswer
 from perdure.agent.llm.failures import Endpoint, failure_of
 from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
 from perdure.agent.llm.sdk import (

@@ -6,9 +6,10 @@ it is lost, whether this release knows a field or not: `perdure.providers` makes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
 
+from perdure.providers.formats import rules_of
 from perdure.providers.replies import arguments, plain_text
 
 _NAMES: Final = frozenset({"id", "type", "role", "name", "index", "object", "format", "status"})
@@ -53,6 +54,31 @@ def _joined(merged: list[Any], part: list[Any]) -> list[Any]:
                 continue
         joined.append(element)
     return joined
+
+
+class StreamedAnswer(Protocol):
+    """An answer that is put together from a stream's events."""
+
+    error: Any
+    """The provider's error, in its own shape; None if there is none."""
+
+    def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        """Add an event; return what it says of the text and of the reasoning."""
+        ...
+
+    @property
+    def complete(self) -> bool:
+        """True once the last event has come."""
+        ...
+
+    @property
+    def usage(self) -> dict[str, Any] | None:
+        """Tokens used, as the provider counts them."""
+        ...
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer as it would have come in one piece."""
+        ...
 
 
 class ChatAnswer:
@@ -271,3 +297,22 @@ class GeminiAnswer:
         """Return the answer as it would have come in one piece."""
         content = {"role": "model", "parts": self._parts}
         return {**self._around, "candidates": [{**self._candidate, "content": content}]}
+
+
+_ANSWERS: Final[dict[str, Callable[[], StreamedAnswer]]] = {
+    "openai": ChatAnswer,
+    "openai-responses": ResponsesAnswer,
+    "anthropic": AnthropicAnswer,
+    "gemini": GeminiAnswer,
+}
+
+
+def answer_of(format: str) -> StreamedAnswer:
+    """Return an empty answer of a format, to be filled from its stream.
+
+    Raises:
+        InvalidArgumentError: There is no such format.
+
+    """
+    rules_of(format)
+    return _ANSWERS[format]()
