@@ -55,6 +55,7 @@ if TYPE_CHECKING:
     from perdure.session.fork import Fork as Fork, LostSession as LostSession
     from perdure.session.inbox import PostReceipt as PostReceipt
     from perdure.session.open import SessionOpening as SessionOpening
+    from perdure.session.partial import PartialReply as PartialReply
     from perdure.session.prune import (
         CheckpointHold as CheckpointHold,
         Pruned as Pruned,
@@ -62,7 +63,6 @@ if TYPE_CHECKING:
         PruneReport as PruneReport,
     )
     from perdure.session.rebuild import RebuildReport as RebuildReport
-    from perdure.session.partial import PartialReply as PartialReply
     from perdure.session.runtime import MediaLeftOut as MediaLeftOut, TurnWarned as TurnWarned
     from perdure.session.scope import Scope as Scope, ScopeChange as ScopeChange
 

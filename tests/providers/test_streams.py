@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from perdure.agent.llm import gemini, openai
-from perdure.providers.streams import AnthropicAnswer, ChatAnswer, ResponsesAnswer, merged_delta
 from perdure.agent.llm.model import Chunk, ReplyStream, Usage
 from perdure.agent.llm.sdk import sent_events
+from perdure.providers.streams import AnthropicAnswer, ChatAnswer, ResponsesAnswer, merged_delta
 from perdure.records.messages import Message, ToolCall
 
 

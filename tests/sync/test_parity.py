@@ -29,6 +29,7 @@ PAIRS = [
     (perdure.Session, perdure.sync.Session),
     (perdure.SessionView, perdure.sync.SessionView),
     (perdure.Turn, perdure.sync.Turn),
+    (perdure.types.PartialReply, perdure.sync.PartialReply),
     (working_memory.WorkingMemory, perdure.sync.WorkingMemory),
     (state.States, perdure.sync.States),
     (perdure.types.Scope, perdure.sync.Scope),

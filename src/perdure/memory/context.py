@@ -113,9 +113,9 @@ class RetractionPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     of: tuple[str, int] | None = None
     """The turn's id, and the number of the attempt."""
     spans: tuple[Span, ...] = ()
-    """The records. Those of an attempt are from its begin to its end or the next epoch, but for what
-    is marked as outside; and the results that a restore made up for its calls.
-    They are given by their numbers, so that no reader needs to know where turns begin and end."""
+    """The records. An attempt's are those from its begin to its end or the next epoch, but for what
+    is marked as outside, and the results that a restore made up for its calls: they are given by
+    their numbers, so that no reader needs to know where turns begin and end."""
     replaces: bool = False
     """Whether the next record is there instead of the one message that it takes back."""
 

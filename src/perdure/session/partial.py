@@ -58,13 +58,15 @@ class PartialReply:
     def __init__(
         self, turn: Turn, format: Format | None, issuer: Issuer | str | None, every: float
     ) -> None:
-        if not 0 <= every:
+        if not every >= 0:
             raise InvalidArgumentError(
                 f"invalid every={every!r}: expected seconds, such as 1.0", option="every"
             )
         self._answer = None
         if format is not None:
-            from perdure.providers.streams import answer_of  # imported when used, as all formats are
+            from perdure.providers.streams import (
+                answer_of,  # imported when used, as all formats are
+            )
 
             self._answer = answer_of(format)
         self._turn = turn

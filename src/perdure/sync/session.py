@@ -38,7 +38,7 @@ from perdure.archive.limits import ArchiveLimits
 from perdure.checkpoints import engine, events
 from perdure.errors import SessionError
 from perdure.memory import state, working_memory
-from perdure.session import base, contributors, fork, scope, session
+from perdure.session import base, contributors, fork, partial as streamed, scope, session
 from perdure.sync.mirror import Mirror, attribute, awaited, done, read, read_attribute
 
 if TYPE_CHECKING:
@@ -85,6 +85,43 @@ T = TypeVar("T")
 
 
 _Error = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
+
+
+@final
+class PartialReply(Mirror[streamed.PartialReply]):
+    """A reply that is being streamed into a turn. As `perdure.types.PartialReply`, blocking."""
+
+    @property
+    @attribute
+    def text(self) -> str:
+        """The text so far."""
+
+    @property
+    @attribute
+    def complete(self) -> bool:
+        """Whether the stream has said that the reply ends here; text alone is always complete."""
+
+    @property
+    @attribute
+    def message(self) -> Message | None:
+        """The message that was appended when the block was left; None before, and for no reply."""
+
+    @done
+    def add(self, event: Any) -> str:
+        """Add what the stream has brought, and return the text in it, which may be empty."""
+
+    def __enter__(self) -> Self:
+        self._loop.do(self._inner.__enter__)
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if not self._loop.forked:  # else it is the parent's reply
+            self._loop.do(partial(self._inner.__exit__, exc_type, exc, traceback))
 
 
 @final
@@ -149,6 +186,17 @@ class Turn(Mirror[base.Turn]):
         self, history: Iterable[Any], format: Format, *, issuer: Issuer | str | None = None
     ) -> Receipt:
         """Append another program's history to this turn, and return once it is durable."""
+
+    def partial(
+        self,
+        format: Format | None = None,
+        *,
+        issuer: Issuer | str | None = None,
+        every: float = 1.0,
+    ) -> PartialReply:
+        """Return a reply to stream into this turn: ``with turn.partial("openai") as reply``."""
+        make = partial(self._inner.partial, format, issuer=issuer, every=every)
+        return PartialReply(self._loop, self._loop.do(make))
 
     def emit(self, item: T, send: Callable[[T], object]) -> None:
         """Send something once everything before it is durable: the output gate.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Literal, final
 
-from perdure.providers.streams import AnthropicAnswer
 from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
 from perdure.agent.llm.sdk import chunks_of, client_of, events_of, require
 from perdure.errors import InvalidArgumentError
 from perdure.providers import render
 from perdure.providers.request_rules import MARKERS, places
+from perdure.providers.streams import AnthropicAnswer
 from perdure.records.messages import Message
 
 # Cache breakpoints in a request to Anthropic: pure

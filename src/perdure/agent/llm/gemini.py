@@ -8,7 +8,6 @@ from contextlib import aclosing
 from typing import Any, Final, final
 
 from perdure._lib.loop import on_trio
-from perdure.providers.streams import GeminiAnswer
 from perdure.agent.llm.failures import Endpoint, failure_of
 from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
 from perdure.agent.llm.sdk import (
@@ -22,6 +21,7 @@ from perdure.agent.llm.sdk import (
 )
 from perdure.errors import ConfigError, InvalidArgumentError, ModelError
 from perdure.providers import render
+from perdure.providers.streams import GeminiAnswer
 from perdure.records.messages import Message
 
 OFFICIAL: Final = "https://generativelanguage.googleapis.com"

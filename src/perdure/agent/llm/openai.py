@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Final, Literal, final
 from urllib.parse import urlsplit
 
-from perdure.providers.streams import ChatAnswer, ResponsesAnswer
 from perdure.agent.llm.model import Chunk, PrewarmContext, ToolSpec, Usage
 from perdure.agent.llm.sdk import chunks_of, client_of, events_of, require
 from perdure.errors import InvalidArgumentError
 from perdure.providers import render
+from perdure.providers.streams import ChatAnswer, ResponsesAnswer
 from perdure.records.messages import Message
 
 OFFICIAL: Final = "https://api.openai.com/v1"
