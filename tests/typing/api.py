@@ -72,6 +72,7 @@ from perdure.types import (
     AutosaveStatus,
     DeadLetter,
     OpaqueValue,
+    PartialReply,
     PendingItem,
     PostReceipt,
     Receipt,
@@ -214,6 +215,11 @@ async def a_turn(session: Session, send: Callable[[str], Awaitable[None]]) -> No
         assert_type((turn.id, turn.number, turn.replayed), tuple[str, int, bool])
         await turn.emit("Hello", send)
         await turn.emit("Hello", print)
+        with turn.partial("openai", every=0.5) as reply:
+            assert_type(reply, PartialReply)
+            assert_type(reply.add({"choices": []}), str)
+        assert_type((reply.text, reply.complete), tuple[str, bool])
+        assert_type(reply.message, Message | None)
 
 
 def messages() -> None:

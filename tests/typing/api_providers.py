@@ -22,7 +22,7 @@ from perdure.sync import Session as BlockingSession
 
 
 def the_way_out(session: Session, view: SessionView, blocking: BlockingSession) -> None:
-    assert_type(session.context(), list[Any])
+    assert_type(session.context(), list[Message])
     assert_type(session.context("openai", to="deepseek"), list[Any])
     assert_type(session.context("openai-responses", reasoning="strip_all"), list[Any])
     assert_type(session.context("anthropic"), RenderedContext)

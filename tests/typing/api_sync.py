@@ -9,6 +9,7 @@ from perdure import Autosave, Message
 from perdure.sync import (
     Attachment,
     Contributor,
+    PartialReply,
     Scope,
     Session,
     SessionManager,
@@ -31,6 +32,10 @@ def a_script() -> None:
                 assert_type(turn, Turn)
                 assert_type(session.append(Message.user("Hello")), int)
                 turn.emit("Hello", print)
+                with turn.partial() as reply:
+                    assert_type(reply, PartialReply)
+                    assert_type(reply.add("Hello"), str)
+                assert_type(reply.message, Message | None)
             assert_type(session.save(), Receipt)
             assert_type(session.memory, WorkingMemory)
             assert_type(session.state, States)

@@ -58,6 +58,7 @@ class MySession(Session):  # error: misc
 async def a_session(sessions: SessionManager) -> None:
     async with sessions as again, again.open("mia") as session:
         session.append("Hello").real.no_such_name  # error: attr-defined
+        session.context()[-1].txet  # error: attr-defined
         session.version = 7  # error: misc
         session.turn(7)  # error: arg-type
         session.context("no such format")  # error: call-overload

@@ -24,7 +24,7 @@ from perdure.records.records import RETRACT, Entry
 if TYPE_CHECKING:
     from perdure.session.base import Turn
 
-log = logging.getLogger("perdure")
+log: logging.Logger = logging.getLogger("perdure")
 
 _GROWTH: Final = 16
 """A piece is saved again once it has grown by a sixteenth: so all pieces of a reply together take

@@ -665,7 +665,16 @@ class Rendered(Mirror[S]):
     @overload
     def context(
         self,
-        format: Listed | None = None,
+        format: None = None,
+        *,
+        to: Issuer | str | None = None,
+        reasoning: ReasoningPolicy = "strip_foreign",
+    ) -> list[Message]: ...
+
+    @overload
+    def context(
+        self,
+        format: Listed,
         *,
         to: Issuer | str | None = None,
         reasoning: ReasoningPolicy = "strip_foreign",
