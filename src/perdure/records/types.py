@@ -184,9 +184,6 @@ class _Wire(msgspec.Struct, omit_defaults=True):
     types: Tags | None = None
 
 
-_WIRE = msgspec.json.Decoder(_Wire)
-
-
 class Registry:
     """The registered types of one application; immutable.
 
@@ -263,7 +260,7 @@ class Registry:
             UnsupportedVersionError: There is no upcast from its version.
 
         """
-        wire = json.decode_with(_WIRE, payload)
+        wire = json.decode(payload, _Wire)
         label = label_of(kind.removeprefix(KIND_PREFIX), wire.v)
         if not self.knows(label):
             data = msgspec.Raw(bytes(wire.data))  # a copy: it does not keep the payload alive
