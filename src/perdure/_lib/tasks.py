@@ -115,17 +115,15 @@ R = TypeVar("R")
 
 
 async def all_of(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Act on all items concurrently, and return the results in their order."""
+    """Act on all items concurrently, and return the results in their order; raise as `each`."""
     if len(items) == 1:
         return [await act(items[0])]
     results: dict[int, R] = {}
 
-    async def one(place: int, item: T) -> None:
-        results[place] = await act(item)
+    async def one(place: int) -> None:
+        results[place] = await act(items[place])
 
-    async with anyio.create_task_group() as group:
-        for place, item in enumerate(items):
-            group.start_soon(one, place, item)
+    await each(range(len(items)), one, at_once=len(items))
     return [results[place] for place in range(len(items))]
 
 
