@@ -100,7 +100,8 @@ def session_key(agent: str, session: str = DEFAULT_SESSION, tenant: str = "") ->
     if agent.startswith(_RESERVED):
         cure = "`sessions.scope(…)` is for scopes" if agent == SCOPES else "choose another"
         raise InvalidArgumentError(
-            f"the agent id {agent!r} is perdure's own, as all that begin with {_RESERVED!r}: {cure}",
+            f"the agent id {agent!r} is perdure's own, as all that begin with {_RESERVED!r}: "
+            f"{cure}",
             option="agent id",
             value=agent,
         )
