@@ -53,9 +53,6 @@ class _EpochPayload(msgspec.Struct):
     base: Origin | None = None
 
 
-_epoch = msgspec.json.Decoder(_EpochPayload)
-
-
 def origin_in(record: Record) -> Origin | None:
     """Return the history before a log that a record of it names: a base, or the first epoch's."""
     if record.kind == BASE:
@@ -63,8 +60,8 @@ def origin_in(record: Record) -> Origin | None:
     if record.kind != EPOCH:
         return None
     try:
-        return _epoch.decode(record.payload).base
-    except msgspec.DecodeError:  # only the store can read it
+        return decode(record.payload, _EpochPayload).base
+    except FormatError:  # only the store can read it
         return None
 
 

@@ -640,10 +640,29 @@ class EncodedRecord:
     """The record as the log takes it."""
 
     def __init__(self, kind: str, payload: bytes) -> None:
-        _check_kind(kind)
+        given: Any = kind
+        if not isinstance(given, str) or not _KIND.fullmatch(given):
+            raise NotStorableError(
+                f"invalid kind={kind!r}: use 1 to 64 letters, digits, '_', ':', '.', '-', "
+                "a letter first",
+                option="kind",
+            )
+        if kind in RESERVED_KINDS or kind.startswith("x:"):
+            raise NotStorableError(
+                f"kind={kind!r} is perdure's own: choose another, such as 'app:{kind}' "
+                "(an instance of a registered type is appended as it is)",
+                option="kind",
+                kind=kind,
+            )
         _check_payload(payload)
         if kind in MESSAGE_KINDS:
-            _check_message(payload)
+            try:
+                decode_message(payload)
+            except CorruptRecordError as error:
+                raise NotStorableError(
+                    f"the payload is not a stored message: {error}; append a Message instead",
+                    size=len(payload),
+                ) from None
             payload = spelled(payload)
         self.entry = Entry(kind, payload)
 
@@ -667,22 +686,6 @@ class EncodedRecord:
         return f"EncodedRecord({self.kind!r}, <{len(self.payload)} bytes>)"
 
 
-def _check_kind(kind: Any) -> None:
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-        raise NotStorableError(
-            f"invalid kind={kind!r}: use 1 to 64 letters, digits, '_', ':', '.', '-', "
-            "a letter first",
-            option="kind",
-        )
-    if kind in RESERVED_KINDS or kind.startswith("x:"):
-        raise NotStorableError(
-            f"kind={kind!r} is perdure's own: choose another, such as 'app:{kind}' "
-            "(an instance of a registered type is appended as it is)",
-            option="kind",
-            kind=kind,
-        )
-
-
 def _check_payload(payload: Any) -> None:
     if type(payload) is not bytes:
         raise json.not_storable("payload", payload, "give it as bytes")
@@ -696,14 +699,4 @@ def _check_payload(payload: Any) -> None:
     except CorruptRecordError as error:
         raise NotStorableError(
             f"the payload is not JSON that can be read back: {error}", size=len(payload)
-        ) from None
-
-
-def _check_message(payload: bytes) -> None:
-    try:
-        decode_message(payload)
-    except CorruptRecordError as error:
-        raise NotStorableError(
-            f"the payload is not a stored message: {error}; append a Message instead",
-            size=len(payload),
         ) from None
