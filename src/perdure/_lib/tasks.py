@@ -218,7 +218,7 @@ class Host:
         self.on_exit: Callable[[Exit], object] = self.interrupt
         self._interrupt: Callable[[Exit, Callable[[], bool]], bool]
         self.torn_down: bool = False
-        """Whether the loop ends, or has ended, under the host."""
+        """True if the loop ends, or has ended, under the host."""
         self._group: TaskGroup | None = None
         self._context: contextvars.Context | None = None
         self._started = anyio.Event()
@@ -237,7 +237,7 @@ class Host:
 
     @property
     def running(self) -> bool:
-        """Whether tasks can be spawned."""
+        """True if tasks can be spawned."""
         return self._group is not None
 
     async def start(self) -> None:

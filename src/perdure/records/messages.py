@@ -28,7 +28,7 @@ from perdure.records.json import (
 )
 from perdure.records.records import MESSAGE, MESSAGE_KINDS, TOOL_CALL, TOOL_RESULT, Entry
 from perdure.records.references import spelled
-from perdure.records.values import NO_TYPES, OnUnstorable, Tags, Types, lift, lower
+from perdure.records.values import NO_TYPES, Tags, Types, lift, lower
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -286,8 +286,6 @@ def encode_message(
     message: Message,
     registry: Types = NO_TYPES,
     *,
-    on_unstorable: OnUnstorable = "raise",
-    max_bytes: int = MAX_RECORD_BYTES,
     now: float | None = None,
 ) -> Entry:
     """Return a message as a record.
@@ -295,8 +293,6 @@ def encode_message(
     Args:
         message: What to store.
         registry: The application's own types.
-        on_unstorable: ``"repr"`` is for the tool result only.
-        max_bytes: The most that the record may have.
         now: The creation time if the message has none; None to store none.
 
     Raises:
@@ -312,7 +308,7 @@ def encode_message(
     if message.tool_calls or message.payload_extra:
         wire["tool_payload"] = _calls(message, registry)
     elif message.tool_result is not None:
-        wire["tool_payload"] = _result(message.tool_result, registry, on_unstorable)
+        wire["tool_payload"] = _result(message.tool_result, registry)
     if message.image_urls or message.audio_urls or message.video_urls:
         _add_media(wire, message)
     created_at = now if message.created_at is None else message.created_at
@@ -321,8 +317,8 @@ def encode_message(
     if message.extra:
         _add_extra(wire, message.extra, "$.extra")
     payload = spelled(json.encode(wire))
-    if len(payload) > max_bytes:
-        check_size(len(payload), max_bytes)
+    if len(payload) > MAX_RECORD_BYTES:
+        check_size(len(payload))
     return Entry(kind_of(message), payload)
 
 
@@ -382,11 +378,11 @@ def _call(call: ToolCall, registry: Types, at: str) -> Wire:
     return wire
 
 
-def _result(result: ToolResult, registry: Types, on_unstorable: OnUnstorable) -> Wire:
+def _result(result: ToolResult, registry: Types) -> Wire:
     at = "$.tool_result"
     if type(result) is not ToolResult:
         raise json.not_storable(at, result, "tool_result is a ToolResult(call_id, name, result)")
-    value, tags = lower(result.result, registry, on_unstorable=on_unstorable, at=f"{at}.result")
+    value, tags = lower(result.result, registry, at=f"{at}.result")
     wire: Wire = {
         "tool_call_id": _text(result.call_id, f"{at}.call_id"),
         "tool_name": None if result.name is None else _text(result.name, f"{at}.name"),

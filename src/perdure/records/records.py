@@ -79,7 +79,7 @@ class Entry(NamedTuple):
     payload: bytes
     """One JSON value in one line, UTF-8."""
     end: bool = True
-    """Whether the group ends with it."""
+    """True if the group ends with it."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class GapPayload(msgspec.Struct, omit_defaults=True):
     was: str = EPOCH
     """The kind of the record that had this number."""
     is_fork: bool = False
-    """Whether that was the origin of a fork, which began with no work in progress."""
+    """True if that was the origin of a fork, which began with no work in progress."""
 
 
 _GAP = decoder_of(GapPayload | None)
