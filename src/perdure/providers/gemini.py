@@ -420,14 +420,13 @@ def _sent_user(
     """Return the results in a user content, and the user's other parts in it."""
     extra, role = own
     follows = False
+    given: dict[int, Block] = {}
     for at, part in enumerate(parts):
         if "functionCall" in part:
             place = f"{path}.parts[{at}].functionCall"
             raise replies.misfit(
                 FORMAT, place, "is the user's", "give the content the role 'model'"
             )
-    given: dict[int, Block] = {}
-    for at, part in enumerate(parts):
         if "functionResponse" in part:
             response = part["functionResponse"]
             given[at] = response if isinstance(response, dict) else {}
