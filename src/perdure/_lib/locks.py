@@ -151,13 +151,13 @@ class Presence:
     def notify(self, name: str) -> None:
         """Notify a present process that there is something new."""
         if self._folder is not None and self._folder.has(_file_of(name)):
-            bell = _bell_of(_file_of(name))
+            bell = _file_of(name, _BELL)
             os.close(self._folder.open(bell, os.O_WRONLY | os.O_CREAT))
             self._folder.touch(bell, time.time())
 
     def notified(self) -> int:
         """Return a number that changes with each notification."""
-        bell = _bell_of(_file_of(self._name))
+        bell = _file_of(self._name, _BELL)
         count = None if self._folder is None else self._folder.stat(bell)
         return count.st_mtime_ns if count is not None else 0
 
@@ -175,12 +175,8 @@ class Presence:
             pass
 
 
-def _file_of(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:32] + _LOCK
-
-
-def _bell_of(file: str) -> str:
-    return file.removesuffix(_LOCK) + _BELL
+def _file_of(name: str, ending: str = _LOCK) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:32] + ending
 
 
 # Process identity

@@ -264,8 +264,7 @@ def interrupter() -> Callable[[Exit, Callable[[], bool]], bool]:
 def _interrupt_main(
     soon: Callable[..., object], error: Exit, is_wanted: Callable[[], bool]
 ) -> bool:
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main and is_wanted() and callable(signal.getsignal(signal.SIGINT)):
+    if _in_main_thread() and is_wanted() and callable(signal.getsignal(signal.SIGINT)):
         # In a task of trio's own: where we are now, its handler may raise at once.
         soon(signal.raise_signal, signal.SIGINT)
     else:

@@ -58,9 +58,8 @@ def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Tu
         stop_reason: Why the newest answer ended; None where that is not known.
 
     """
-    dropped: set[str] = set()
+    dropped = _callers(turns)
     waiting: set[str] = set()
-    dropped |= _callers(turns)
     for role, blocks in turns:
         if role == "user" and any(block.get("type") != "tool_result" for block in blocks):
             dropped |= waiting
