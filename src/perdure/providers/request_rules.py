@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -98,29 +98,21 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     official: bool = False
     """True if only the provider itself has the rule, and not all who speak its format."""
 
-    def accepts(self) -> Callable[[Any], bool]:
-        """Return what says whether a value by itself keeps the rule."""
-        tests: list[Callable[[Any], bool]] = []
+    def accepts(self, value: Any) -> bool:
+        """Say whether a value by itself keeps the rule."""
+        if self.never or (self.is_filled and _is_blank(value)) or (self.is_listed and value == []):
+            return False
         if self.pattern is not None:
-            pattern = re.compile(self.pattern)
-            tests.append(lambda value: isinstance(value, str) and bool(pattern.fullmatch(value)))
-        if self.names is not None:
-            tests.append(self.names.issuperset)
-        if self.types is not None:
-            tests.append(self._has_type)
-        if self.images is not None:
-            tests.append(partial(_is_image, self.images))
-        if self.is_object:
-            tests.append(_is_object)
-        if self.is_plain_error:
-            tests.append(_is_plain_error)
-        if self.is_filled:
-            tests.append(lambda value: not _is_blank(value))
-        if self.never:
-            tests.append(lambda _: False)
-        if self.is_listed:
-            tests.append(lambda value: value != [])
-        return tests[0] if len(tests) == 1 else lambda value: all(test(value) for test in tests)
+            return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+        if self.names is not None and not self.names.issuperset(value):
+            return False
+        if self.types is not None and not self._has_type(value):
+            return False
+        if self.images is not None and not _is_image(self.images, value):
+            return False
+        if self.is_object and not _is_object(value):
+            return False
+        return not self.is_plain_error or _is_plain_error(value)
 
     def _has_type(self, part: Any) -> bool:
         """Say whether a part, or each part of a message, has one of the types."""
@@ -167,8 +159,7 @@ def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
     found = [place for path in rule.fields for place in walk.places(_steps(path))]
     given = [place for place in found if place[0][place[1]] is not None]
     values = [owner[key] for owner, key in given]
-    accepts = rule.accepts()
-    wrong = {at for at, value in enumerate(values) if not accepts(value)}
+    wrong = {at for at, value in enumerate(values) if not rule.accepts(value)}
     if rule.is_unique:
         seen: set[str] = set()
         for at, value in enumerate(values):
