@@ -48,6 +48,7 @@ from perdure.memory.documents import (
     typed,
 )
 from perdure.memory.index import MemoryEntry, MemoryIndex, changes_of
+from perdure.providers.replies import arguments
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.messages import (
@@ -566,20 +567,9 @@ def _calls(listed: Any) -> tuple[ToolCall, ...]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return ()
-        arguments = function.get("arguments", {})
-        calls.append(ToolCall(str(call.get("id", "")), function["name"], _arguments(arguments)))
+        given = arguments(function.get("arguments"))
+        calls.append(ToolCall(str(call.get("id", "")), function["name"], given))
     return tuple(calls)
-
-
-def _arguments(arguments: Any) -> Any:
-    """Return a call's arguments; text that is no JSON object stays text."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        value = decode(arguments.encode())
-    except FormatError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
 
 
 # the rest

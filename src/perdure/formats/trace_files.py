@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import itertools
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Final, Literal, TypeVar, final
 
@@ -147,7 +147,7 @@ async def write_memories(
     """
     items = items_of(episodic.splitlines(), EpisodicItem)
     newest = {item.as_of_seq: item for item in items if item.as_of_seq > 0}
-    async with aclosing(_lines(turns, upto, types)) as lines:
+    async with contextlib.aclosing(_lines(turns, upto, types)) as lines:
         names = await _write_traces(folder, lines, [newest[seq] for seq in sorted(newest)])
     documents = {EPISODIC: episodic, SEMANTIC: semantic}
     if any(documents.values()):
@@ -279,14 +279,9 @@ class _Reading:
 
     def _archived(self) -> Iterator[TraceMessage]:
         yield from self._messages_in(self._folder, _OLD_ARCHIVE)
-        try:
-            archive = self._folder.enter(ARCHIVE)
-        except FileNotFoundError:
-            archive = None
-        if archive is not None:
-            with archive:
-                for name in self._segments(archive):
-                    yield from self._messages_in(archive, name, f"{ARCHIVE}/{name}")
+        with contextlib.suppress(FileNotFoundError), self._folder.enter(ARCHIVE) as archive:
+            for name in self._segments(archive):
+                yield from self._messages_in(archive, name, f"{ARCHIVE}/{name}")
         yield from self._gathering.rest()
 
     def _segments(self, archive: Folder) -> list[str]:

@@ -462,7 +462,7 @@ D = TypeVar("D")
 _PLAIN = msgspec.json.Decoder(_PlainMessage)
 _PLAIN_RESULT = msgspec.json.Decoder(_PlainResultMessage)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw] | None)
 
 
 def _lenient(shape: type[T]) -> msgspec.json.Decoder[T]:
@@ -571,8 +571,7 @@ def _decode_tools(
     if "tool_call_id" in fields:
         wire, extra = _read(_RESULT, data, at)
         return (), _result_of(wire, registry, extra), {}
-    raw_calls = fields.pop("tool_calls", _NONE)
-    listed = _decode(_LIST, bytes(raw_calls), f"{at}.tool_calls") if raw_calls != _NONE else []
+    listed = _decode(_LIST, bytes(fields.pop("tool_calls", _NONE)), f"{at}.tool_calls") or []
     calls: list[ToolCall] = []
     for index, raw in enumerate(listed):
         call, extra = _read(_CALL, bytes(raw), f"{at}.tool_calls[{index}]")
