@@ -191,16 +191,17 @@ async def _write_traces(
                 await file.take(line.data)
                 last, count = line, count + 1
                 line = await anext(lines, None)
-        complete = msgspec.structs.replace(
-            segment,
-            first_trace_id=first.id,
-            last_trace_id=last.id,
-            first_ts=first.ts,
-            last_ts=last.ts,
-            record_count=count,
-            status="complete",
+        segments.append(
+            msgspec.structs.replace(
+                segment,
+                first_trace_id=first.id,
+                last_trace_id=last.id,
+                first_ts=first.ts,
+                last_ts=last.ts,
+                record_count=count,
+                status="complete",
+            )
         )
-        segments.append(complete)
         names.append(f"{ARCHIVE}/{segment.file_name}")
     async with new_file(folder / TRACES) as file:
         while line is not None:

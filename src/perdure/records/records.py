@@ -115,7 +115,8 @@ def begins_epoch(record: Record) -> bool:
 
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A longer line counts as damage; several times the largest record."""
+"""A longer line counts as damage, and no crash leaves more of a write: several times the largest
+record."""
 
 # Length of ``,"c":"8 digits"}``, the end of each line without its newline.
 _TAIL = 16
@@ -343,9 +344,6 @@ def number_of(line: bytes) -> int:
     head = _HEAD.match(line)
     return 0 if head is None else int(head[1])
 
-
-MAX_CUT_BYTES = MAX_LINE_BYTES
-"""Longest trace that a crash leaves of a write, in bytes: several times the largest record."""
 
 # UTF-16 and UTF-32 have shorter runs of zeros.
 _LOST_PAGE = bytes(4)
