@@ -41,7 +41,7 @@ def test_a_platform_without_locks_says_so(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(platform, "msvcrt", None)
     with (tmp_path / "lock").open("w+b") as file:
         assert platform.try_lock(file.fileno()) is None
-    assert platform.locks() is None
+    assert platform.fcntl is platform.msvcrt is None
 
 
 class Msvcrt:
@@ -79,7 +79,7 @@ def test_windows_locks_its_first_byte(
         file.flush()
         assert platform.try_lock(file.fileno(), shared=True) is answer
     assert means.locked == ([] if error else [(0, 2, 1)])
-    assert platform.locks() == "msvcrt"
+    assert platform.fcntl is None
 
 
 class Fcntl:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perdure.errors import CorruptRecordError, NotStorableError, PerdureError, TooLargeError
-from perdure.records.json import MAX_DEPTH, MAX_VALUE_DEPTH, depth_of
+from perdure.records.json import MAX_DEPTH, MAX_RECORD_BYTES, MAX_VALUE_DEPTH, depth_of
 from perdure.records.messages import (
     CALL_FIELDS,
     CALLS_FIELDS,
@@ -217,22 +217,10 @@ def test_what_cannot_be_stored_is_named_by_its_path(message: Message, said: str)
         encode_message(message)
 
 
-def test_a_result_may_opt_in_to_a_repr() -> None:
-    entry = encode_message(Message.tool("1", {"a": object()}), on_unstorable="repr")
-    result = decode_message(entry.payload).tool_result
-    assert isinstance(result, ToolResult)
-    assert result.result["a"].startswith("<object object at")
-    with pytest.raises(NotStorableError):
-        encode_message(
-            Message.assistant(tool_calls=[ToolCall("1", "n", object())]), on_unstorable="repr"
-        )
-
-
 def test_a_message_above_the_size_limit_is_refused() -> None:
-    message = Message.user("x" * 1000)
-    encode_message(message, max_bytes=1100)
-    with pytest.raises(TooLargeError, match="the limit is 1000"):
-        encode_message(message, max_bytes=1000)
+    encode_message(Message.user("x" * (MAX_RECORD_BYTES - 100)))
+    with pytest.raises(TooLargeError, match=f"the limit is {MAX_RECORD_BYTES}"):
+        encode_message(Message.user("x" * MAX_RECORD_BYTES))
 
 
 def deep(levels: int) -> Any:

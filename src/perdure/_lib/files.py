@@ -19,7 +19,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, Self, final
 
@@ -41,8 +41,6 @@ from perdure.errors import (
 CHUNK = 256 * 1024
 MAX_BYTES = 1024 * 1024 * 1024
 """A larger file is not read as a whole: it may be all holes, and exhaust the memory."""
-
-_PIECE = 1024 * 1024
 
 _POSIX = os.name == "posix"
 """True where a folder can be open, and an open file removed and replaced; not on Windows."""
@@ -122,8 +120,12 @@ class Folder:
 
     # folders
 
-    def enter(self, *names: str) -> Folder:
+    def enter(self, *names: str, act: Callable[[Folder, str], None] | None = None) -> Folder:
         """Open a folder below this one.
+
+        Args:
+            names: The steps to it.
+            act: Called at each step, with the folder and the name of the next one.
 
         Raises:
             LinkFoundError: A step is a symbolic link.
@@ -131,20 +133,6 @@ class Folder:
             OthersWriteError: It can be written by others, and should be private.
 
         """
-        return self._walk(names)
-
-    def make(self, *names: str) -> Folder:
-        """Open a folder below this one, and make what is missing."""
-        return self._walk(names, Folder._mkdir)
-
-    def sync_path(self, *names: str) -> None:
-        """Make the entries that lead to a folder below this one durable."""
-        self._walk(names, lambda folder, _: folder.sync()).close()
-
-    def _walk(
-        self, names: Sequence[str], act: Callable[[Folder, str], None] | None = None
-    ) -> Folder:
-        """Open a folder below this one; act on each on the way, with the name of the next."""
         folder = self
         for name in names:
             try:
@@ -158,6 +146,14 @@ class Folder:
         if folder is self:
             return Folder(self.path, None if self._fd is None else os.dup(self._fd), self.owner)
         return folder
+
+    def make(self, *names: str) -> Folder:
+        """Open a folder below this one, and make what is missing."""
+        return self.enter(*names, act=Folder._mkdir)
+
+    def sync_path(self, *names: str) -> None:
+        """Make the entries that lead to a folder below this one durable."""
+        self.enter(*names, act=lambda folder, _: folder.sync()).close()
 
     def _mkdir(self, name: str) -> None:
         try:
@@ -442,19 +438,9 @@ def open_regular(path: str | os.PathLike[str]) -> IO[bytes]:
 
 
 def read_line(file: IO[bytes], limit: int) -> bytes | None:
-    """Return the next line, nothing at the end of the file, and None for one over the limit.
-
-    A line that is too long is read in pieces, up to the limit, and is in memory once.
-    """
-    line = file.readline(_PIECE)
-    if len(line) < _PIECE or line.endswith(b"\n"):
-        return line
-    pieces = bytearray(line)
-    while not pieces.endswith(b"\n") and (piece := file.readline(_PIECE)):
-        pieces += piece
-        if len(pieces) > limit:
-            return None
-    return bytes(pieces)
+    """Return the next line, nothing at the end of the file, and None for one over the limit."""
+    line = file.readline(limit + 1)
+    return None if len(line) > limit else line
 
 
 def write_all(fd: int, data: bytes | bytearray) -> int:

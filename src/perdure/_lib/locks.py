@@ -119,41 +119,52 @@ _BELL = ".bell"
 
 @final
 class Presence:
-    """The presence of this process in a folder under a name, until it is closed.
+    """The processes that are present in a folder, and this one under a name until it is closed.
+
+    Args:
+        folder: Where; None if there is none, so that nothing is known of any process.
+        name: This process's own, "" for one that only looks: no other sees or notifies it.
 
     Raises:
         BlockingIOError: Another process is present under that name.
 
     """
 
-    def __init__(self, folder: Folder, name: str) -> None:
+    def __init__(self, folder: Folder | None, name: str = "") -> None:
         self._name = name
         self._folder = folder
-        self._held = LockedFile(folder, _file_of(name))
+        self._held = LockedFile(folder, _file_of(name)) if folder is not None and name else None
 
     def close(self) -> None:
         """End the presence. Closing twice is fine."""
-        if self._held.remove():
+        if self._held is not None:
+            self._held.remove()
+        if self._folder is not None:
             self._folder.close()
 
     def is_present(self, name: str) -> bool | None:
         """Return whether a process is present under that name; None if unknown."""
+        if self._folder is None:
+            return None
         return name == self._name or is_held(self._folder, _file_of(name))
 
     def notify(self, name: str) -> None:
         """Notify a present process that there is something new."""
-        if self._folder.has(_file_of(name)):
-            bell = _bell_of(_file_of(name))
+        if self._folder is not None and self._folder.has(_file_of(name)):
+            bell = _file_of(name, _BELL)
             os.close(self._folder.open(bell, os.O_WRONLY | os.O_CREAT))
             self._folder.touch(bell, time.time())
 
     def notified(self) -> int:
         """Return a number that changes with each notification."""
-        count = self._folder.stat(_bell_of(_file_of(self._name)))
+        bell = _file_of(self._name, _BELL)
+        count = None if self._folder is None else self._folder.stat(bell)
         return count.st_mtime_ns if count is not None else 0
 
     def sweep(self) -> None:
         """Remove the files of processes that ended without closing."""
+        if self._folder is None:
+            return
         own_name = _file_of(self._name)
         names = self._folder.names()
         for file in names:
@@ -164,36 +175,8 @@ class Presence:
             pass
 
 
-@final
-class PresenceReader:
-    """A reader of the presences in a folder, without one of its own; *folder* may be missing."""
-
-    def __init__(self, folder: Folder | None) -> None:
-        self._folder = folder
-
-    def close(self) -> None:
-        """Close the folder."""
-        if self._folder is not None:
-            self._folder.close()
-
-    def is_present(self, name: str) -> bool | None:
-        """Return whether a process is present under that name; None if unknown."""
-        return None if self._folder is None else is_held(self._folder, _file_of(name))
-
-    def notify(self, name: str) -> None:
-        """Do nothing: a reader sends no notifications."""
-
-    def notified(self) -> int:
-        """Return 0: a reader receives no notifications."""
-        return 0
-
-
-def _file_of(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()[:32] + _LOCK
-
-
-def _bell_of(file: str) -> str:
-    return file.removesuffix(_LOCK) + _BELL
+def _file_of(name: str, ending: str = _LOCK) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()[:32] + ending
 
 
 # Process identity

@@ -63,15 +63,7 @@ def on_trio() -> bool:
 
 def in_event_loop() -> bool:
     """Return whether an event loop runs this."""
-    if on_trio():
-        return True
-    import asyncio
-
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
+    return _running_loop()() is not None
 
 
 def loop_timer() -> Callable[[float, Callable[[], None]], Callable[[], None]]:
@@ -261,7 +253,7 @@ _REPOST: Final = 1.0
 class ThreadCall(Generic[T]):
     """A call and its result."""
 
-    __slots__ = ("_args", "_begun", "_function", "_then", "_threads", "error", "value")
+    __slots__ = ("_args", "_begun", "_function", "_threads", "error", "then", "value")
 
     def __init__(
         self,
@@ -273,7 +265,8 @@ class ThreadCall(Generic[T]):
         self._threads = threads
         self._function = function
         self._args = args
-        self._then = then
+        self.then: Callable[[ThreadCall[T]], object] = then
+        """Called back on the event loop, also for a call whose caller has gone."""
         self.error: Exception | None = None
         self.value: T
         self._begun: threading.Lock | None = None
@@ -296,15 +289,6 @@ class ThreadCall(Generic[T]):
         except BaseException as error:  # noqa: BLE001  # a thread of ours does not end by it
             self.error = RuntimeError(f"the call ended by {error!r}")
         self._threads.finished(self)
-
-    def refuse(self) -> None:
-        """Fail the call: the threads were closed."""
-        self.error = RuntimeError("these threads were closed")
-        self._threads.finished(self)
-
-    def answer(self) -> None:
-        """Call back, on the event loop; also for a call whose caller has gone."""
-        self._then(self)
 
 
 _Jobs = SimpleQueue["ThreadCall[Any] | None"]
@@ -381,7 +365,8 @@ class Threads:
         call = ThreadCall(self, function, args, then)
         if not self._end.alive:
             self.busy += 1
-            call.refuse()
+            call.error = RuntimeError("these threads were closed")
+            self.finished(call)
             return call
         if prompt and self._prompt and self.busy < self._begun:
             self.busy += 1
@@ -439,7 +424,8 @@ class Threads:
     def _answer_next(self) -> None:
         self.busy -= 1
         try:
-            self._ended[0].answer()
+            call = self._ended[0]
+            call.then(call)
         except KeyboardInterrupt:  # perhaps before the answer had begun: it is repeated
             self.busy += 1
             raise

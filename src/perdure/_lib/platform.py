@@ -57,11 +57,6 @@ def try_lock(fd: int, *, shared: bool = False) -> bool | None:
     return True
 
 
-def locks() -> str | None:
-    """Return what files are locked by here, None for nothing."""
-    return "flock" if fcntl is not None else "msvcrt" if msvcrt is not None else None
-
-
 def sync_file(fd: int) -> None:
     """Make a file's bytes and its size durable, down to the disk itself."""
     if sys.platform == "darwin" and fcntl is not None:  # pragma: no cover  # macOS only

@@ -35,9 +35,9 @@ class Watch(Protocol):
     """A receiver of SIGTERM. The signal handler calls its methods."""
 
     received: bool
-    """Whether SIGTERM has come over the default action; set by the handler."""
+    """True if SIGTERM has come over the default action; set by the handler."""
     finished: bool
-    """Whether it has finished, so that the process need not wait for it."""
+    """True if it has finished, so that the process need not wait for it."""
 
     def drain(self) -> bool:
         """Begin to save every change as it comes; False if the event loop has stopped."""
@@ -60,7 +60,7 @@ class Watch(Protocol):
 
 _watches: dict[Watch, None] = {}
 _until = 0.0
-"""When the time is over that SIGTERM gave, once it has come over the default action."""
+"""End of the time that SIGTERM gave, once it has come over the default action."""
 _ending = False
 _POLL = 0.02
 """Seconds between two looks at whether others have finished: they are in other threads."""
@@ -264,8 +264,7 @@ def interrupter() -> Callable[[Exit, Callable[[], bool]], bool]:
 def _interrupt_main(
     soon: Callable[..., object], error: Exit, is_wanted: Callable[[], bool]
 ) -> bool:
-    in_main = threading.current_thread() is threading.main_thread()
-    if in_main and is_wanted() and callable(signal.getsignal(signal.SIGINT)):
+    if _in_main_thread() and is_wanted() and callable(signal.getsignal(signal.SIGINT)):
         # In a task of trio's own: where we are now, its handler may raise at once.
         soon(signal.raise_signal, signal.SIGINT)
     else:

@@ -115,17 +115,15 @@ R = TypeVar("R")
 
 
 async def all_of(items: Sequence[T], act: Callable[[T], Awaitable[R]]) -> list[R]:
-    """Act on all items concurrently, and return the results in their order."""
+    """Act on all items concurrently, and return the results in their order; raise as `each`."""
     if len(items) == 1:
         return [await act(items[0])]
     results: dict[int, R] = {}
 
-    async def one(place: int, item: T) -> None:
-        results[place] = await act(item)
+    async def one(place: int) -> None:
+        results[place] = await act(items[place])
 
-    async with anyio.create_task_group() as group:
-        for place, item in enumerate(items):
-            group.start_soon(one, place, item)
+    await each(range(len(items)), one, at_once=len(items))
     return [results[place] for place in range(len(items))]
 
 
@@ -220,7 +218,7 @@ class Host:
         self.on_exit: Callable[[Exit], object] = self.interrupt
         self._interrupt: Callable[[Exit, Callable[[], bool]], bool]
         self.torn_down: bool = False
-        """Whether the loop ends, or has ended, under the host."""
+        """True if the loop ends, or has ended, under the host."""
         self._group: TaskGroup | None = None
         self._context: contextvars.Context | None = None
         self._started = anyio.Event()
@@ -229,9 +227,8 @@ class Host:
         self._ended = anyio.Event()
         self._teardown: Literal["runs", "over"] | None = None
         self._at_end: list[Callable[[], object]] = []
-        self._spawned = 0
-        self._unstarted: dict[int, _Task] = {}
-        self._asked: deque[int] = deque()
+        self._unstarted: dict[_Task, None] = {}
+        self._asked: deque[_Task] = deque()
         """Those of the unstarted that a bare callback asked for."""
         self._find_task: Callable[[], object]
         self._task: object = None
@@ -239,7 +236,7 @@ class Host:
 
     @property
     def running(self) -> bool:
-        """Whether tasks can be spawned."""
+        """True if tasks can be spawned."""
         return self._group is not None
 
     async def start(self) -> None:
@@ -269,24 +266,23 @@ class Host:
         """
         if self._group is None:
             raise HostClosedError
-        self._spawned += 1
-        number = self._spawned
-        self._unstarted[number] = _Task(fn, args)
+        task = _Task(fn, args)
+        self._unstarted[task] = None
         if self._find_task() is None:
-            self._asked.append(number)
+            self._asked.append(task)
             self._wake.set()
             return
         try:
-            self._start_soon(number)
+            self._start_soon(task)
         except BaseException:
-            del self._unstarted[number]
+            del self._unstarted[task]
             raise
 
-    def _start_soon(self, number: int) -> None:
+    def _start_soon(self, task: _Task) -> None:
         group, context = self._group, self._context
         if group is None or context is None:
             raise HostClosedError
-        self._unstarted[number].coroutine = coroutine = self._guarded(number)
+        task.coroutine = coroutine = self._guarded(task)
         # In the host's context, so that no caller's context variables stay alive in here.
         context.copy().run(group.start_soon, lambda: coroutine)
 
@@ -425,17 +421,17 @@ class Host:
     async def _start_again(self) -> None:
         """Start the tasks again that were cancelled before their first step."""
         # Tasks that callbacks have asked for were not started, so they were not cancelled.
-        before = [number for number in self._unstarted if number not in self._asked]
+        before = [task for task in self._unstarted if task not in self._asked]
         await cancel_shielded_checkpoint()
-        for number in before:
-            task = self._unstarted.pop(number, None)
-            if task is not None:
+        for task in before:
+            if task in self._unstarted:
+                del self._unstarted[task]
                 task.drop()
                 self.spawn(task.fn, *task.args)
 
     def _fail_unstarted(self) -> None:
         """Fail the calls that were never started."""
-        for task in self._unstarted.values():
+        for task in self._unstarted:
             task.drop()
             if task.fn == self._answer:
                 call: _Call[Any] = task.args[0]
@@ -444,10 +440,10 @@ class Host:
         self._unstarted.clear()
         self._asked.clear()
 
-    async def _guarded(self, number: int) -> None:
-        task = self._unstarted.pop(number, None)
-        if task is None:
+    async def _guarded(self, task: _Task) -> None:
+        if task not in self._unstarted:
             return  # begun before
+        del self._unstarted[task]
         try:
             await task.fn(*task.args)
         except Exception as error:  # noqa: BLE001  # reported

@@ -259,12 +259,10 @@ class FolderStorage:
         """Return when session.json was written."""
         path = anyio.Path(self._path) / SESSION
         try:
-            modified = (await path.stat()).st_mtime_ns
+            modified = (await path.stat()).st_mtime
         except FileNotFoundError:
             return None
-        seconds, others = divmod(modified, 1_000_000_000)
-        at = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
-        return at + datetime.timedelta(microseconds=others // 1000)
+        return datetime.datetime.fromtimestamp(modified, datetime.UTC)
 
 
 def _delete(path: str) -> None:

@@ -198,7 +198,11 @@ class FileMemoryStorage:
     async def entries(self, *, scope: str | None = None) -> list[MemoryInfo]:
         """Return what is known of the entries, oldest first; of one scope, or of all."""
         entries = (await self._loaded.get()).entries.values()
-        return [_info(entry) for entry in entries if scope is None or entry.scope == scope]
+        return [
+            msgspec.convert(entry, MemoryInfo, from_attributes=True)
+            for entry in entries
+            if scope is None or entry.scope == scope
+        ]
 
     async def clear(self, *, scope: str | None = None) -> None:
         """Forget the entries of one scope, or all."""
@@ -269,19 +273,6 @@ def _write(path: str, data: bytes) -> None:
     with Folder.root(path) as folder:
         folder.replace(MEMORY, pretty(data))
         folder.sync()
-
-
-def _info(entry: SerializedMemoryEntry) -> MemoryInfo:
-    return MemoryInfo(
-        key=entry.key,
-        description=entry.description,
-        scope=entry.scope,
-        size_bytes=entry.size_bytes,
-        base_priority=entry.base_priority,
-        pinned=entry.pinned,
-        created_at=entry.created_at,
-        last_accessed_at=entry.last_accessed_at,
-    )
 
 
 def _now() -> int:

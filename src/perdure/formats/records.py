@@ -48,6 +48,7 @@ from perdure.memory.documents import (
     typed,
 )
 from perdure.memory.index import MemoryEntry, MemoryIndex, changes_of
+from perdure.providers.replies import arguments
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.messages import (
@@ -229,21 +230,12 @@ def _memory(records: Iterable[Record], carried: ForeignFields) -> SerializedMemo
     if not changes and not carried.memory:
         return None
     index = changes_of(MemoryIndex(), changes)
-    entries = [
-        SerializedMemoryEntry(
-            key=entry.key,
-            description=entry.description,
-            value=compact(bytes(entry.value)),
-            scope=entry.scope,
-            size_bytes=entry.size_bytes,
-            base_priority=entry.base_priority,
-            pinned=entry.pinned,
-            created_at=entry.created_at,
-            last_accessed_at=entry.last_accessed_at,
-            extra=carried.entries.get(entry.key, {}),
-        )
-        for entry in index.entries.values()
-    ]
+    entries = msgspec.convert(
+        list(index.entries.values()), list[SerializedMemoryEntry], from_attributes=True
+    )
+    for entry in entries:
+        entry.value = compact(bytes(entry.value))
+        entry.extra = carried.entries.get(entry.key, {})
     stats = Stats(extra=carried.stats)
     memory = SerializedMemoryState(entries=entries, stats=stats, extra=carried.memory)
     count_entries(memory)
@@ -464,7 +456,9 @@ def unfold(state: FullAgentState, *, now: float) -> NewLog:
     findings: list[Finding] = []
     entries = [_meta(state, now, findings), *_conversation(state, findings)]
     if state.memory is not None:
-        entries += [_memory_entry(entry) for entry in state.memory.entries]
+        for serialized in state.memory.entries:
+            entry = msgspec.convert(serialized, MemoryEntry, from_attributes=True)
+            entries.append(Entry(MEMORY_SET, encode(entry)))
     versions = decode(bytes(state.extra.get(VERSIONS, b"{}")), dict[str, int])
     for name, raw in _plugins(state, findings).items():
         change = StateSet(f"{_FOLDER}{name}.json", raw, version=versions.get(name, 1))
@@ -573,38 +567,12 @@ def _calls(listed: Any) -> tuple[ToolCall, ...]:
         function = call.get("function") if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             return ()
-        arguments = function.get("arguments", {})
-        calls.append(ToolCall(str(call.get("id", "")), function["name"], _arguments(arguments)))
+        given = arguments(function.get("arguments"))
+        calls.append(ToolCall(str(call.get("id", "")), function["name"], given))
     return tuple(calls)
 
 
-def _arguments(arguments: Any) -> Any:
-    """Return a call's arguments; text that is no JSON object stays text."""
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        value = decode(arguments.encode())
-    except FormatError:
-        return arguments
-    return value if isinstance(value, dict) else arguments
-
-
 # the rest
-
-
-def _memory_entry(serialized: SerializedMemoryEntry) -> Entry:
-    entry = MemoryEntry(
-        key=serialized.key,
-        description=serialized.description,
-        value=serialized.value,
-        scope=serialized.scope,
-        size_bytes=serialized.size_bytes,
-        base_priority=serialized.base_priority,
-        pinned=serialized.pinned,
-        created_at=serialized.created_at,
-        last_accessed_at=serialized.last_accessed_at,
-    )
-    return Entry(MEMORY_SET, encode(entry))
 
 
 def _plugins(state: FullAgentState, findings: list[Finding]) -> Fields:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import itertools
 import os
 import re
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
-from contextlib import aclosing
 from pathlib import Path
 from typing import Final, Literal, TypeVar, final
 
@@ -147,7 +147,7 @@ async def write_memories(
     """
     items = items_of(episodic.splitlines(), EpisodicItem)
     newest = {item.as_of_seq: item for item in items if item.as_of_seq > 0}
-    async with aclosing(_lines(turns, upto, types)) as lines:
+    async with contextlib.aclosing(_lines(turns, upto, types)) as lines:
         names = await _write_traces(folder, lines, [newest[seq] for seq in sorted(newest)])
     documents = {EPISODIC: episodic, SEMANTIC: semantic}
     if any(documents.values()):
@@ -191,16 +191,17 @@ async def _write_traces(
                 await file.take(line.data)
                 last, count = line, count + 1
                 line = await anext(lines, None)
-        complete = msgspec.structs.replace(
-            segment,
-            first_trace_id=first.id,
-            last_trace_id=last.id,
-            first_ts=first.ts,
-            last_ts=last.ts,
-            record_count=count,
-            status="complete",
+        segments.append(
+            msgspec.structs.replace(
+                segment,
+                first_trace_id=first.id,
+                last_trace_id=last.id,
+                first_ts=first.ts,
+                last_ts=last.ts,
+                record_count=count,
+                status="complete",
+            )
         )
-        segments.append(complete)
         names.append(f"{ARCHIVE}/{segment.file_name}")
     async with new_file(folder / TRACES) as file:
         while line is not None:
@@ -279,14 +280,9 @@ class _Reading:
 
     def _archived(self) -> Iterator[TraceMessage]:
         yield from self._messages_in(self._folder, _OLD_ARCHIVE)
-        try:
-            archive = self._folder.enter(ARCHIVE)
-        except FileNotFoundError:
-            archive = None
-        if archive is not None:
-            with archive:
-                for name in self._segments(archive):
-                    yield from self._messages_in(archive, name, f"{ARCHIVE}/{name}")
+        with contextlib.suppress(FileNotFoundError), self._folder.enter(ARCHIVE) as archive:
+            for name in self._segments(archive):
+                yield from self._messages_in(archive, name, f"{ARCHIVE}/{name}")
         yield from self._gathering.rest()
 
     def _segments(self, archive: Folder) -> list[str]:

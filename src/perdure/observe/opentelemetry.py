@@ -28,20 +28,8 @@ if TYPE_CHECKING:
 _SYSTEMS = {"postgres": "postgresql"}
 """OpenTelemetry's names of stores, where they are not those of their modules."""
 _TIMED = frozenset(
-    {
-        *("append_many", "read_documents", "write_documents", "put_blobs", "get_blob"),
-        *(
-            "holder",
-            "acquire",
-            "release",
-            "enqueue",
-            "receive",
-            "ack",
-            "sessions",
-            "head",
-            "delete",
-        ),
-    }
+    {"acquire", "ack", "append_many", "delete", "enqueue", "get_blob", "head", "holder"}
+    | {"put_blobs", "read_documents", "receive", "release", "sessions", "write_documents"}
 )
 """The operations of a store that a caller waits for."""
 

@@ -20,8 +20,9 @@ that provider's rules: ``render(exchanges, target)``, ``parse(reply)`` and ``par
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
     from perdure.providers.context_fit import (
@@ -42,33 +43,16 @@ if TYPE_CHECKING:
     )
     from perdure.providers.tool_pairs import groups as groups, newest as newest
 
-_HOME_OF = {
-    "FORMATS": "formats",
-    "Format": "context_fit",
-    "Issued": "issued",
-    "Issuer": "issued",
-    "IssuedPart": "issued",
-    "ReasoningPolicy": "context_fit",
-    "RenderedContext": "context_fit",
-    "groups": "tool_pairs",
-    "newest": "tool_pairs",
-    "parse": "formats",
-    "parse_history": "formats",
-    "render": "formats",
+_HOMES = {
+    "perdure.providers.context_fit": ("Format", "ReasoningPolicy", "RenderedContext"),
+    "perdure.providers.formats": ("FORMATS", "parse", "parse_history", "render"),
+    "perdure.providers.issued": ("Issued", "IssuedPart", "Issuer"),
+    "perdure.providers.tool_pairs": ("groups", "newest"),
 }
-_MODULES = ("anthropic", "gemini", "openai", "openai_responses")
+_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-__all__ = list(_HOME_OF)
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
 
 
 if not TYPE_CHECKING:  # a checker would take any name for a public one
-
-    def __getattr__(name: str) -> Any:
-        if name in _MODULES:
-            return importlib.import_module(f"perdure.providers.{name}")
-        home = _HOME_OF.get(name)
-        if home is None:
-            raise AttributeError(f"module 'perdure.providers' has no attribute {name!r}")
-        value = getattr(importlib.import_module(f"perdure.providers.{home}"), name)
-        globals()[name] = value
-        return value
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF)

@@ -58,9 +58,8 @@ def settled(turns: context_fit.Turns, stop_reason: str | None) -> context_fit.Tu
         stop_reason: Why the newest answer ended; None where that is not known.
 
     """
-    dropped: set[str] = set()
+    dropped = _callers(turns)
     waiting: set[str] = set()
-    dropped |= _callers(turns)
     for role, blocks in turns:
         if role == "user" and any(block.get("type") != "tool_result" for block in blocks):
             dropped |= waiting
@@ -142,10 +141,12 @@ def render(said: Sequence[ReadExchange], target: ContextTarget) -> RenderedConte
 
 
 def _message(role: str, blocks: list[Block]) -> Block:
-    if not isinstance(blocks, context_fit.MessageBlocks):
-        return {"role": role, "content": _short(blocks)}
-    content = blocks[0]["text"] if blocks.text and len(blocks) == 1 else list(blocks)
-    return {**blocks.fields, "role": role, "content": content}
+    """Return a turn as a message; text alone stays text."""
+    if isinstance(blocks, context_fit.MessageBlocks):
+        content = blocks[0]["text"] if blocks.text and len(blocks) == 1 else list(blocks)
+        return {**blocks.fields, "role": role, "content": content}
+    is_text = len(blocks) == 1 and set(blocks[0]) == {"type", "text"}
+    return {"role": role, "content": blocks[0]["text"] if is_text else blocks}
 
 
 def _turns(said: Sequence[ReadExchange]) -> Iterator[tuple[str, list[Block]]]:
@@ -314,14 +315,6 @@ def _text_block(text: str) -> Block:
 
 def _is_blank(block: Block) -> bool:
     return block.get("type") == "text" and not block["text"].strip()
-
-
-def _short(blocks: list[Block]) -> str | list[Block]:
-    """Return blocks, or their text if that is all there is."""
-    if len(blocks) == 1 and set(blocks[0]) == {"type", "text"}:
-        text: str = blocks[0]["text"]
-        return text
-    return blocks
 
 
 def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = None) -> Message:

@@ -43,16 +43,6 @@ _WRAPPED: Final = ("output", "result")
 """The names under which a function's result is in its response."""
 Block = dict[str, Any]
 
-_CAMEL: Final = {
-    "function_call": "functionCall",
-    "thought_signature": "thoughtSignature",
-    "inline_data": "inlineData",
-    "file_data": "fileData",
-    "executable_code": "executableCode",
-    "code_execution_result": "codeExecutionResult",
-    "video_metadata": "videoMetadata",
-}
-
 
 def render(said: Sequence[ReadExchange], target: ContextTarget) -> RenderedContext:
     """Return a conversation as the contents of a request, and the instructions."""
@@ -250,7 +240,7 @@ def parse(reply: Mapping[str, Any] | object, *, issuer: Issuer | str | None = No
     fields = replies.as_dict(reply)
     content, around = _content_in(fields)
     replies.check_role(FORMAT, content, "model")
-    parts = [_camel(part) for part in content["parts"]]
+    parts = _rest_parts(content["parts"])
     by = replies.issuer_of(FORMAT, issuer, fields.get("modelVersion", fields.get("model_version")))
     reply_id = fields.get("responseId", fields.get("response_id", "call"))
     calls = _parsed_calls(parts, reply_id if isinstance(reply_id, str) else "call")
@@ -294,13 +284,6 @@ def _content_in(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
     return {**content, "parts": parts}, around
 
 
-def _camel(part: Mapping[str, Any]) -> Block:
-    """Return a part under the names of the REST API: the SDK has others in Python."""
-    known = {_CAMEL.get(name, name): value for name, value in part.items() if value is not None}
-    plain_values: Block = msgspec.to_builtins(known, enc_hook=str)
-    return plain_values
-
-
 def _says(part: Block) -> bool:
     return isinstance(part.get("text"), str)
 
@@ -335,6 +318,12 @@ def _item(part: Block, ids: Iterator[str]) -> IssuedPart:
     if part.get("thought"):
         return IssuedPart(other_fields, reasoning=len(part["text"]))
     return IssuedPart(other_fields, texts=(len(part["text"]),))
+
+
+def _rest_parts(given: Sequence[Mapping[str, Any]]) -> list[Block]:
+    """Return parts under the names of the REST API: the SDK has others in Python."""
+    parts: list[Block] = _rest_names(msgspec.to_builtins(given, enc_hook=str))
+    return [{name: value for name, value in part.items() if value is not None} for part in parts]
 
 
 _FREE: Final = frozenset({"args", "response", "partMetadata"})
@@ -405,8 +394,7 @@ def _sent_parts(content: replies.Entry, path: str) -> list[Block]:
     given = content["parts"]
     if isinstance(given, list):
         given = [{"text": part} if isinstance(part, str) else part for part in given]
-    parts: list[Block] = _rest_names(replies.objects_in(FORMAT, {"parts": given}, "parts", path))
-    return [{name: value for name, value in part.items() if value is not None} for part in parts]
+    return _rest_parts(replies.objects_in(FORMAT, {"parts": given}, "parts", path))
 
 
 def _sent_calls(parts: list[Block], path: str, index: int) -> tuple[ToolCall, ...]:
@@ -432,14 +420,13 @@ def _sent_user(
     """Return the results in a user content, and the user's other parts in it."""
     extra, role = own
     follows = False
+    given: dict[int, Block] = {}
     for at, part in enumerate(parts):
         if "functionCall" in part:
             place = f"{path}.parts[{at}].functionCall"
             raise replies.misfit(
                 FORMAT, place, "is the user's", "give the content the role 'model'"
             )
-    given: dict[int, Block] = {}
-    for at, part in enumerate(parts):
         if "functionResponse" in part:
             response = part["functionResponse"]
             given[at] = response if isinstance(response, dict) else {}

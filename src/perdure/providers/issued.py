@@ -212,7 +212,9 @@ def laid_out(message: Message, own: Issued) -> list[PlacedPart]:
     calls that are gone, are left out, for no signature fits them any more.
     """
     texts = _texts(message, own.items)
-    thoughts = _thoughts(message, own.items)
+    lengths = [item.reasoning for item in own.items if item.reasoning is not None]
+    cut = pieces(message.reasoning or "", lengths)
+    thoughts = None if cut is None else iter(cut)
     unplaced: list[ToolCall | None] = list(message.tool_calls)
     parts_placed: list[PlacedPart] = []
     if message.text and not any(item.texts for item in own.items):
@@ -256,9 +258,3 @@ def _texts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str]:
     if cut is None:
         return iter([message.text, *("" for _ in lengths[1:])])
     return (text for text, (_, is_own) in zip(cut, lengths, strict=True) if is_own)
-
-
-def _thoughts(message: Message, items: Sequence[IssuedPart]) -> Iterator[str] | None:
-    lengths = [item.reasoning for item in items if item.reasoning is not None]
-    cut = pieces(message.reasoning or "", lengths)
-    return None if cut is None else iter(cut)

@@ -96,7 +96,9 @@ def _assistant(
 ) -> dict[str, Any] | None:
     if own is not None and own.sent:
         return _sent(message, call_ids, own)
-    content = _said(message, own)
+    content = message.content
+    if own is None or not isinstance(content, list):
+        content = context_fit.clean(parts.words_of(message)) or None
     if not content and not message.tool_calls:
         return None
     rendered: dict[str, Any] = {"role": "assistant", "content": content}
@@ -139,12 +141,6 @@ def _sent(message: Message, call_ids: Sequence[str], own: Issued) -> dict[str, A
     if not sent and not content and content != "":
         return None
     return {**sent, "role": "assistant", "content": content}
-
-
-def _said(message: Message, own: Issued | None) -> Any:
-    if own is not None and isinstance(message.content, list):
-        return message.content
-    return context_fit.clean(parts.words_of(message)) or None
 
 
 def _call(call: ToolCall, call_id: str, own: Issued | None) -> dict[str, Any]:

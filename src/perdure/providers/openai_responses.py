@@ -270,12 +270,11 @@ def _without_id(item: Block, call_ids: Sequence[str]) -> Block | None:
 
 def _call(call: ToolCall, call_id: str, block: Block) -> Block:
     kind = block.get("type", "function_call")
+    given = context_fit.arguments_of(call)
     if kind == "function_call":
-        given = context_fit.arguments_of(call)
         text = context_fit.sent_arguments(call) if block else context_fit.text_of(given)
         named = {"name": context_fit.function_name(call.name), "arguments": text}
         return {**block, "type": kind, "call_id": call_id, **named}
-    given = context_fit.arguments_of(call)
     fields = CALLS[kind]
     known: Block = {name: given[name] for name in fields if name in given}
     known = known or ({fields[0]: given} if given else {})

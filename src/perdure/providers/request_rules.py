@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
@@ -98,29 +98,21 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     official: bool = False
     """True if only the provider itself has the rule, and not all who speak its format."""
 
-    def accepts(self) -> Callable[[Any], bool]:
-        """Return what says whether a value by itself keeps the rule."""
-        tests: list[Callable[[Any], bool]] = []
+    def accepts(self, value: Any) -> bool:
+        """Say whether a value by itself keeps the rule."""
+        if self.never or (self.is_filled and _is_blank(value)) or (self.is_listed and value == []):
+            return False
         if self.pattern is not None:
-            pattern = re.compile(self.pattern)
-            tests.append(lambda value: isinstance(value, str) and bool(pattern.fullmatch(value)))
-        if self.names is not None:
-            tests.append(self.names.issuperset)
-        if self.types is not None:
-            tests.append(self._has_type)
-        if self.images is not None:
-            tests.append(partial(_is_image, self.images))
-        if self.is_object:
-            tests.append(_is_object)
-        if self.is_plain_error:
-            tests.append(_is_plain_error)
-        if self.is_filled:
-            tests.append(lambda value: not _is_blank(value))
-        if self.never:
-            tests.append(lambda _: False)
-        if self.is_listed:
-            tests.append(lambda value: value != [])
-        return tests[0] if len(tests) == 1 else lambda value: all(test(value) for test in tests)
+            return isinstance(value, str) and re.fullmatch(self.pattern, value) is not None
+        if self.names is not None and not self.names.issuperset(value):
+            return False
+        if self.types is not None and not self._has_type(value):
+            return False
+        if self.images is not None and not _is_image(self.images, value):
+            return False
+        if self.is_object and not _is_object(value):
+            return False
+        return not self.is_plain_error or _is_plain_error(value)
 
     def _has_type(self, part: Any) -> bool:
         """Say whether a part, or each part of a message, has one of the types."""
@@ -151,8 +143,7 @@ def places(request: Any, path: str) -> list[Place]:
     >>> [place.value for place in places({"messages": [{"name": "ada"}, {}]}, "messages[].name")]
     ['ada']
     """
-    *steps, last = _steps(path)
-    return [place for owner in Walk(request).values(*steps) for place in _members(owner, last)]
+    return [Place(*place) for place in Walk(request).places(_steps(path))]
 
 
 def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
@@ -165,78 +156,23 @@ def broken(rule: Rule, request: Any, walk: Walk | None = None) -> list[Place]:
 
     """
     walk = walk or Walk(request)
-    values = [value for path in rule.fields for value in walk.values(*_steps(path))]
-    accepts = rule.accepts()
-    given = [at for at, value in enumerate(values) if value is not None]
-    wrong = [at for at in given if not accepts(values[at])]
+    found = [place for path in rule.fields for place in walk.places(_steps(path))]
+    given = [place for place in found if place[0][place[1]] is not None]
+    values = [owner[key] for owner, key in given]
+    wrong = {at for at, value in enumerate(values) if not rule.accepts(value)}
     if rule.is_unique:
-        seen: set[Any] = set()
-        for at in given:
-            if isinstance(values[at], str):
-                wrong += [at] if values[at] in seen else []
-                seen.add(values[at])
+        seen: set[str] = set()
+        for at, value in enumerate(values):
+            if isinstance(value, str):
+                wrong |= {at} if value in seen else set()
+                seen.add(value)
     if rule.is_falling:
-        markers = [values[at] for at in given]
-        lasting = [isinstance(one, Mapping) and one.get("ttl") == "1h" for one in markers]
-        short = lasting.index(False) if False in lasting else len(given)
-        wrong += [at for at, lasts in zip(given[short:], lasting[short:], strict=True) if lasts]
+        lasting = [isinstance(one, Mapping) and one.get("ttl") == "1h" for one in values]
+        short = lasting.index(False) if False in lasting else len(lasting)
+        wrong |= {at for at, lasts in enumerate(lasting) if lasts and at > short}
     if rule.most is not None and len(given) > rule.most:
-        wrong = given
-    if not wrong:
-        return []
-    # Only now are places looked for: most requests break no rule.
-    found = [place for path in rule.fields for place in places(request, path)]
-    return [found[at] for at in wrong]
-
-
-class Walk:
-    """A walk through a request, in which paths that begin alike are followed once."""
-
-    def __init__(self, request: Any) -> None:
-        self._found: dict[tuple[_Step, ...], list[Any]] = {(): [request]}
-        self._kinds: dict[tuple[_Step | str, ...], dict[str, list[Any]]] = {}
-
-    def values(self, *steps: _Step) -> list[Any]:
-        """Return what steps lead to, in its order."""
-        found = self._found.get(steps)
-        if found is None:
-            *before, step = steps
-            follow = self._members if step.field is None else self._of_kind
-            found = self._found[steps] = follow(before, step)
-        return found
-
-    # Each rendering walks, so values are followed without making a place of each.
-    def _members(self, before: Sequence[_Step], step: _Step) -> list[Any]:
-        owners = self.values(*before)
-        found = [
-            owner[step.name] for owner in owners if isinstance(owner, dict) and step.name in owner
-        ]
-        if not step.is_list:
-            return found
-        lists = [members for members in found if isinstance(members, list)]
-        if step.is_deep:
-            return [member for members in lists for member in _nested(members, step.name)]
-        return [member for members in lists for member in members]
-
-    def _of_kind(self, before: Sequence[_Step], step: _Step) -> list[Any]:
-        """Return those whose field says so; they are sorted by it once."""
-        field, every = step.field or "", self.values(*before, *_steps(f"{step.name}[]"))
-        kinds = self._kinds.get((*before, step.name, field))
-        if kinds is None:
-            kinds = self._kinds[*before, step.name, field] = {}
-            for member in every:
-                kinds.setdefault(_kind(member, field), []).append(member)
-        fitting = [kind for kind in kinds if (kind in step.values) != step.is_other]
-        if len(fitting) <= 1:
-            return kinds[fitting[0]] if fitting else []
-        return [member for member in every if _kind(member, field) in fitting]
-
-
-def _nested(members: list[Any], name: str) -> Iterator[Any]:
-    for member in members:
-        if isinstance(member, dict) and isinstance(member.get(name), list):
-            yield from _nested(member[name], name)  # a result's blocks are sent before it ends
-        yield member
+        wrong = set(range(len(given)))
+    return [Place(*given[at]) for at in sorted(wrong)]
 
 
 class _Step(NamedTuple):
@@ -247,6 +183,32 @@ class _Step(NamedTuple):
     values: frozenset[str]
     is_other: bool
     """True if the field must have none of the values."""
+
+    def takes(self, member: Any) -> bool:
+        """Say whether a member of the list has one of the kinds."""
+        kind = member.get(self.field) if isinstance(member, dict) else None
+        return ((kind if isinstance(kind, str) else "") in self.values) != self.is_other
+
+
+class Walk:
+    """A walk through a request, in which paths that begin alike are followed once."""
+
+    def __init__(self, request: Any) -> None:
+        self._found: dict[tuple[_Step, ...], list[tuple[Any, Any]]] = {(): [([request], 0)]}
+
+    # Each rendering walks, so nothing but a bare tuple is made of a place.
+    def places(self, steps: tuple[_Step, ...]) -> list[tuple[Any, Any]]:
+        """Return the places that steps lead to, in their order: each an owner, and a key in it."""
+        found = self._found.get(steps)
+        if found is None:
+            before, step = steps[:-1], steps[-1]
+            if step.field is not None:  # some of what is in the list
+                every = self.places((*before, *_steps(f"{step.name}[]")))
+                found = [(owner, key) for owner, key in every if step.takes(owner[key])]
+            else:
+                found = _members([owner[key] for owner, key in self.places(before)], step)
+            self._found[steps] = found
+        return found
 
 
 _STEP: Final = re.compile(r"(\w+)(\[(?:(\w+)(!?)=([\w|]+)|(\*))?\])?\.?")
@@ -267,24 +229,21 @@ def _steps(path: str) -> tuple[_Step, ...]:
     )
 
 
-def _members(owner: Any, step: _Step) -> Iterator[Place]:
-    """Yield the places in an owner that a step leads to."""
-    if not isinstance(owner, dict) or step.name not in owner:
-        return
-    members = owner[step.name]
+def _members(owners: Sequence[Any], step: _Step) -> list[tuple[Any, Any]]:
+    """Return the places in some owners that a step leads to."""
+    having = [owner for owner in owners if isinstance(owner, dict) and step.name in owner]
     if not step.is_list:
-        yield Place(owner, step.name)
-    elif isinstance(members, list):
+        return [(owner, step.name) for owner in having]
+    found: list[tuple[Any, Any]] = []
+    for owner in having:
+        members = owner[step.name]
+        if not isinstance(members, list):
+            continue
         for at, member in enumerate(members):
-            if step.is_deep:
-                yield from _members(member, step)  # a result's blocks are sent before it ends
-            if step.field is None or (_kind(member, step.field) in step.values) != step.is_other:
-                yield Place(members, at)
-
-
-def _kind(member: Any, field: str) -> str:
-    kind = member.get(field) if isinstance(member, dict) else None
-    return kind if isinstance(kind, str) else ""
+            if step.is_deep and isinstance(member, dict) and step.name in member:
+                found += _members([member], step)  # a result's blocks are sent before it ends
+            found.append((members, at))
+    return found
 
 
 def _is_object(value: Any) -> bool:

@@ -33,16 +33,6 @@ class Exchange(msgspec.Struct, frozen=True):
     head: Message
     results: tuple[Message, ...] = ()
 
-    def answered(self) -> list[int]:
-        """Return for each result which call it answers, by its place."""
-        unanswered: list[str | None] = [call.id for call in self.head.tool_calls]
-        places: list[int] = []
-        for result in self.results:
-            at = unanswered.index(answers(result))
-            unanswered[at] = None
-            places.append(at)
-        return places
-
 
 class ReadResult(NamedTuple):
     """A result as its reader gets it."""
@@ -67,11 +57,13 @@ class ReadExchange(NamedTuple):
 def read_by(exchange: Exchange, target: ContextTarget) -> ReadExchange:
     """Return an exchange as its reader gets it: each stamp is decoded here, once."""
     results: list[ReadResult] = []
-    places = exchange.answered() if exchange.results else ()
-    for at, message in zip(places, exchange.results, strict=True):
-        assert message.tool_result is not None  # it is paired
-        own = target.own(stamp_of(message))
-        results.append(ReadResult(at, message, message.tool_result, own))
+    waiting: list[str | None] = [call.id for call in exchange.head.tool_calls]
+    for message in exchange.results:
+        result = message.tool_result
+        assert result is not None  # it is paired
+        at = waiting.index(result.call_id)
+        waiting[at] = None
+        results.append(ReadResult(at, message, result, target.own(stamp_of(message))))
     return ReadExchange(exchange.head, target.own(stamp_of(exchange.head)), results)
 
 

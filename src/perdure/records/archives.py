@@ -54,7 +54,7 @@ class Archive(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     paths: tuple[str, ...] = ()
     """The ``persist_paths`` that it was taken with."""
     whole: bool = True
-    """Whether it has all visible files of the home folder, not only these paths."""
+    """True if it has all visible files of the home folder, not only these paths."""
     files: int = 0
     folders: int = 0
     bytes: int = 0

@@ -53,7 +53,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, tag_field="link", ta
     """Counted from 1 in each session, and never used again."""
     label: str
     timestamp: int
-    """When, on the session's logical clock."""
+    """Its time on the session's logical clock."""
     event_seq: int
     """The last record before it: a replay continues with the events after that."""
     state: CapturedState | ExplicitState
@@ -79,7 +79,7 @@ class Tombstone(msgspec.Struct, frozen=True, kw_only=True, tag_field="link", tag
     id: int
     event_seq: int
     captured: bool
-    """Whether it was of the session itself."""
+    """True if it was of the session itself."""
     previous: str
     hash: str
 
@@ -104,7 +104,7 @@ class KernelEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     token_id: int
     """The number of the turn that caused it, 0 outside of one."""
     timestamp: int
-    """When, on the session's logical clock."""
+    """Its time on the session's logical clock."""
     kind: str
     label: str | None = None
     detail: dict[str, Any] = {}

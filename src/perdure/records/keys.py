@@ -98,7 +98,13 @@ def session_key(agent: str, session: str = DEFAULT_SESSION, tenant: str = "") ->
     """
     key = SessionKey(agent, session, tenant)
     if agent.startswith(_RESERVED):
-        raise _reserved(agent)
+        cure = "`sessions.scope(…)` is for scopes" if agent == SCOPES else "choose another"
+        raise InvalidArgumentError(
+            f"the agent id {agent!r} is perdure's own, as all that begin with {_RESERVED!r}: "
+            f"{cure}",
+            option="agent id",
+            value=agent,
+        )
     return key
 
 
@@ -113,15 +119,6 @@ def stored_key(agent: str, session: str = DEFAULT_SESSION, tenant: str = "") -> 
         SessionKey(agent, session, tenant)
         if agent == SCOPES
         else session_key(agent, session, tenant)
-    )
-
-
-def _reserved(agent: str) -> InvalidArgumentError:
-    cure = "`sessions.scope(…)` is for scopes" if agent == SCOPES else "choose another"
-    return InvalidArgumentError(
-        f"the agent id {agent!r} is perdure's own, as all that begin with {_RESERVED!r}: {cure}",
-        option="agent id",
-        value=agent,
     )
 
 

@@ -45,15 +45,12 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def begins_fork(self) -> bool:
-        """Whether it is the origin of a fork; later origins have more fields."""
+        """True if it is the origin of a fork; later origins have more fields."""
         return self.parent is not None and not (self.kept or self.folded or self.cut)
 
 
 class _EpochPayload(msgspec.Struct):
     base: Origin | None = None
-
-
-_epoch = msgspec.json.Decoder(_EpochPayload)
 
 
 def origin_in(record: Record) -> Origin | None:
@@ -63,8 +60,8 @@ def origin_in(record: Record) -> Origin | None:
     if record.kind != EPOCH:
         return None
     try:
-        return _epoch.decode(record.payload).base
-    except msgspec.DecodeError:  # only the store can read it
+        return decode(record.payload, _EpochPayload).base
+    except FormatError:  # only the store can read it
         return None
 
 
@@ -264,9 +261,9 @@ class RestoreData(msgspec.Struct, frozen=True):
     records: tuple[Record, ...] | None = None
     """The log after the documents, up to its end; None if it has to be read."""
     may_have_items: bool = True
-    """Whether something may be waiting in the inbox."""
+    """True if something may be waiting in the inbox."""
     may_have_removed: bool = True
-    """Whether the log may still have records that the manifest's base says were removed."""
+    """True if the log may still have records that the manifest's base says were removed."""
 
     def with_low(self, low: int) -> RestoreData:
         """Return it for a log whose first record is *low*."""
@@ -316,7 +313,7 @@ class Taken(msgspec.Struct, frozen=True):
     head: int
     """The seq of the epoch record, which is the log's last."""
     created: bool
-    """Whether a log begins with it."""
+    """True if a log begins with it."""
     record: bytes = b""
     """The epoch record's payload, where a log begins with it: no one can read a draft's."""
     found: RestoreData | None = None
@@ -358,9 +355,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     me: str
     """The owner's id."""
     create: bool = True
-    """Whether a session may begin where there is none."""
+    """True if a session may begin where there is none."""
     new: bool = False
-    """Whether there must be none."""
+    """True if there must be none."""
     given: int = 0
     """The epoch in which this owner handed the session over, while the requester comes first."""
     silent: Mapping[str, int] = {}
@@ -413,7 +410,7 @@ class SessionInfo(msgspec.Struct, frozen=True, kw_only=True):
     tags: tuple[str, ...] = ()
     turns: int = 0
     damaged: bool = False
-    """Whether the fold cannot be read."""
+    """True if the fold cannot be read."""
 
     @property
     def last_used(self) -> tuple[float, SessionKey]:
@@ -528,11 +525,11 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     waits only if it is at least half full, and if the last call took 50 ms at most."""
     max_record_bytes: int = 16 * 1024 * 1024
     shared: bool = False
-    """Whether other machines can use it too."""
+    """True if other machines can use it too."""
     memory_bound: bool = False
-    """Whether its data must fit into memory."""
+    """True if its data must fit into memory."""
     blobs: bool = True
-    """Whether it keeps blobs; if not, large values are read from the log."""
+    """True if it keeps blobs; if not, large values are read from the log."""
 
 
 def matching_documents(

@@ -349,15 +349,17 @@ def without_media(payload: bytes, why: str) -> bytes:
     parts: list[bytes] = []
     done = 0
     for place in _places(payload):
-        note = msgspec.json.encode(note_of(_medium(place.data, place.type), why))
+        medium = _medium(place.data[:_HEAD], len(place.data), place.type)
+        note = msgspec.json.encode(note_of(medium, why))
         parts += [payload[done : place.start], note]
         done = place.end
     return b"".join([*parts, payload[done:]])
 
 
-def _medium(data: bytes, media_type: str) -> Medium:
-    width, height = dimensions(_decoded(data[:_HEAD]) or b"")
-    return Medium(media_type, len(data) * 3 // 4, width, height)
+def _medium(head: bytes, length: int, media_type: str) -> Medium:
+    """Return the media of so many characters of base64 that begin with these."""
+    width, height = dimensions(_decoded(head) or b"")
+    return Medium(media_type, length * 3 // 4, width, height)
 
 
 # In a message
@@ -376,18 +378,11 @@ def with_media(message: Message, decide: Decide, why: Callable[[Medium], str]) -
     """
     if not may_hold_media(_values(message)):
         return message
-    decided: dict[str, str | None] = {}
-
-    def once(medium: Medium, text: str) -> str | None:
-        answer = decide(medium, text)
-        if medium.name:
-            decided[text] = answer
-        return answer
-
-    walked = _walked(message, _Walk(once, why))
+    walk = _Walk(decide, why)
+    walked = _walked(message, walk)
     if not may_hold_media(walked, (HELD.encode(),)):
         return walked
-    changed: Message = _Rest(decide, why, decided).value(walked)
+    changed: Message = walk.rest(walked)
     return changed
 
 
@@ -451,11 +446,7 @@ LOST: Final = "lost: its blob is missing or damaged"
 
 def noted(message: Message, why: str) -> Message:
     """Return a message with notes where its media were."""
-
-    def leave_out(_medium: Medium, _text: str) -> None:
-        return None
-
-    return with_media(message, leave_out, lambda _: why)
+    return with_media(message, lambda _medium, _text: None, lambda _: why)
 
 
 def decode_held(payload: bytes, registry: Types = NO_TYPES) -> Message:
@@ -494,11 +485,13 @@ class _Note(msgspec.Struct, frozen=True):
 
 
 class _Walk:
-    """A walk over JSON values that changes the media in them; what does not change is shared."""
+    """A walk over a message that changes the media in it; what does not change is shared."""
 
     def __init__(self, decide: Decide, why: Callable[[Medium], str]) -> None:
         self._decide = decide
         self._why = why
+        # By the reference: the rest of the message asks for none again.
+        self._decided: dict[str, str | None] = {}
 
     def value(self, value: Any, *, listed: bool = False) -> Any:
         """Return a value with its media as decided; a listed part is replaced as a whole."""
@@ -542,45 +535,31 @@ class _Walk:
         if medium is None:
             return text
         decided = self._decide(medium, text)
+        if medium.name:
+            self._decided[text] = decided
         return _Note(note_of(medium, self._why(medium))) if decided is None else decided
 
+    # To the references where media are not looked for. A value of a type of Python's has none.
 
-class _Rest:
-    """A walk over all of a message, to the references where media are not looked for.
-
-    A value of a type of Python's has none.
-    """
-
-    def __init__(
-        self, decide: Decide, why: Callable[[Medium], str], decided: dict[str, str | None]
-    ) -> None:
-        self._decide = decide
-        self._why = why
-        # Earlier decisions, by the reference: nothing is asked for twice.
-        self._decided = decided
-
-    def value(self, value: Any) -> Any:
+    def rest(self, value: Any) -> Any:
         """Return a value without references; what has none is shared."""
         if isinstance(value, str):
-            return self._string(value)
+            fields = held_fields(value)
+            if fields is None:
+                return value
+            medium = _referred(fields)
+            answer = self._answer(medium, value)
+            return note_of(medium, self._why(medium)) if answer is None else answer
         if isinstance(value, msgspec.Raw):
             data = bytes(value)
             return msgspec.Raw(_HELD_RAW.sub(self._raw, data)) if HELD.encode() in data else value
         if isinstance(value, (list, tuple)):
-            items = [self.value(item) for item in value]
+            items = [self.rest(item) for item in value]
             same = all(new is old for new, old in zip(items, value, strict=True))
             return value if same else type(value)(items)
         if isinstance(value, dict):
             return self._named(value)
         return self._fields(value) if isinstance(value, (Message, ToolCall, ToolResult)) else value
-
-    def _string(self, text: str) -> str:
-        fields = held_fields(text)
-        if fields is None:
-            return text
-        medium = _referred(fields)
-        answer = self._answer(medium, text)
-        return note_of(medium, self._why(medium)) if answer is None else answer
 
     def _raw(self, found: re.Match[bytes]) -> bytes:
         """Return what goes into a provider's field, which only the provider reads: no note."""
@@ -602,7 +581,7 @@ class _Rest:
         changed: dict[Any, Any] = {}
         same = True
         for name, inner in value.items():
-            new_name, new = self.value(name), self.value(inner)
+            new_name, new = self.rest(name), self.rest(inner)
             same = same and new_name is name and new is inner
             while new_name is not name and new_name in changed:
                 new_name += "."  # two notes alike
@@ -613,7 +592,7 @@ class _Rest:
         changed = {
             name: new
             for name in value.__struct_fields__
-            if (new := self.value(old := getattr(value, name))) is not old
+            if (new := self.rest(old := getattr(value, name))) is not old
         }
         return msgspec.structs.replace(value, **changed) if changed else value
 
@@ -635,7 +614,7 @@ def medium_of(text: str, key: str | None, beside: Mapping[str, Any] | None) -> M
         if not comma or not head.endswith(";base64"):
             return None
         media_type = head[len("data:") :].partition(";")[0]
-        return _of_text(data, media_type)
+        return _medium(data[:_HEAD].encode("ascii", "replace"), len(data), media_type)
     if key not in _DATA_KEYS or beside is None:
         return None
     types = (beside[name] for name in _TYPE_KEYS if isinstance(beside.get(name), str))
@@ -646,12 +625,8 @@ def medium_of(text: str, key: str | None, beside: Mapping[str, Any] | None) -> M
         typed = f"audio/{form}" if shown is None and isinstance(form, str) else shown
     if not typed or beside.get("type") == "text":
         return None
-    return _of_text(text, typed.partition(";")[0].strip().lower())
-
-
-def _of_text(data: str, media_type: str) -> Medium:
-    head = _medium(data[:_HEAD].encode("ascii", "replace"), media_type)
-    return msgspec.structs.replace(head, bytes=len(data) * 3 // 4)
+    media_type = typed.partition(";")[0].strip().lower()
+    return _medium(text[:_HEAD].encode("ascii", "replace"), len(text), media_type)
 
 
 def media_of(message: Message) -> list[tuple[Medium, str]]:
@@ -732,16 +707,11 @@ def _webp(head: bytes) -> tuple[int, int]:
 
 
 def _jpeg(head: bytes) -> tuple[int, int]:
-    for marker, at in _segments(head):
+    at = 2
+    while at + 4 <= len(head) and head[at] == 0xFF:
+        marker = head[at + 1]
         if 0xC0 <= marker <= 0xCF and marker not in {0xC4, 0xC8, 0xCC} and at + 9 <= len(head):
             height = int.from_bytes(head[at + 5 : at + 7], "big")
             return int.from_bytes(head[at + 7 : at + 9], "big"), height
-    return 0, 0
-
-
-def _segments(head: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the markers of a JPEG file, each with its place."""
-    at = 2
-    while at + 4 <= len(head) and head[at] == 0xFF:
-        yield head[at + 1], at
         at += 2 + int.from_bytes(head[at + 2 : at + 4], "big")
+    return 0, 0

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from contextlib import suppress
 from math import isfinite
-from typing import Annotated, Any, Final, Generic, Literal, Self, TypeVar, final
+from typing import Any, Final, Literal, Self, TypeVar, final
 
 import msgspec
 
@@ -29,7 +28,7 @@ from perdure.records.json import (
 )
 from perdure.records.records import MESSAGE, MESSAGE_KINDS, TOOL_CALL, TOOL_RESULT, Entry
 from perdure.records.references import spelled
-from perdure.records.values import NO_TYPES, REDACTED, OnUnstorable, Tags, Types, lift, lower
+from perdure.records.values import NO_TYPES, Tags, Types, lift, lower
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -287,8 +286,6 @@ def encode_message(
     message: Message,
     registry: Types = NO_TYPES,
     *,
-    on_unstorable: OnUnstorable = "raise",
-    max_bytes: int = MAX_RECORD_BYTES,
     now: float | None = None,
 ) -> Entry:
     """Return a message as a record.
@@ -296,8 +293,6 @@ def encode_message(
     Args:
         message: What to store.
         registry: The application's own types.
-        on_unstorable: ``"repr"`` is for the tool result only.
-        max_bytes: The most that the record may have.
         now: The creation time if the message has none; None to store none.
 
     Raises:
@@ -313,7 +308,7 @@ def encode_message(
     if message.tool_calls or message.payload_extra:
         wire["tool_payload"] = _calls(message, registry)
     elif message.tool_result is not None:
-        wire["tool_payload"] = _result(message.tool_result, registry, on_unstorable)
+        wire["tool_payload"] = _result(message.tool_result, registry)
     if message.image_urls or message.audio_urls or message.video_urls:
         _add_media(wire, message)
     created_at = now if message.created_at is None else message.created_at
@@ -322,8 +317,8 @@ def encode_message(
     if message.extra:
         _add_extra(wire, message.extra, "$.extra")
     payload = spelled(json.encode(wire))
-    if len(payload) > max_bytes:
-        check_size(len(payload), max_bytes)
+    if len(payload) > MAX_RECORD_BYTES:
+        check_size(len(payload))
     return Entry(kind_of(message), payload)
 
 
@@ -383,11 +378,11 @@ def _call(call: ToolCall, registry: Types, at: str) -> Wire:
     return wire
 
 
-def _result(result: ToolResult, registry: Types, on_unstorable: OnUnstorable) -> Wire:
+def _result(result: ToolResult, registry: Types) -> Wire:
     at = "$.tool_result"
     if type(result) is not ToolResult:
         raise json.not_storable(at, result, "tool_result is a ToolResult(call_id, name, result)")
-    value, tags = lower(result.result, registry, on_unstorable=on_unstorable, at=f"{at}.result")
+    value, tags = lower(result.result, registry, at=f"{at}.result")
     wire: Wire = {
         "tool_call_id": _text(result.call_id, f"{at}.call_id"),
         "tool_name": None if result.name is None else _text(result.name, f"{at}.name"),
@@ -467,31 +462,26 @@ D = TypeVar("D")
 _PLAIN = msgspec.json.Decoder(_PlainMessage)
 _PLAIN_RESULT = msgspec.json.Decoder(_PlainResultMessage)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
-_LIST = msgspec.json.Decoder(list[msgspec.Raw])
+_LIST = msgspec.json.Decoder(list[msgspec.Raw] | None)
 
 
-class _Reader(Generic[T]):
-    """Reads one stored object: the known fields by type, the others as they are."""
-
-    def __init__(self, shape: type[T], known: frozenset[str]) -> None:
-        lenient = msgspec.defstruct(shape.__name__, (), bases=(shape,), forbid_unknown_fields=False)
-        self._strict = msgspec.json.Decoder(shape)
-        self._lenient: msgspec.json.Decoder[T] = msgspec.json.Decoder(lenient)
-        self._known = known
-
-    def read(self, data: bytes, at: str) -> tuple[T, Extra]:
-        try:
-            return self._strict.decode(data), {}
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            pass  # it has unknown fields, or is damaged: the next lines find out
-        known = _decode(self._lenient, data, at)
-        fields = _decode(_FIELDS, data, at)
-        return known, {name: _copy(raw) for name, raw in fields.items() if name not in self._known}
+def _lenient(shape: type[T]) -> msgspec.json.Decoder[T]:
+    """Return a decoder of a shape that passes unknown fields by."""
+    lenient = msgspec.defstruct(shape.__name__, (), bases=(shape,), forbid_unknown_fields=False)
+    return msgspec.json.Decoder(lenient)
 
 
-_read_message = _Reader(_Message, MESSAGE_FIELDS).read
-_read_call = _Reader(_Call, CALL_FIELDS).read
-_read_result = _Reader(_Result, RESULT_FIELDS).read
+_MESSAGE = _lenient(_Message)
+_CALL = _lenient(_Call)
+_RESULT = _lenient(_Result)
+
+
+def _read(decoder: msgspec.json.Decoder[T], data: bytes, at: str) -> tuple[T, Extra]:
+    """Return the known fields of a stored object by type, and the others as they are."""
+    wire = _decode(decoder, data, at)
+    known = wire.__struct_fields__
+    fields = _decode(_FIELDS, data, at)
+    return wire, {name: _copy(raw) for name, raw in fields.items() if name not in known}
 
 
 def _decode(decoder: msgspec.json.Decoder[D], data: bytes, at: str) -> D:
@@ -541,91 +531,14 @@ def _decode_message(payload: bytes, registry: Types) -> Message:
 
 def _decode_with_extra(payload: bytes, registry: Types) -> Message:
     """Decode a message that may have further fields; or name what is damaged."""
-    wire, extra = _read_message(payload, "$")
+    wire, extra = _read(_MESSAGE, payload, "$")
     calls: tuple[ToolCall, ...] = ()
     result: ToolResult | None = None
     payload_extra: Extra = {}
     tool_payload = bytes(wire.tool_payload)
     if tool_payload != b"null":
         calls, result, payload_extra = _decode_tools(tool_payload, registry)
-    message = _message_of(wire, calls, result, extra, payload_extra)
-    return message if _is_foreign(extra) else _upcast(message)
-
-
-class _Stamp(msgspec.Struct):
-    sent: bool = False
-
-
-def _is_foreign(extra: Extra) -> bool:
-    """Say whether a message came with another program's history."""
-    stamp = extra.get("perdure_issued")
-    try:
-        return stamp is not None and msgspec.json.decode(stamp, type=_Stamp).sent
-    except msgspec.DecodeError:
-        return True
-
-
-# What perdure's own marks were called before they had a prefix. A field of that name is one only
-# if it says exactly what perdure wrote, and is not in a message that came from elsewhere.
-
-
-class _Reference(msgspec.Struct, forbid_unknown_fields=True):
-    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    bytes: int
-    media_type: str
-    preview: str
-    types: Tags | None = None
-
-
-def _upcast(message: Message) -> Message:
-    """Return a message whose marks have the names of today."""
-    cut = message.extra.get("interrupted")
-    if cut == _TRUE and message.role == "assistant" and "perdure_issued" not in message.extra:
-        extra = _renamed(message.extra, "interrupted", CUT_OFF)
-        message = msgspec.structs.replace(message, extra=extra)
-    if any("redacted" in call.extra for call in message.tool_calls):
-        calls = tuple(map(_upcast_call, message.tool_calls))
-        message = msgspec.structs.replace(message, tool_calls=calls)
-    result = message.tool_result
-    if result is not None and "tool_result_ref" in result.extra:
-        with suppress(msgspec.DecodeError):
-            msgspec.json.decode(result.extra["tool_result_ref"], type=_Reference)
-            extra = _renamed(result.extra, "tool_result_ref", RESULT_REF)
-            result = msgspec.structs.replace(result, extra=extra)
-            message = msgspec.structs.replace(message, tool_result=result)
-    return message
-
-
-def _upcast_call(call: ToolCall) -> ToolCall:
-    given = call.extra.get("redacted")
-    try:
-        pointers = [] if given is None else msgspec.json.decode(given, type=list[str])
-    except msgspec.DecodeError:
-        return call
-    if not pointers or any(_at(call.arguments, pointer) != REDACTED for pointer in pointers):
-        return call
-    extra = _renamed(call.extra, "redacted", REDACTED_AT)
-    return msgspec.structs.replace(call, extra=extra)
-
-
-def _at(value: Any, pointer: str) -> Any:
-    """Return what a JSON pointer leads to; None for nothing."""
-    for escaped in pointer.split("/")[1:]:
-        name = escaped.replace("~1", "/").replace("~0", "~")
-        if isinstance(value, dict):
-            value = value.get(name)
-        elif isinstance(value, list | tuple) and name.isdecimal() and int(name) < len(value):
-            value = value[int(name)]
-        else:
-            return None
-    return value
-
-
-def _renamed(extra: Extra, name: str, now: str) -> Extra:
-    return {now if key == name else key: raw for key, raw in extra.items()}
-
-
-_TRUE = msgspec.Raw(b"true")
+    return _message_of(wire, calls, result, extra, payload_extra)
 
 
 def _message_of(
@@ -656,34 +569,21 @@ def _decode_tools(
     at = "$.tool_payload"
     fields = _decode(_FIELDS, data, at)
     if "tool_call_id" in fields:
-        return (), _decode_result(data, at, registry), {}
-    calls = fields.pop("tool_calls", _NONE)
-    listed = _decode(_LIST, bytes(calls), f"{at}.tool_calls") if calls != _NONE else []
-    return (
-        tuple(
-            _decode_call(bytes(call), f"{at}.tool_calls[{index}]", registry)
-            for index, call in enumerate(listed)
-        ),
-        None,
-        {name: _copy(raw) for name, raw in fields.items()},
-    )
+        wire, extra = _read(_RESULT, data, at)
+        return (), _result_of(wire, registry, extra), {}
+    listed = _decode(_LIST, bytes(fields.pop("tool_calls", _NONE)), f"{at}.tool_calls") or []
+    calls: list[ToolCall] = []
+    for index, raw in enumerate(listed):
+        call, extra = _read(_CALL, bytes(raw), f"{at}.tool_calls[{index}]")
+        calls.append(_call_of(call, registry, extra))
+    return tuple(calls), None, {name: _copy(raw) for name, raw in fields.items()}
 
 
 _NONE = msgspec.Raw(b"null")
 
 
-def _decode_call(data: bytes, at: str, registry: Types) -> ToolCall:
-    wire, extra = _read_call(data, at)
-    return _call_of(wire, registry, extra)
-
-
 def _call_of(wire: _Call, registry: Types, extra: Extra = {}) -> ToolCall:  # noqa: B006  # never changed
     return ToolCall(wire.id, wire.name, lift(wire.arguments, wire.arguments_types, registry), extra)
-
-
-def _decode_result(data: bytes, at: str, registry: Types) -> ToolResult:
-    wire, extra = _read_result(data, at)
-    return _result_of(wire, registry, extra)
 
 
 def _result_of(wire: _Result, registry: Types, extra: Extra = {}) -> ToolResult:  # noqa: B006  # never changed
@@ -735,10 +635,29 @@ class EncodedRecord:
     """The record as the log takes it."""
 
     def __init__(self, kind: str, payload: bytes) -> None:
-        _check_kind(kind)
+        given: Any = kind
+        if not isinstance(given, str) or not _KIND.fullmatch(given):
+            raise NotStorableError(
+                f"invalid kind={kind!r}: use 1 to 64 letters, digits, '_', ':', '.', '-', "
+                "a letter first",
+                option="kind",
+            )
+        if kind in RESERVED_KINDS or kind.startswith("x:"):
+            raise NotStorableError(
+                f"kind={kind!r} is perdure's own: choose another, such as 'app:{kind}' "
+                "(an instance of a registered type is appended as it is)",
+                option="kind",
+                kind=kind,
+            )
         _check_payload(payload)
         if kind in MESSAGE_KINDS:
-            _check_message(payload)
+            try:
+                decode_message(payload)
+            except CorruptRecordError as error:
+                raise NotStorableError(
+                    f"the payload is not a stored message: {error}; append a Message instead",
+                    size=len(payload),
+                ) from None
             payload = spelled(payload)
         self.entry = Entry(kind, payload)
 
@@ -762,22 +681,6 @@ class EncodedRecord:
         return f"EncodedRecord({self.kind!r}, <{len(self.payload)} bytes>)"
 
 
-def _check_kind(kind: Any) -> None:
-    if not isinstance(kind, str) or not _KIND.fullmatch(kind):
-        raise NotStorableError(
-            f"invalid kind={kind!r}: use 1 to 64 letters, digits, '_', ':', '.', '-', "
-            "a letter first",
-            option="kind",
-        )
-    if kind in RESERVED_KINDS or kind.startswith("x:"):
-        raise NotStorableError(
-            f"kind={kind!r} is perdure's own: choose another, such as 'app:{kind}' "
-            "(an instance of a registered type is appended as it is)",
-            option="kind",
-            kind=kind,
-        )
-
-
 def _check_payload(payload: Any) -> None:
     if type(payload) is not bytes:
         raise json.not_storable("payload", payload, "give it as bytes")
@@ -791,14 +694,4 @@ def _check_payload(payload: Any) -> None:
     except CorruptRecordError as error:
         raise NotStorableError(
             f"the payload is not JSON that can be read back: {error}", size=len(payload)
-        ) from None
-
-
-def _check_message(payload: bytes) -> None:
-    try:
-        decode_message(payload)
-    except CorruptRecordError as error:
-        raise NotStorableError(
-            f"the payload is not a stored message: {error}; append a Message instead",
-            size=len(payload),
         ) from None

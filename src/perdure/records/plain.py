@@ -80,7 +80,7 @@ class StoredSession(msgspec.Struct):
 
     @property
     def is_public(self) -> bool:
-        """Whether there is a session for readers: begun, not deleted, and no draft."""
+        """True if there is a session for readers: begun, not deleted, and no draft."""
         return self.epoch > 0 and self.published and not self.deleted
 
     @property

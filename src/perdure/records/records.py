@@ -79,7 +79,7 @@ class Entry(NamedTuple):
     payload: bytes
     """One JSON value in one line, UTF-8."""
     end: bool = True
-    """Whether the group ends with it."""
+    """True if the group ends with it."""
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -98,7 +98,7 @@ class GapPayload(msgspec.Struct, omit_defaults=True):
     was: str = EPOCH
     """The kind of the record that had this number."""
     is_fork: bool = False
-    """Whether that was the origin of a fork, which began with no work in progress."""
+    """True if that was the origin of a fork, which began with no work in progress."""
 
 
 _GAP = decoder_of(GapPayload | None)
@@ -115,7 +115,8 @@ def begins_epoch(record: Record) -> bool:
 
 
 MAX_LINE_BYTES = 64 * 1024 * 1024
-"""A longer line counts as damage; several times the largest record."""
+"""A longer line counts as damage, and no crash leaves more of a write: several times the largest
+record."""
 
 # Length of ``,"c":"8 digits"}``, the end of each line without its newline.
 _TAIL = 16
@@ -343,9 +344,6 @@ def number_of(line: bytes) -> int:
     head = _HEAD.match(line)
     return 0 if head is None else int(head[1])
 
-
-MAX_CUT_BYTES = MAX_LINE_BYTES
-"""Longest trace that a crash leaves of a write, in bytes: several times the largest record."""
 
 # UTF-16 and UTF-32 have shorter runs of zeros.
 _LOST_PAGE = bytes(4)

@@ -90,7 +90,7 @@ class LogReader:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to be read."""
+        """True if nothing is left to be read."""
         return self.low > self.high or self.remaining <= 0
 
     def take(self, rows: Iterable[CommitRow], *, max_bytes: int = NO_END) -> list[Record]:

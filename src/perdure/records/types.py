@@ -148,26 +148,23 @@ def register(
             option="tag",
             tag=name,
         )
-    _check_versions(name, version, upcasts or {})
-    return Registered(cls, name, version, dict(upcasts or {}))
-
-
-def _check_versions(tag: str, version: int, upcasts: Mapping[int, Upcast]) -> None:
     if version < 1:
         raise InvalidArgumentError(
-            f"invalid version={version!r} of {tag!r}: it is a whole number from 1",
+            f"invalid version={version!r} of {name!r}: it is a whole number from 1",
             option="version",
-            tag=tag,
+            tag=name,
         )
-    gap = sorted(set(range(min(upcasts, default=version), version)) ^ set(upcasts))
+    steps = dict(upcasts or {})
+    gap = sorted(set(range(min(steps, default=version), version)) ^ set(steps))
     if gap:
         raise InvalidArgumentError(
-            f"the upcasts of {tag!r} do not lead to version {version}: they lack, or should "
+            f"the upcasts of {name!r} do not lead to version {version}: they lack, or should "
             f"not have, one from version {gap[0]}",
             option="upcasts",
-            tag=tag,
+            tag=name,
             version=gap[0],
         )
+    return Registered(cls, name, version, steps)
 
 
 class _RegisteredType(msgspec.Struct, frozen=True):
@@ -182,9 +179,6 @@ class _Wire(msgspec.Struct, omit_defaults=True):
     v: int
     data: msgspec.Raw
     types: Tags | None = None
-
-
-_WIRE = msgspec.json.Decoder(_Wire)
 
 
 class Registry:
@@ -263,7 +257,7 @@ class Registry:
             UnsupportedVersionError: There is no upcast from its version.
 
         """
-        wire = json.decode_with(_WIRE, payload)
+        wire = json.decode(payload, _Wire)
         label = label_of(kind.removeprefix(KIND_PREFIX), wire.v)
         if not self.knows(label):
             data = msgspec.Raw(bytes(wire.data))  # a copy: it does not keep the payload alive

@@ -197,15 +197,27 @@ def lift(value: Any, tags: Mapping[str, str] | None, types: Types = NO_TYPES) ->
     root = [value]
     if max(map(_depth, tags)) > MAX_VALUE_DEPTH:
         raise _no_such_place(max(map(len, tags)))
-    opaque = _opaque_tables(tags, types)
-    for pointer in sorted(tags, key=_depth, reverse=True):  # inner places first
-        above = _outermost(pointer, opaque)
-        if above is None:
-            parent, last = _place(root, pointer)
-            parent[last] = _lift_one(tags[pointer], parent[last], types, pointer)
-        elif above == pointer:
-            parent, last = _place(root, pointer)
-            parent[last] = _as_opaque(tags[pointer], parent[last], opaque[pointer])
+    # The outermost places of unknown types, each with the tags below it in their order: what is
+    # kept encodes to the same bytes again.
+    unknown: dict[str, Tags] = {}
+    for pointer in sorted(tags, key=_depth):
+        is_known = tags[pointer] in LIFTS or types.knows(tags[pointer])
+        if not is_known and _outermost(pointer, unknown) is None:
+            unknown[pointer] = {}
+    known: list[str] = []
+    for pointer, tag in tags.items():
+        above = _outermost(pointer, unknown)
+        if above is not None:
+            unknown[above][pointer[len(above) :]] = tag
+        elif pointer not in unknown:
+            known.append(pointer)
+    for pointer, below in unknown.items():
+        parent, last = _place(root, pointer)
+        tag, version = parse_label(tags[pointer])
+        parent[last] = OpaqueValue(tag, version, msgspec.Raw(json.encode(parent[last])), below)
+    for pointer in sorted(known, key=_depth, reverse=True):  # inner places first
+        parent, last = _place(root, pointer)
+        parent[last] = _lift_one(tags[pointer], parent[last], types, pointer)
     return root[0]
 
 
@@ -213,33 +225,14 @@ def _depth(pointer: str) -> int:
     return pointer.count("/")
 
 
-def _opaque_tables(tags: Mapping[str, str], types: Types) -> dict[str, Tags]:
-    """Return the places of unknown types, each with the tags below it, relative to it."""
-    unknown = {at for at, tag in tags.items() if tag not in LIFTS and not types.knows(tag)}
-    tables: dict[str, Tags] = {}
-    for at, tag in tags.items() if unknown else ():
-        above = _outermost(at, unknown)
-        if above is not None:
-            table = tables.setdefault(above, {})
-            if at != above:
-                table[at[len(above) :]] = tag
-    return tables
-
-
-def _outermost(pointer: str, places: Mapping[str, object] | set[str]) -> str | None:
-    """Return the outermost of the places that a pointer is at or below."""
-    if not places:
-        return None
-    end = -1
-    while (end := pointer.find("/", end + 1)) >= 0:
+def _outermost(pointer: str, places: Mapping[str, object]) -> str | None:
+    """Return the one of some places that a pointer is below; none is below another."""
+    end = pointer.find("/") if places else -1
+    while end >= 0:
         if pointer[:end] in places:
             return pointer[:end]
-    return pointer if pointer in places else None
-
-
-def _as_opaque(label: str, value: Any, below: Tags) -> OpaqueValue:
-    tag, version = parse_label(label)
-    return OpaqueValue(tag, version, msgspec.Raw(json.encode(value)), below)
+        end = pointer.find("/", end + 1)
+    return None
 
 
 def _place(root: list[Any], pointer: str) -> tuple[Any, Any]:
@@ -371,11 +364,16 @@ class ValueEncoder:
             case Enum():
                 return self._part(value)  # also where it is text or a number too
             case str():
-                return self._text(value)
+                text = str.__str__(value)
+                return text if _is_text(text) else self._unstorable(value, LONE_SURROGATE)
+            case int() if value.bit_length() > MAX_INT_BITS:
+                return self._unstorable(value, "it has too many digits: store it as text")
             case int():
-                return self._int(value)
+                return int(value)
+            case float() if isfinite(value):
+                return float(value)
             case float():
-                return self._float(value)
+                return self._unstorable(value, "JSON has no NaN or infinity: use None or text")
             case dict():
                 return self._dict(value)
             case list():
@@ -386,25 +384,6 @@ class ValueEncoder:
         """Lower a type that only registered instances contain, whose annotations name it."""
         data = self._types.part(value) if self._inside else UNKNOWN
         return self._unstorable(value, _cure(value)) if data is UNKNOWN else self.lower(data)
-
-    def _text(self, value: str) -> Any:
-        text = str.__str__(value)
-        if not text.isascii():
-            try:
-                text.encode()
-            except UnicodeEncodeError:
-                return self._unstorable(value, LONE_SURROGATE)
-        return text
-
-    def _int(self, value: int) -> Any:
-        if value.bit_length() > MAX_INT_BITS:
-            return self._unstorable(value, "it has too many digits: store it as text")
-        return int(value)
-
-    def _float(self, value: float) -> Any:
-        if isfinite(value):
-            return float(value)
-        return self._unstorable(value, "JSON has no NaN or infinity: use None or text")
 
     # Lists and dicts recurse by two frames a level: within any sane stack at the deepest value.
 

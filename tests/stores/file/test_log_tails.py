@@ -199,7 +199,6 @@ async def test_what_is_longer_than_any_write_is_damage_at_a_bounded_cost(
     path = await killed(store, "a")
     os.truncate(path, path.stat().st_size + size)
     monkeypatch.setattr(records, "MAX_LINE_BYTES", 2000)
-    monkeypatch.setattr(records, "MAX_CUT_BYTES", 2000)
     other = await open_store("other")
     if size < 2000:
         assert tuple(entries(await read(other))) == group("a")

@@ -402,9 +402,9 @@ def _open(log: Folder, name: str) -> int:
 def _require_cut_write(log: Folder, name: str, offset: int) -> None:
     """Raise unless a file from its first unsound line on is what a crash leaves of a write."""
     with open(_open(log, name), "rb") as file:
-        is_short = os.fstat(file.fileno()).st_size - offset <= frames.MAX_CUT_BYTES
+        is_short = os.fstat(file.fileno()).st_size - offset <= frames.MAX_LINE_BYTES
         file.seek(offset)
-        rest = file.read(frames.MAX_CUT_BYTES if is_short else _CHUNK)
+        rest = file.read(frames.MAX_LINE_BYTES if is_short else _CHUNK)
     if not is_short or not frames.is_cut_write(rest):
         raise damage_error(f"{log.path}/{name}", offset, cause=frames.conversion_of(rest))
 

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, final
 import anyio
 import msgspec
 
-from perdure._lib.locks import Presence, PresenceReader
+from perdure._lib.locks import Presence
 from perdure._lib.loop import Threads
 from perdure._lib.platform import host_name
 from perdure.errors import (
@@ -366,7 +366,7 @@ class OpenDatabase:
         self.pid: int = os.getpid()
         self.engine: Engine = Engine(path, timeout)
         self.readers: Readers = Readers(path, timeout, read_only=owner is None)
-        self.presence: Presence | PresenceReader = PresenceReader(None)
+        self.presence: Presence = Presence(None)
         self.shared: SharedWrites = SharedWrites(self.engine)
         self.writes: Threads = Threads(1, name="perdure sqlite write", prompt=True)
         self.reads: Threads = Threads(_READERS, name="perdure sqlite read")
@@ -389,7 +389,7 @@ class OpenDatabase:
     def _open(self) -> None:
         owners = open_owners(self.path, make=self._owner is not None)
         if self._owner is None or owners is None:
-            self.presence = PresenceReader(owners)
+            self.presence = Presence(owners)
             with self.readers.snapshot() as con:
                 require_newest(con, self.path)
             return

@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure._lib.ids import first_beat
-from perdure._lib.locks import Presence, PresenceReader
+from perdure._lib.locks import Presence
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import epoch_payload
@@ -54,9 +54,7 @@ def remove_owner(con: sqlite3.Connection, owner: str) -> None:
     con.execute(Q["delete_all_letters"], {"owner": owner})
 
 
-def lease_state(
-    con: sqlite3.Connection, key: SessionKey, presence: Presence | PresenceReader
-) -> LeaseState | None:
+def lease_state(con: sqlite3.Connection, key: SessionKey, presence: Presence) -> LeaseState | None:
     """Return who holds, or last held, a session; None if it never had a holder."""
     row = find(con, key)
     if row is None or not row.epoch:
@@ -64,9 +62,7 @@ def lease_state(
     return _state_of(con, row, presence)
 
 
-def _state_of(
-    con: sqlite3.Connection, row: SessionRow, presence: Presence | PresenceReader
-) -> LeaseState:
+def _state_of(con: sqlite3.Connection, row: SessionRow, presence: Presence) -> LeaseState:
     alive, beat, host, pid = None, 0, "", 0
     if not row.state & (RELEASED | DELETED):  # else it makes no difference
         alive = presence.is_present(row.owner)
@@ -116,7 +112,7 @@ def acquire(
     key: SessionKey,
     terms: Terms,
     owner: str,
-    presence: Presence | PresenceReader,
+    presence: Presence,
     at: float,
 ) -> tuple[Held | Taken, LogTail | None]:
     """Acquire a session with the next epoch, if the terms allow it, and append the epoch record.
