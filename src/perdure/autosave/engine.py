@@ -24,7 +24,7 @@ from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
 from perdure.autosave.options import INHERIT, Autosave, AutosaveStatus, EngineOptions, Inherit
 from perdure.autosave.reports import Health, ShutdownReport, health_of, report_of
 from perdure.autosave.schedule import IdleWheel
-from perdure.autosave.tracked import LOOKED_AT, State, Tracked, Waiters, Wake
+from perdure.autosave.tracked import LOOKED_AT, State, Tracked, Wake
 from perdure.autosave.watchdog import Watchdog
 from perdure.autosave.writer import Timer, Writer
 from perdure.errors import SessionError, UnsavedChangesError
@@ -324,14 +324,11 @@ class Autosaver:
     async def _woken(self, t: Tracked, version: int) -> None:
         """Wait in the caller's own task: cancelling it removes the waiter and nothing else."""
         woken = self._new_event()
-        waiters = t.waiters
-        if waiters is None:
-            waiters = t.waiters = Waiters()
-        number = waiters.add(version, woken.set)
+        waiter = t.add_waiter(version, woken.set)
         try:
             await woken.wait()
         except BaseException:
-            t.give_up(number, waiters)
+            t.drop_waiter(waiter)
             raise
 
     def unsaved_keys(self) -> list[SessionKey]:

@@ -27,7 +27,7 @@ from perdure.autosave.core import (
     in_doubt,
     outcome_of,
 )
-from perdure.autosave.events import Idle, LoopBlocked, Reporter
+from perdure.autosave.events import LoopBlocked, Reporter
 from perdure.autosave.schedule import SLOT, IdleWheel
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import StoreUnavailableError
@@ -638,7 +638,6 @@ class Timer:
         for t in self._idle.advance(now, DUE_CHUNK):
             if t.on_idle is not None:
                 t.on_idle()
-            self._core.registry.events.append(Idle(key=t.key))
 
     def _control(self, now: float) -> None:
         period = now - self._controlled_at
