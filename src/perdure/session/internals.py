@@ -44,9 +44,12 @@ from perdure.records.records import (
 )
 from perdure.session.base import SessionBase
 from perdure.session.copier import BRANCHES
+from perdure.session.delete import delete
+from perdure.session.fork import fork
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import Filled
 from perdure.session.point_in_time import context_at
+from perdure.session.prune import drop
 from perdure.session.stored import followed
 from perdure.store import SupportsFolders, all_records, capability, first_record
 
@@ -421,7 +424,7 @@ async def fork_at(
                 more.insert(0, Entry(CONTEXT, context.as_record("retract")))
             more.insert(0, Entry(RETRACT, encode(taken)))
         together = [*(entry._replace(end=False) for entry in more[:-1]), more[-1]]
-        await acts.forker.fork(parent, child, end, together)
+        await fork(acts.access, parent, child, end, together)
 
     await acts.access.runtime.host.call(begin)
 
@@ -436,8 +439,8 @@ async def delete_unchanged(
 
     """
     acts, terms = sessions._check(), HandoverTerms("handover", wait)
-    delete = partial(acts.forgetter.delete, key, terms, unchanged=version)
-    return await acts.act(key, wait, delete)
+    act = partial(delete, acts.access, key, terms, unchanged=version)
+    return await acts.act(key, wait, act)
 
 
 async def drop_history(
@@ -450,7 +453,7 @@ async def drop_history(
 
     """
     acts, terms = sessions._check(), HandoverTerms("handover", wait)
-    await acts.act(key, wait, partial(acts.pruner.drop, key, below - 1, terms))
+    await acts.act(key, wait, partial(drop, acts.access, key, below - 1, terms))
 
 
 def state_entry(key: str, text: str | None) -> Entry:

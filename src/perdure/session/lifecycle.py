@@ -575,11 +575,6 @@ class SessionLifecycle:
         if session._closed_by is None:
             raise self._still_open(session)
 
-    async def close_and_keep(self, session: SessionBase, error: Exception) -> None:
-        """Close a session as `close` does, and keep its lease; the caller is alone with it."""
-        if not await self.leave(session, "rename", self.deadline(), error=error):
-            raise self._still_open(session)
-
     async def between_turns(self, session: SessionBase) -> None:
         """Wait for the turns that run and wait by now, as long as a close would."""
         with self.deadline().scope("saves") as scope:
@@ -825,6 +820,22 @@ class ExclusiveAccess:
             if hold.is_there:
                 with self.lifecycle.giving_up():
                     await self.store.release(key, epoch)
+
+    @asynccontextmanager
+    async def left(
+        self,
+        session: SessionBase,
+        why: Why,
+        deadline: Deadline | None = None,
+        *,
+        error: Exception | None = None,
+    ) -> AsyncGenerator[HeldSession, None]:
+        """Have a session that is open here leave memory, and keep its lease."""
+        if not await self.lifecycle.leave(session, why, deadline, error=error):
+            raise self.lifecycle._still_open(session)
+        head = await self.store.head(session.key)
+        async with self.still_held(session.key, session.epoch, head) as hold:
+            yield hold
 
     def open_here(self, key: SessionKey) -> SessionBase | None:
         """Return a session that is open in this process, and can be saved."""

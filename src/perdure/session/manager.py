@@ -37,9 +37,11 @@ from perdure.session.connected import ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
     SessionFilter,
+    delete,
+    rename,
 )
 from perdure.session.directory import list_sessions
-from perdure.session.fork import Fork, History, LostSession, require_history
+from perdure.session.fork import Fork, History, LostSession, copy, fork, require_history
 from perdure.session.inbox import PostReceipt
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.open import OpenRequest, SessionOpening
@@ -626,7 +628,7 @@ class SessionManager:
         require_history(history)
         await parts.save_here(key, wait)
         return await parts.act(
-            key, wait, partial(parts.forker.fork, key, child, at, history=history)
+            key, wait, partial(fork, parts.access, key, child, at, history=history)
         )
 
     async def copy(
@@ -660,7 +662,7 @@ class SessionManager:
         parts, key = self._check(), session_key(id, session, tenant)
         new = session_key(new_id, new_session or session, tenant)
         await parts.save_here(key, wait)
-        return await parts.act(key, wait, partial(parts.forker.copy, key, new))
+        return await parts.act(key, wait, partial(copy, parts.access, key, new))
 
     async def rename(
         self,
@@ -688,8 +690,8 @@ class SessionManager:
         open_here = parts.lifecycle.sessions.get(key)
         if open_here is not None:
             parts.lifecycle.require_closable(open_here)
-        rename = partial(parts.renamer.rename, key, new, HandoverTerms(on_held, wait))
-        return await parts.act(key, wait, rename)
+        act = partial(rename, parts.access, key, new, HandoverTerms(on_held, wait))
+        return await parts.act(key, wait, act)
 
     async def delete(
         self,
@@ -710,8 +712,8 @@ class SessionManager:
 
         """
         parts, key = self._check(), session_key(id, session, tenant)
-        delete = partial(parts.forgetter.delete, key, HandoverTerms(on_held, wait))
-        return await parts.act(key, wait, delete)
+        act = partial(delete, parts.access, key, HandoverTerms(on_held, wait))
+        return await parts.act(key, wait, act)
 
     async def forget(
         self,
