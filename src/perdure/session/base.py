@@ -328,7 +328,6 @@ class TurnQueue:
         "_since",
         "_used",
         "_waiting",
-        "idle",
         "running",
         "unended",
     )
@@ -342,8 +341,6 @@ class TurnQueue:
         self._waiting = 0
         self._used: bool | anyio.Event = False
         self._since = anyio.current_time()
-        self.idle: anyio.Event | None = None
-        """Set when the running turn ends, if a task waits for that."""
         self.running: Turn | None = None
         self.unended: Turn | None = None
         """The newest turn, if it has an id, and its end is not in the log."""
@@ -370,6 +367,11 @@ class TurnQueue:
             first = self._used = self._used or anyio.Event()
             with anyio.move_on_after(remaining):
                 await first.wait()
+
+    async def pass_by(self, key: SessionKey) -> None:
+        """Wait for the turns that run and wait by now."""
+        await self.enter(key)
+        self.leave()
 
     async def enter(self, key: SessionKey, turn: Turn | None = None) -> bool:
         """Wait for the earlier turns, and have the session's; False if the turn's time is over."""
@@ -426,20 +428,10 @@ class TurnQueue:
         self.running = self._holder = None
         if self._free is not None:
             self._free.release()
-        if self.idle is not None:
-            self.idle.set()
-            self.idle = None
 
     def _end_scope(self) -> None:
         if self.running is not None and self.running._scope is not None:
             self.running._scope.leave()
-
-    async def wait_idle(self) -> None:
-        """Wait until no turn is running."""
-        while self.busy:
-            if self.idle is None:
-                self.idle = anyio.Event()
-            await self.idle.wait()
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -722,7 +714,7 @@ class SessionBase(_Hot):
         version = await self._runtime.saver.save(self._tracked)
         if self._behind.may_lack_media:
             await self._load_media()
-        return self._receipt(version)
+        return Receipt(version, self._runtime.durability)
 
     async def _load_media(self) -> None:
         """Have the media that are shown again after a retraction, or a new context, in memory."""
@@ -807,28 +799,15 @@ class SessionBase(_Hot):
         if self._runtime.limits.memory_bytes is not None:
             await self._contents.memory.load()
 
-    def _receipt(self, version: int) -> Receipt:
-        return Receipt(version, self._runtime.durability)
-
     # for the manager, turns and the agent
 
     async def _attach(self, contributor: Contributor, *, restore: bool) -> Attachment:
         """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
         self._check_open()
         if self._contributors is None:
-            self._contributors = Contributors(
-                self._runtime,
-                self._tracked,
-                check_open=self._check_open,
-                accept=self._accept,
-                read=self._read_state,
-            )
+            self._contributors = Contributors(self)
             self._tracked.before_capture = self._before_save
         return await self._contributors.attach(contributor, restore=restore)
-
-    async def _read_state(self, name: str) -> bytes | None:
-        """Return a document of states, with what is not folded or saved yet; None for none."""
-        return await self._contents.state_document(name)
 
     async def _before_save(self) -> None:
         """Run the hooks that wait for a save, and ask the contributors."""

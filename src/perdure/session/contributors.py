@@ -25,10 +25,7 @@ from perdure.records.records import STATE, Entry
 from perdure.records.values import Types, decode_value, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from perdure.autosave.tracked import Tracked
-    from perdure.session.runtime import Runtime
+    from perdure.session.base import SessionBase
 
 
 # What a contributor's state becomes in the log: nothing, a part of it, or the whole
@@ -196,44 +193,19 @@ class Attachment:
 
 @final
 class Contributors:
-    """The contributors of one session, in the order in which they were attached.
-
-    Args:
-        runtime: The session's manager.
-        tracked: Autosave's side of the session.
-        check_open: Raises if the session is closed.
-        accept: Appends records as one group.
-        read: Returns a document of states, with what is not folded or saved yet.
-
-    """
+    """The contributors of one session, in the order in which they were attached."""
 
     __slots__ = (
-        "_accept",
         "_attached",
         "_capture_due",
-        "_check_open",
         "_coming",
-        "_read",
-        "_runtime",
+        "_session",
         "_suspended",
         "_takes",
-        "_tracked",
     )
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        tracked: Tracked,
-        *,
-        check_open: Callable[[], None],
-        accept: Callable[[tuple[Entry, ...]], int],
-        read: Callable[[str], Awaitable[bytes | None]],
-    ) -> None:
-        self._runtime = runtime
-        self._tracked = tracked
-        self._check_open = check_open
-        self._accept = accept
-        self._read = read
+    def __init__(self, session: SessionBase) -> None:
+        self._session = session
         self._capture_due = False  # a capture was requested, and has not begun
         self._attached: dict[str, Attachment] = {}
         self._coming: set[str] = set()
@@ -248,7 +220,7 @@ class Contributors:
             return known
         if known is not None or name in self._coming:
             message = (
-                f"session {self._tracked.key} has a contributor {name!r} already: "
+                f"session {self._session._tracked.key} has a contributor {name!r} already: "
                 "give this one another name, or detach the other first"
             )
             raise InvalidArgumentError(message, contributor=name)
@@ -301,25 +273,29 @@ class Contributors:
 
     def ask_soon(self) -> None:
         """Capture all contributors in the background."""
-        self._check_open()
+        self._session._check_open()
         if not self._capture_due:
             self._capture_due = True
             try:
-                self._runtime.host.spawn(self._contribute)
+                self._session._runtime.host.spawn(self._contribute)
             except BaseException:
                 self._capture_due = False
                 raise
 
     async def _contribute(self) -> None:
         try:
-            await self._runtime.saver.contribute(self._tracked)
+            await self._session._runtime.saver.contribute(self._session._tracked)
         finally:
             self._capture_due = False
 
     async def _restore(self, contributor: Contributor, *, wanted: bool) -> StoredContribution:
-        name, key, types = contributor.name, self._tracked.key, self._runtime.registry
+        name, session = contributor.name, self._session
+        key, types = session.key, session._runtime.registry
+        contents, document = self._session._contents, state_name(name)
         stored_state = state_of(
-            await self._read(state_name(name)), await self._read(typed(state_name(name))), types
+            await contents.state_document(document),
+            await contents.state_document(typed(document)),
+            types,
         )
         if stored_state is None:
             return StoredContribution()
@@ -356,7 +332,7 @@ class Contributors:
                 for attachment in attachments
                 if attachment not in states
             ]
-            facts = {"session": str(self._tracked.key), "contributors": late}
+            facts = {"session": str(self._session._tracked.key), "contributors": late}
             log.warning("contributors did not answer in time", extra=facts)
             raise
         finally:
@@ -370,7 +346,7 @@ class Contributors:
         try:
             states[attachment] = await attachment.contributor.capture()
         except (KeyboardInterrupt, SystemExit) as error:
-            self._runtime.host.leave(error)  # raised here it would end the loop at once
+            self._session._runtime.host.leave(error)  # raised here it would end the loop at once
         except anyio.get_cancelled_exc_class() as error:
             if was_cancelled(error):
                 raise
@@ -393,7 +369,7 @@ class Contributors:
                 or self._attached.get(attachment.contributor.name) is not attachment
             ):
                 continue
-            types, contributor = self._runtime.registry, attachment.contributor
+            types, contributor = self._session._runtime.registry, attachment.contributor
             try:
                 change = change_of(
                     contributor.name,
@@ -404,7 +380,7 @@ class Contributors:
                 )
                 if change is not None:
                     entry, kept = change
-                    self._accept((entry,))
+                    self._session._accept((entry,))
                     attachment.kept = kept
             except Exception as error:  # noqa: BLE001  # one's failure is not the others'
                 errors.append(_named(error, attachment))

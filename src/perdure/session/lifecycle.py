@@ -578,8 +578,7 @@ class SessionLifecycle:
     async def between_turns(self, session: SessionBase) -> None:
         """Wait for the turns that run and wait by now, as long as a close would."""
         with self.deadline().scope("saves") as scope:
-            await session._turns.enter(session.key)
-            session._turns.leave()
+            await session._turns.pass_by(session.key)
         if scope.cancelled_caught:
             raise self._still_open(session)
 

@@ -246,19 +246,17 @@ class Session(SessionBase):
         if version is not None and type(version) is not int:
             message = f"invalid version={version!r}: give what append returned, or None"
             raise InvalidArgumentError(message, option="version")
-        return self._receipt(await self._runtime.saver.wait_durable(self._tracked, version))
+        runtime = self._runtime
+        durable = await runtime.saver.wait_durable(self._tracked, version)
+        return Receipt(durable, runtime.durability)
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
         self._check_home()
         tracked = self._tracked
-        pending, durable = tracked.pending, tracked.durable
-        unsaved = (
-            Record(durable + at, self.epoch, entry.kind, entry.payload, entry.end)
-            for at, entry in zip(range(len(pending), 0, -1), reversed(pending), strict=True)
-        )
+        unsaved = reversed(tracked.pending_records())
         return await self._contents.history(
-            before=before, limit=limit, unsaved=unsaved, durable=durable
+            before=before, limit=limit, unsaved=unsaved, durable=tracked.durable
         )
 
     async def aclose(self) -> None:
