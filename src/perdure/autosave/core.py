@@ -46,6 +46,7 @@ from perdure.errors import (
     LeaseError,
     NotStorableError,
     StoreUnavailableError,
+    TooLargeError,
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
@@ -342,7 +343,13 @@ class Core:
             raise tracked.ended(t)
         largest = max([len(entry.payload) for entry in entries])
         if largest > self._record_max:
-            raise tracked.too_large(t, size=largest, limit=self._record_max)
+            raise TooLargeError(
+                f"session {t.key}: a record of {largest} bytes, the store takes at most "
+                f"{self._record_max}: put large content into a blob or a file",
+                key=t.key,
+                size=largest,
+                limit=self._record_max,
+            )
         if self.registry.rises():
             self.schedule.rush(self.registry.unsaved, rushed=True)
             self.registry.note_pressure(now)
@@ -396,12 +403,6 @@ class Core:
         t.sealed, t.refuses = False, t.end is not None
 
     # To the store.
-
-    def may_capture(self, now: float) -> bool:
-        """Whether `capture` would return something."""
-        if self.stopped or not len(self.schedule.ready):
-            return False
-        return self.breaker.allowance(now, self.in_flight) > 0
 
     def capture(self, now: float) -> tuple[list[Save], list[Tracked]]:
         """Take the next batch, and sessions whose contributors must be asked first."""
@@ -633,8 +634,8 @@ class Core:
             waiting = bool(self.registry.failed or self.in_flight or len(self.schedule.ready))
             self.breaker.succeeded(waiting=waiting)
         elif self.breaker.failed(now):
-            unsaved = len(self.registry.unsaved)
-            self.registry.events.append(BreakerOpened(error=error, unsaved=unsaved))
+            opened = BreakerOpened(error=error, unsaved=len(self.registry.unsaved))
+            self.registry.events.append(opened)
         probe = None
         if self.breaker.state == "open":
             probe = next((t for t in self.registry.failed if t.inflight is None), None)
@@ -667,9 +668,13 @@ class Core:
         # The first record was refused: nothing after it can be in the log.
         t.doubt_to = t.durable
         self.registry.stuck[t] = None
-        unsaved = t.version - t.durable
         self.registry.events.append(
-            Quarantined(key=t.key, seq=t.durable + 1, unsaved=unsaved, error=t.last_error)
+            Quarantined(
+                key=t.key,
+                seq=t.durable + 1,
+                unsaved=t.version - t.durable,
+                error=t.last_error,
+            )
         )
         return t.take_waiters()
 
@@ -679,12 +684,11 @@ class Core:
             return []
         self._leave(t, State.LOST)
         self.registry.stuck[t] = None
-        unsaved = t.version - t.durable
         self.registry.events.append(
             Lost(
                 key=t.key,
                 epoch=t.epoch,
-                unsaved=unsaved,
+                unsaved=t.version - t.durable,
                 missing=t.missing,
                 error=t.last_error,
             )

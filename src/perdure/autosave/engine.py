@@ -277,7 +277,13 @@ class Autosaver:
             # Its version went back to the durable one: the comparison below would take it for
             # saved.
             if t.dropped != dropped:
-                raise tracked.discarded(t, t.dropped - dropped)
+                count = t.dropped - dropped
+                raise SessionError(
+                    f"session {t.key}: {count} unsaved records were discarded while they were "
+                    "about to be saved; append again what is still wanted",
+                    key=t.key,
+                    discarded=count,
+                )
         version = t.version
         if t.durable < version:
             self._check(t)

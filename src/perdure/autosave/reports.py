@@ -69,7 +69,11 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
 
     """
     registry = core.registry
-    failing = [*stalled, *_failing(core)]
+    failing = [*stalled]
+    if core.stopped:
+        failing.append("autosave has stopped: connect again")
+    elif registry.blocking:
+        failing.append(f"{registry.dirty_bytes} bytes are unsaved: new records wait or fail")
     degraded = _degraded(core)
     status: Literal["ok", "degraded", "failing"] = "degraded" if degraded else "ok"
     if failing:
@@ -84,14 +88,6 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
         reasons=(*failing, *degraded),
         lost=_lost(registry),
     )
-
-
-def _failing(core: Core) -> list[str]:
-    if core.stopped:
-        return ["autosave has stopped: connect again"]
-    if core.registry.blocking:
-        return [f"{core.registry.dirty_bytes} bytes are unsaved: new records wait or fail"]
-    return []
 
 
 def _degraded(core: Core) -> list[str]:

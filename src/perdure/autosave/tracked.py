@@ -27,7 +27,6 @@ from perdure.errors import (
     SessionError,
     SessionQuarantinedError,
     StoreUnavailableError,
-    TooLargeError,
 )
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, Batch
@@ -366,15 +365,6 @@ def ended(
     return error
 
 
-def discarded(t: Tracked, count: int) -> SessionError:
-    """Return the error of who waits for records that were discarded."""
-    message = (
-        f"session {t.key}: {count} unsaved records were discarded while they were about to be "
-        "saved; append again what is still wanted"
-    )
-    return SessionError(message, key=t.key, discarded=count)
-
-
 def require_outside(t: Tracked | None, what: str) -> None:
     """Raise if this task runs in a hook of the save that it is about to wait for.
 
@@ -395,15 +385,6 @@ def require_outside(t: Tracked | None, what: str) -> None:
             "saved at once, with the rest"
         )
         raise SessionError(message, key=None if t is None else str(t.key))
-
-
-def too_large(t: Tracked, *, size: int, limit: int) -> TooLargeError:
-    """Return the error of a record beyond the store's limit."""
-    message = (
-        f"session {t.key}: a record of {size} bytes, the store takes at most {limit}: "
-        "put large content into a blob or a file"
-    )
-    return TooLargeError(message, key=t.key, size=size, limit=limit)
 
 
 EASED: Final = 0.5

@@ -143,8 +143,10 @@ class Writer:
             return
         core = self._core
         try:
-            while self._has_slot() and core.may_capture(now) and self._host.running:
+            while self._has_slot() and self._host.running:
                 saves, unprepared = core.capture(now)
+                if not (saves or unprepared):
+                    break
                 if unprepared:
                     self._prepare(unprepared)
                 if saves:
@@ -393,9 +395,8 @@ class Writer:
                 continue
             if not flight.sent:
                 # The store never had it: failed, not in doubt, so that it is sent again soon.
-                error = StoreUnavailableError(_NOT_BEGUN)
-                outcomes = [Outcome(Status.TRANSIENT, error)] * len(flight.saves)
-                self._settle(flight, outcomes)
+                outcome = Outcome(Status.TRANSIENT, StoreUnavailableError(_NOT_BEGUN))
+                self._settle(flight, [outcome] * len(flight.saves))
                 continue
             # The store has it: it may be written at any time, until it answers or fails.
             self._doubtful[flight] = None

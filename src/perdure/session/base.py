@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from perdure.providers.context_fit import Format
     from perdure.records.manifest import Manifest
     from perdure.session.contributors import Attachment, Contributor
-    from perdure.session.fold import OpenTail
 
 
 T = TypeVar("T")
@@ -78,9 +77,6 @@ _WARNINGS: Final = {
     "not know it: use turn.append, and sessions.post for what is no part of it",
     "wait": ": if that one waits for it, neither ends. Begin it afterwards, or use turn.append",
 }
-MOST_EPOCHS: Final = 16
-"""Opens without a fold at most: each adds a record, to be read by the next ones, and on files a log
-file."""
 
 
 @final
@@ -832,23 +828,12 @@ class SessionBase(_Hot):
         unsaved = tracked.pending_records()[::-1] if tracked.pending else ()
         return contextlib.aclosing(self._contents.newest_first(unsaved, tracked.durable))
 
-    @property
-    def _has_tail(self) -> bool:
-        """Return whether a fold shortens the next restore: of records, or of many epochs."""
-        epochs = self._tracked.epoch - self._folded_epoch
-        return self._tail_records > 0 or (self._folded_epoch > 0 and epochs >= MOST_EPOCHS)
-
     def _durable_tail(self) -> tuple[int, int]:
         """Return the size and the record count of what no fold has of the durable log."""
         tracked = self._tracked
         unsaved = tracked.pending[: max(self._noted - tracked.durable, 0)]
         size = self._tail_bytes - self._stored_bytes(unsaved)
         return size, self._tail_records - len(unsaved)
-
-    def _open_tail(self) -> OpenTail | None:
-        """Return what a fold needs of a session at rest; None if it has to read the store."""
-        tracked = self._tracked
-        return self._contents.open_tail(tracked.durable) if tracked.clean else None
 
     def _note_fold(self, manifest: Manifest | None) -> None:
         """Note the size, the epoch and the format of the newest fold, if there was one."""

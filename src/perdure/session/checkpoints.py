@@ -79,25 +79,16 @@ class _Reading:
         return await folded_at(self.store, self.key, seq, limits, onto=onto)
 
     def walk(self) -> LogWalk:
-        return _Walk(self)
+        last: HistoricalFold | None = None
 
+        async def state_at(seq: int) -> dict[str, Any]:
+            nonlocal last
+            await self.settle(seq)
+            onto = last if last is not None and last.manifest.as_of_seq <= seq else None
+            last = await self.folded_at(seq, onto=onto)
+            return await picture(last.data, self.values)
 
-@final
-class _Walk:
-    """Through what a session was."""
-
-    __slots__ = ("_last", "_reading")
-
-    def __init__(self, reading: _Reading) -> None:
-        self._reading = reading
-        self._last: HistoricalFold | None = None
-
-    async def at(self, seq: int) -> dict[str, Any]:
-        reading, last = self._reading, self._last
-        await reading.settle(seq)
-        onto = last if last is not None and last.manifest.as_of_seq <= seq else None
-        self._last = await reading.folded_at(seq, onto=onto)
-        return await picture(self._last.data, reading.values)
+        return state_at
 
 
 @final

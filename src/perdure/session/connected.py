@@ -259,8 +259,9 @@ class ManagerParts:
         self, key: SessionKey, terms: HandoverTerms, *, dry_run: bool = False
     ) -> RebuildReport:
         """Compare a session's documents with its log, and rewrite those that are wrong."""
-        rebuild = partial(rebuild_session, self.access, key, terms, dry_run=dry_run)
-        return await self.act(key, terms.wait, rebuild)
+        return await self.act(
+            key, terms.wait, partial(rebuild_session, self.access, key, terms, dry_run=dry_run)
+        )
 
 
 async def connected(

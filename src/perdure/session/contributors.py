@@ -289,12 +289,12 @@ class Contributors:
             self._capture_due = False
 
     async def _restore(self, contributor: Contributor, *, wanted: bool) -> StoredContribution:
-        name, session = contributor.name, self._session
-        key, types = session.key, session._runtime.registry
-        contents, document = self._session._contents, state_name(name)
+        session = self._session
+        types = session._runtime.registry
+        document = state_name(contributor.name)
         stored_state = state_of(
-            await contents.state_document(document),
-            await contents.state_document(typed(document)),
+            await session._contents.state_document(document),
+            await session._contents.state_document(typed(document)),
             types,
         )
         if stored_state is None:
@@ -303,8 +303,8 @@ class Contributors:
         contribution, _, _ = kept_of(state, version, types)
         if not wanted:
             return contribution
-        migrated = await _migrated(contributor, state, version, key)
-        context = RestoreContext(key=key, stored_version=version)
+        migrated = await _migrated(contributor, state, version, session.key)
+        context = RestoreContext(key=session.key, stored_version=version)
         await contributor.restore(migrated, context)
         return contribution
 

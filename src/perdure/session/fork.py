@@ -262,7 +262,8 @@ async def fork_unsaved(
     If the store has lost a part of what was durable, what memory holds of that comes between.
     """
     require_history(history)
-    access, key = ExclusiveAccess(runtime, lifecycle), tracked.key
+    access = ExclusiveAccess(runtime, lifecycle)
+    key = tracked.key
     child = session_key(new_id, new_session or key.session, key.tenant)
     require_different(key, child, "fork_unsaved")
 

@@ -116,6 +116,9 @@ FIRST_TURN = 0.1
 """Seconds that the caller that opens a session has to begin a turn before a handover."""
 PATIENCE = 1.0
 """Seconds for which a handover has turns wait for the store; then it is asked for again."""
+MOST_EPOCHS: Final = 16
+"""Opens without a fold at most: each adds a record, to be read by the next ones, and on files a log
+file."""
 AT_ONCE = 64
 """Sessions at most that are folded, or released, at a time."""
 REST = 0.05
@@ -147,7 +150,9 @@ class _Fold:
         session = self.session
         self.begun.set()
         self._upto = session._tracked.durable
-        self._open_tail = session._open_tail()
+        # A fold needs nothing else of a session at rest.
+        at_rest = session._tracked.clean
+        self._open_tail = session._contents.open_tail(self._upto) if at_rest else None
         self._tail = session._durable_tail()
         self._since = session._contents.as_of_seq
         self._prepared: PreparedFold | None = None
@@ -188,8 +193,7 @@ class _Fold:
             self._failed(session, error)
             return
         session._folded(manifest, self._tail)
-        facts = SessionFolded(str(session.key), manifest.as_of_seq)
-        self._runtime.hooks.emit("folded", facts)
+        self._runtime.hooks.emit("folded", SessionFolded(str(session.key), manifest.as_of_seq))
 
 
 Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdown"]
@@ -394,9 +398,9 @@ class SessionLifecycle:
         await fold.write()
 
     def _fold_failed(self, session: SessionBase, error: Exception) -> None:
-        extra = {"session": str(session.key)}
-        log_failure(log, logging.WARNING, "fold failed", error, extra=extra)
-        self._runtime.hooks.emit("fold_failed", SessionFoldFailed(str(session.key), error))
+        key = str(session.key)
+        log_failure(log, logging.WARNING, "fold failed", error, extra={"session": key})
+        self._runtime.hooks.emit("fold_failed", SessionFoldFailed(key, error))
 
     # leaving memory
 
@@ -524,8 +528,9 @@ class SessionLifecycle:
             pass  # taken already; or stuck with a refused record, and the asking process gets that
         except StoreUnavailableError as error:  # the process that wants it asks again
             if not runtime.draining:  # then everything is released, and the store closes
-                extra = {"session": str(key)}
-                log_failure(log, logging.WARNING, "a handover failed", error, extra=extra)
+                log_failure(
+                    log, logging.WARNING, "a handover failed", error, extra={"session": str(key)}
+                )
         finally:
             self._handing_over.discard(key)
 
@@ -654,8 +659,7 @@ class SessionLifecycle:
         try:
             await self._runtime.store.release(key, epoch)
         except Exception as error:  # noqa: BLE001  # what was to be kept is durable
-            extra = {"session": str(key)}
-            log_failure(log, logging.WARNING, "release failed", error, extra=extra)
+            log_failure(log, logging.WARNING, "release failed", error, extra={"session": str(key)})
 
     def _forget(self, session: SessionBase, reason: str) -> None:
         if self.sessions.get(session.key) is session:
@@ -666,7 +670,9 @@ class SessionLifecycle:
 
 
 def _is_to_fold(session: SessionBase, row: LeaveSteps) -> bool:
-    if row.fold == "never" or not session._has_tail:
+    epochs = session._tracked.epoch - session._folded_epoch
+    many_epochs = session._folded_epoch > 0 and epochs >= MOST_EPOCHS
+    if row.fold == "never" or not (session._tail_records or many_epochs):
         return False
     return row.fold == "always" or fold_first(
         tail_bytes=session._tail_bytes,

@@ -32,7 +32,7 @@ from perdure.restore.ladder import RESTORED, restore
 from perdure.session import spill
 from perdure.session.contents import validate_labels
 from perdure.session.inbox import Inbox
-from perdure.session.lifecycle import HeldSession, SessionLifecycle, groups_of, read_again
+from perdure.session.lifecycle import SessionLifecycle, groups_of, read_again
 from perdure.session.media import hold_media
 from perdure.session.options import require_options
 from perdure.session.refused import is_begun_by
@@ -247,8 +247,7 @@ class Opener:
             # 2. Restore it, and append what a shutdown has spilled.
             require_plain(key, await runtime.store.base_of(key))
             if taken.created and not wanted.create:  # its owner died before the log began
-                hold = HeldSession(runtime.store, key, taken.epoch, taken.head)
-                await hold.delete(keep_posts=True)
+                await runtime.store.delete(key, taken.epoch, keep_posts=True)
                 raise not_found(key)  # noqa: TRY301  # released below, as after any error
             session, may_have_items = await self._restore(taken, wanted)
             _require_owner(session, wanted)
