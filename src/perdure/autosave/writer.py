@@ -611,7 +611,9 @@ class Timer:
         self._alarm = at
         # No await since the schedule was asked: no change can come between and wake nothing.
         self._woken = anyio.Event()
-        with anyio.CancelScope(deadline=at if self._ticking else _moved(at, now)):
+        if not self._ticking:  # by a clock that a test moves: sleep until woken, or not at all
+            at = float("inf") if at > now else float("-inf")
+        with anyio.CancelScope(deadline=at):
             await self._woken.wait()
         late = self._clock() - due
         if late > BLOCKED_AFTER and not self._woken.is_set() and not self._blocked:
@@ -645,8 +647,3 @@ class Timer:
         if self._core.engine.eager and period >= CONTROL_PERIOD:
             self._schedule.control(self._writer.utilization(period))
             self._controlled_at = now
-
-
-def _moved(at: float, now: float) -> float:
-    """Return the deadline by a clock that a test moves: sleep until woken, or not at all."""
-    return float("inf") if at > now else float("-inf")

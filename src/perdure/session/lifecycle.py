@@ -864,10 +864,6 @@ class ExclusiveAccess:
         session._accept(entries)
         await session.save()
 
-    async def fold_open(self, session: SessionBase) -> None:
-        """Fold a session that is open here; a failure is logged."""
-        await self.runtime.saver.exclusive(session._tracked, lambda: self.lifecycle.fold(session))
-
     async def is_empty(self, key: SessionKey) -> bool:
         """Return whether a session was never written, or does not exist."""
 

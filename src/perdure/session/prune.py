@@ -395,7 +395,8 @@ async def _rebase(
         append: Callable[[Entry], Awaitable[None]]
         if session is not None:
             epoch, append = session.epoch, partial(access.append_open, session)
-            fold = partial(access.fold_open, session)
+            fold_open = partial(access.lifecycle.fold, session)
+            fold = partial(access.runtime.saver.exclusive, session._tracked, fold_open)
         else:
             hold = await stack.enter_async_context(access.held(key, terms))
             epoch, append, fold = hold.epoch, hold.append, partial(access.fold, hold)
