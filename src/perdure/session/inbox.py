@@ -302,7 +302,9 @@ class Inbox:
         store, key = self._runtime.store, session.key
         now = self._runtime.clock()
         failures = self._failures.get(key, {})
-        passed = {name: len(failure.items) for name, failure in failures.items() if failure.due > now}
+        passed = {
+            name: len(failure.items) for name, failure in failures.items() if failure.due > now
+        }
         came = False
         while True:
             # 1. Read what waits, and leave it there.

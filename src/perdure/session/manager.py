@@ -823,12 +823,9 @@ class SessionManager:
         """
         from perdure.session.plan import plan_of
 
-        runtime = self._check().runtime
         return await plan_of(
-            runtime.store,
+            self._check().runtime,
             session_key(id, session, tenant),
-            partial(SessionView, runtime.store, runtime.registry),
-            context_bytes=runtime.limits.context_bytes,
             target=target,
             system_prompt=system_prompt,
             options=options,

@@ -6,7 +6,6 @@ A session belongs to the event loop that opened it, and is written by one proces
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -301,12 +300,9 @@ class Session(SessionBase):
         from perdure.session.plan import plan_of
 
         self._check_open()
-        runtime = self._runtime
         return await plan_of(
-            runtime.store,
+            self._runtime,
             self._tracked.key,
-            partial(SessionView, runtime.store, runtime.registry),
-            context_bytes=runtime.limits.context_bytes,
             target=target,
             system_prompt=system_prompt,
             options=options,
