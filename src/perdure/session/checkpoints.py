@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import anyio
 
@@ -34,17 +34,10 @@ if TYPE_CHECKING:
     from perdure.records.records import Entry
     from perdure.records.types import Registry
     from perdure.session.base import SessionBase
-    from perdure.session.contents import Contents
+    from perdure.session.contents import Contents, ReadableSession
 
 
 T = TypeVar("T")
-
-
-class _Owner(Protocol):
-    """A session, or a view of one."""
-
-    @property
-    def _contents(self) -> Contents: ...
 
 
 class _Reading:
@@ -52,7 +45,7 @@ class _Reading:
 
     __slots__ = ("_owner", "filled", "key", "store", "types", "values")
 
-    def __init__(self, owner: _Owner) -> None:
+    def __init__(self, owner: ReadableSession) -> None:
         self._owner = owner
         self.key: SessionKey = self.contents.key
         self.store: SessionStore = followed(self.contents._store)
@@ -97,7 +90,7 @@ class _ViewReading(_Reading):
 
     __slots__ = ("head",)
 
-    def __init__(self, view: _Owner, head: int) -> None:
+    def __init__(self, view: ReadableSession, head: int) -> None:
         super().__init__(view)
         self.head: int = head
 
@@ -228,6 +221,6 @@ def journal_of(session: SessionBase) -> Journal:
     return _SessionJournal(session)
 
 
-def reading_of(view: _Owner, seq: int) -> JournalReader:
+def reading_of(view: ReadableSession, seq: int) -> JournalReader:
     """Return a view as of a record as its checkpoints see it."""
     return _ViewReading(view, seq)
