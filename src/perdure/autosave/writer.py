@@ -278,14 +278,16 @@ class Writer:
 
     def _captured(self, flight: _InFlightBatch) -> None:
         """Call the sessions' ``on_captured`` hooks while the store is busy, some in each step."""
-        upto = min(len(flight.saves), flight.captured + CHUNK)
+        self._tell_captured(flight, min(len(flight.saves), flight.captured + CHUNK))
+        if flight.captured < len(flight.saves):
+            self._soon(self._captured, flight)
+
+    def _tell_captured(self, flight: _InFlightBatch, upto: int) -> None:
         while flight.captured < upto:
             t = flight.saves[flight.captured].t
             flight.captured += 1
             if t.on_captured is not None:
                 self._call(t, t.on_captured)
-        if upto < len(flight.saves):
-            self._soon(self._captured, flight)
 
     # The way back.
 
@@ -324,8 +326,8 @@ class Writer:
         upto = len(saves)
         if self._host.running and not core.stopped:  # else the report waits for it
             upto = min(upto, flight.settled + CHUNK)
-        # A session hears of its capture before the answer, or not at all.
-        flight.captured = max(flight.captured, upto)
+        # The answer may come before a session has heard of its capture: its records leave memory.
+        self._tell_captured(flight, upto)
         while flight.settled < upto:
             save = saves[flight.settled]
             try:
