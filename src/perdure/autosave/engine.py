@@ -1,4 +1,4 @@
-"""The autosave engine: sessions, timer, writer, background jobs and watchdog of one manager.
+"""The autosave engine: sessions, timer, writer and background jobs of one manager.
 
 It runs in the host's task group. A job that needs a session to itself (a fold, mostly) waits
 until no save of that session is with the store, and none begins before the job has ended.
@@ -24,9 +24,9 @@ from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
 from perdure.autosave.options import INHERIT, Autosave, AutosaveStatus, EngineOptions, Inherit
 from perdure.autosave.reports import Health, ShutdownReport, health_of, report_of
 from perdure.autosave.schedule import IdleWheel
+from perdure.autosave.timer import Timer
 from perdure.autosave.tracked import LOOKED_AT, State, Tracked, Wake
-from perdure.autosave.watchdog import Watchdog
-from perdure.autosave.writer import Timer, Writer
+from perdure.autosave.writer import Writer
 from perdure.errors import SessionError, UnsavedChangesError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
@@ -95,14 +95,13 @@ class Autosaver:
             watch=self._watch,
         )
         self._timer = Timer(
-            core, self._idle, self._writer, host, clock, self._reporter, ticking=ticking
-        )
-        self._watchdog = Watchdog(
             core,
-            self._timer,
-            self._reporter,
+            self._idle,
+            self._writer,
+            host,
             clock,
-            serve_due=self._serve_all,
+            self._reporter,
+            serve_all=self._serve_all,
             ticking=ticking,
         )
         self._new_event = event_maker()
@@ -221,8 +220,8 @@ class Autosaver:
         """Begin to save a turn whose end no caller waits for, unless ``on_turn_end`` is off."""
         if t.options is None or t.options.on_turn_end:
             now = self._clock()
-            if not self._watchdog.armed:
-                self._watchdog.arm()
+            if not self._timer.armed:
+                self._timer.arm()
             if not self._writer.begin_alone(t, now, 0):
                 self._schedule.make_due(t, now)
                 self._serve_due()
@@ -288,8 +287,8 @@ class Autosaver:
         if t.durable < version:
             self._check(t)
             now, nudged = self._clock(), self._schedule.nudged
-            if not self._watchdog.armed:
-                self._watchdog.arm()
+            if not self._timer.armed:
+                self._timer.arm()
             if not self._writer.begin_alone(t, now, version):
                 self._schedule.make_urgent(t, version, now)
                 if not self._core.is_calm:
@@ -471,7 +470,7 @@ class Autosaver:
     def health(self) -> Health:
         """Return the state of autosave."""
         now = self._clock()
-        return health_of(self._core, now, self._watchdog.reasons(now))
+        return health_of(self._core, now, self._timer.reasons(now))
 
     # Shutdown.
 
@@ -566,25 +565,25 @@ class Autosaver:
     def _serve_due(self) -> None:
         """Send what has become due, or wake the timer."""
         if not self._core.stopped:
-            if not self._watchdog.armed:
-                self._watchdog.arm()
+            if not self._timer.armed:
+                self._timer.arm()
             self._start(self._timer.serve_due)
 
     def _watch(self, until: float) -> None:
         """Have the timer check what is due at this time at the latest."""
         if until < self._timer.alarm:
-            self._start(self._timer.look_at, until)
+            self._start(self._timer.wake_or_start)
 
     def _start(self, call: Callable[[*Ts], None], *args: *Ts) -> None:
         """Call what may start a task; accepted records stay accepted if that fails."""
         try:
             call(*args)
         except Exception as error:  # noqa: BLE001  # `health` reports it, and it is tried again
-            self._watchdog.failed(error)
+            self._timer.failed(error)
 
     def _host_ended(self) -> None:
         """Accept no more records: without a host nothing will be saved."""
-        self._watchdog.stop()
+        self._timer.stop()
         # Before the report, which counts saves in flight as in doubt.
         self._writer.cut()
         self._finish(self._clock(), saved=0)
