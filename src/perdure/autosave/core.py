@@ -404,6 +404,12 @@ class Core:
 
     # To the store.
 
+    def may_capture(self, now: float) -> bool:
+        """Whether `capture` would return something."""
+        if self.stopped or not len(self.schedule.ready):
+            return False
+        return self.breaker.allowance(now, self.in_flight) > 0
+
     def capture(self, now: float) -> tuple[list[Save], list[Tracked]]:
         """Take the next batch, and sessions whose contributors must be asked first."""
         saves: list[Save] = []

@@ -141,10 +141,8 @@ class Writer:
             return
         core = self._core
         try:
-            while self._has_slot() and self._host.running:
+            while self._has_slot() and core.may_capture(now) and self._host.running:
                 saves, unprepared = core.capture(now)
-                if not (saves or unprepared):
-                    break
                 if unprepared:
                     self._prepare(unprepared)
                 if saves:
