@@ -141,11 +141,13 @@ class Autosaver:
         """
         ended = t.end in (State.LOST, State.CLOSED) or self._core.stopped
         if not (t.clean or ended):
-            message = (
+            raise UnsavedChangesError(
                 f"session {t.key} has {t.version - t.durable} records that are not durable: "
-                "save it first, or discard them"
+                "save it first, or discard them",
+                key=t.key,
+                version=t.version,
+                durable=t.durable,
             )
-            raise UnsavedChangesError(message, key=t.key, version=t.version, durable=t.durable)
         self._drop(t, keep_lost=True)
 
     async def abandon(self, t: Tracked) -> None:
@@ -413,8 +415,10 @@ class Autosaver:
     def require_stuck(self, t: Tracked) -> None:
         """Raise SessionError unless a session is quarantined or lost."""
         if t.end not in (State.QUARANTINED, State.LOST):
-            message = f"session {t.key} is {t.state.value}: only stuck sessions discard records"
-            raise SessionError(message, key=t.key)
+            raise SessionError(
+                f"session {t.key} is {t.state.value}: only stuck sessions discard records",
+                key=t.key,
+            )
 
     def report_saves(self, *, wanted: bool) -> None:
         """Have an event for each save, or none: there are very many, and rarely a listener."""

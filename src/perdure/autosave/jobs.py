@@ -157,8 +157,11 @@ class BackgroundJobs:
                     self._paid_until = max(self._paid_until, began - BURST) + used / SHARE
         if self._clock() - began < timeout:
             return None  # cancelled by `cut`
-        message = f"session {t.key}: a job took longer than {timeout} s and was given up"
-        raise StoreUnavailableError(message, key=t.key, timeout=timeout)
+        raise StoreUnavailableError(
+            f"session {t.key}: a job took longer than {timeout} s and was given up",
+            key=t.key,
+            timeout=timeout,
+        )
 
     async def _until_free(self, t: Tracked) -> None:
         # Several jobs may be woken at once, and one of them is first.

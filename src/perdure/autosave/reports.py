@@ -222,8 +222,12 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
         folders = sorted({entry.kept_in for entry in self.not_durable if entry.kept_in is not None})
         if folders:
             cures.append(f"It is kept in {folders[0]}, and the next open of the session appends it")
-        message = ". ".join([str(self), *cures, "error.facts['report'] has all of it"])
-        raise UnsavedChangesError(message, report=self, sessions=keys, records=records)
+        raise UnsavedChangesError(
+            ". ".join([str(self), *cures, "error.facts['report'] has all of it"]),
+            report=self,
+            sessions=keys,
+            records=records,
+        )
 
     def __str__(self) -> str:
         parts = [f"{len(ones)} {name}: {_names(ones)}" for name, ones in self._classes() if ones]

@@ -359,8 +359,12 @@ def ended(
         )
         error = SessionQuarantinedError(message, key=t.key, seq=t.durable + 1, version=t.version)
     else:
-        message = f"session {t.key} is closed, {unsaved}: open it again"
-        return SessionClosedError(message, key=t.key, version=t.version, durable=t.durable)
+        return SessionClosedError(
+            f"session {t.key} is closed, {unsaved}: open it again",
+            key=t.key,
+            version=t.version,
+            durable=t.durable,
+        )
     error.__cause__ = t.last_error
     return error
 
@@ -379,12 +383,12 @@ def require_outside(t: Tracked | None, what: str) -> None:
         return  # nearly always
     if task_scope.is_within_any(Tracked) if t is None else task_scope.is_within(t):
         name = "a session" if t is None else f"session {t.key}"
-        message = (
+        raise SessionError(
             f"{name} is about to be saved, and waits for this before_save hook or contributor: "
             f"it cannot wait for the session {what}. Append and return: what is appended here is "
-            "saved at once, with the rest"
+            "saved at once, with the rest",
+            key=None if t is None else str(t.key),
         )
-        raise SessionError(message, key=None if t is None else str(t.key))
 
 
 EASED: Final = 0.5

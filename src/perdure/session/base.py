@@ -158,8 +158,11 @@ class Turn:
         if not await queue.enter(session._tracked.key, self):
             earlier = "earlier ones" if queue.running is None else queue.running._named()
             key, waited = str(session._tracked.key), f"has waited {self._timeout:g} s for {earlier}"
-            message = f"session {key}: {self._named()} {waited}: give turn(timeout=…) more time"
-            raise SessionError(message, key=key, timeout=self._timeout)
+            raise SessionError(
+                f"session {key}: {self._named()} {waited}: give turn(timeout=…) more time",
+                key=key,
+                timeout=self._timeout,
+            )
         retraction: tuple[Entry, ...] = ()
         try:
             # It may have been closed, or lost, during the wait.
@@ -255,8 +258,11 @@ class Turn:
     def _require_running(self) -> None:
         if self._scope is None or self._scope.of is None:
             key, state = str(self._session.key), "not begun" if self._scope is None else "ended"
-            message = f"{self._named()} of session {key} has {state}: append within its block"
-            raise SessionError(message, key=key, turn=self.id)
+            raise SessionError(
+                f"{self._named()} of session {key} has {state}: append within its block",
+                key=key,
+                turn=self.id,
+            )
 
     def _named(self) -> str:
         return f"turn {self.id!r}" if self.id else "a turn without an id"
@@ -373,10 +379,10 @@ class TurnQueue:
         """Wait for the earlier turns, and have the session's; False if the turn's time is over."""
         task, holder = self._find_task(), self._holder
         if holder is not None and holder is task:
-            message = (
-                f"session {key}: this task already is in a turn; end it before beginning another"
+            raise SessionError(
+                f"session {key}: this task already is in a turn; end it before beginning another",
+                key=str(key),
             )
-            raise SessionError(message, key=str(key))
         # Where others wait, a turn queues up although none runs for a moment.
         if (holder is not None or self._free is not None) and not await self._wait(turn):
             return False
@@ -628,8 +634,10 @@ class SessionBase(_Hot):
         seconds: Any = timeout
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if timeout is not None and not (is_number and seconds >= 0):
-            message = f"invalid timeout={timeout!r}: give seconds, or None to wait for ever"
-            raise InvalidArgumentError(message, option="timeout")
+            raise InvalidArgumentError(
+                f"invalid timeout={timeout!r}: give seconds, or None to wait for ever",
+                option="timeout",
+            )
         asked = None if request is None else fingerprint(request)
         return Turn(self, id, resume=resume, request=asked, timeout=timeout)
 
@@ -736,8 +744,11 @@ class SessionBase(_Hot):
         """Retract for a task that is in these scopes."""
         self._check_open()
         if type(after) is not int or not 0 <= after <= self.version:
-            message = f"session {self.key} has records up to {self.version}, none at {after}"
-            raise InvalidArgumentError(message, after=after, version=self.version)
+            raise InvalidArgumentError(
+                f"session {self.key} has records up to {self.version}, none at {after}",
+                after=after,
+                version=self.version,
+            )
         retraction = await self._retraction(RetractionPayload(after))
         version = self._append(retraction, self._turn_of(scopes))
         await self._load_media()

@@ -159,10 +159,11 @@ class _SessionJournal(_Reading):
                 for record in chunk.records:
                     digest.feed(record.seq, record.kind, record.payload)
         if digest.seq == begun and begun >= await self.cut():
-            message = (
-                f"session {self.key}: its log continues at record {begun + 1}, which is missing"
+            raise CorruptRecordError(
+                f"session {self.key}: its log continues at record {begun + 1}, which is missing",
+                key=str(self.key),
+                seq=begun + 1,
             )
-            raise CorruptRecordError(message, key=str(self.key), seq=begun + 1)
 
     async def require_same(self) -> None:
         self._session._check_open()

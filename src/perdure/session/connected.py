@@ -201,12 +201,12 @@ class ManagerParts:
         with anyio.move_on_after(seconds) as scope:
             await self.runtime.host.call(self.access.save_here, key)
         if scope.cancelled_caught:
-            message = (
+            raise StoreUnavailableError(
                 f"what is unsaved of session {key} could not be saved within {seconds:g} s, and "
                 "may still be: look whether the store can be reached (sessions.health()), and do "
-                "it again"
+                "it again",
+                wait=seconds,
             )
-            raise StoreUnavailableError(message, wait=seconds)
 
     async def load(self, key: SessionKey, *, context: bool = True) -> SessionView | None:
         """Read a session; None if there is none."""
@@ -228,8 +228,10 @@ class ManagerParts:
         """
         require_filters(tenant=wanted.tenant, owner=wanted.owner, tag=wanted.tag)
         if wanted.id is None and wanted.owner is None and wanted.tag is None:
-            message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
-            raise InvalidArgumentError(message, option="id")
+            raise InvalidArgumentError(
+                "forget: give an id, an owner or a tag, so that not everything is forgotten",
+                option="id",
+            )
 
         async def forget_found() -> ForgetReport:
             found = await chosen(self.access.store, wanted, self.access.sessions)

@@ -219,11 +219,11 @@ class Contributors:
         if known is not None and known.contributor is contributor:
             return known
         if known is not None or name in self._coming:
-            message = (
+            raise InvalidArgumentError(
                 f"session {self._session._tracked.key} has a contributor {name!r} already: "
-                "give this one another name, or detach the other first"
+                "give this one another name, or detach the other first",
+                contributor=name,
             )
-            raise InvalidArgumentError(message, contributor=name)
         # Another attach of this name is refused from here on, although nothing is attached yet.
         self._coming.add(name)
         try:
@@ -390,11 +390,15 @@ def _checked(contributor: Contributor) -> str:
     name: Any = contributor.name
     version: Any = contributor.version
     if not isinstance(name, str) or not name or "/" in name:
-        message = f"a contributor's name must be text without a slash, not {name!r}"
-        raise InvalidArgumentError(message, contributor=name)
+        raise InvalidArgumentError(
+            f"a contributor's name must be text without a slash, not {name!r}", contributor=name
+        )
     if not isinstance(version, int) or version < 1:
-        message = f"contributor {name!r}: invalid version={version!r}: give a whole number from 1"
-        raise InvalidArgumentError(message, contributor=name, version=version)
+        raise InvalidArgumentError(
+            f"contributor {name!r}: invalid version={version!r}: give a whole number from 1",
+            contributor=name,
+            version=version,
+        )
     return str(name)
 
 
@@ -402,20 +406,24 @@ async def _migrated(contributor: Contributor, state: Any, version: int, key: Ses
     """Return a state in the form of the contributor's version, step by step."""
     name, wanted = contributor.name, contributor.version
     if version > wanted:
-        message = (
+        raise UnsupportedVersionError(
             f"session {key}: the stored state of {name!r} has version {version}, this "
-            f"contributor reads up to {wanted}: use a newer one; the state was left as it is"
+            f"contributor reads up to {wanted}: use a newer one; the state was left as it is",
+            key=str(key),
+            contributor=name,
+            version=version,
         )
-        raise UnsupportedVersionError(message, key=str(key), contributor=name, version=version)
     migrate = getattr(contributor, "migrate", None)
     for at in range(version, wanted):
         if migrate is None:
-            message = (
+            raise UnsupportedVersionError(
                 f"session {key}: the stored state of {name!r} has version {at}, this contributor "
                 f"is at {wanted}: give it a method migrate(state, from_version); the state was "
-                "left as it is"
+                "left as it is",
+                key=str(key),
+                contributor=name,
+                version=at,
             )
-            raise UnsupportedVersionError(message, key=str(key), contributor=name, version=at)
         state = migrate(state, at)
         if inspect.isawaitable(state):
             state = await state

@@ -540,11 +540,12 @@ async def _rename(
     # copied again, unless both did.
     if made is not None and await _has_said(access, old, made.up_to):
         if await has_own(access.store.inner, new, made):
-            message = (
+            raise SessionError(
                 f"{old} was renamed to {new}, and records came under both names: "
-                "delete the one that you do not need"
+                "delete the one that you do not need",
+                key=str(old),
+                new=str(new),
             )
-            raise SessionError(message, key=str(old), new=str(new))
         async with access.held(new, HandoverTerms("raise", 0)) as copy:
             await copy.delete(keep_posts=True)
         made = None

@@ -371,11 +371,11 @@ def _unfolded(state: FullAgentState, read: StateMemories | None, key: SessionKey
     except UnsupportedVersionError:
         raise
     except (FormatError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        message = (
+        raise CorruptRecordError(
             f"the state of {state.agent_id!r} holds records that make no session: {error}; import "
-            "it without its field `perdure`; nothing was changed"
-        )
-        raise CorruptRecordError(message, agent=state.agent_id) from error
+            "it without its field `perdure`; nothing was changed",
+            agent=state.agent_id,
+        ) from error
     return unfolded
 
 
@@ -388,8 +388,9 @@ def _check(documents: Mapping[str, bytes]) -> None:
 
 
 def _exists(key: SessionKey) -> SessionError:
-    message = f"session {key} exists: import into another id, or delete it first"
-    return SessionError(message, key=str(key))
+    return SessionError(
+        f"session {key} exists: import into another id, or delete it first", key=str(key)
+    )
 
 
 # A session's events and checkpoints as the pair of files that other kernels know

@@ -53,8 +53,11 @@ History = Literal["full", "context"]
 def require_history(history: Any) -> None:
     """Raise InvalidArgumentError for a part of a session that no fork takes."""
     if history not in FORKS:
-        message = f"fork: invalid history={history!r}: choose {' or '.join(FORKS)}"
-        raise InvalidArgumentError(message, option="history", value=history)
+        raise InvalidArgumentError(
+            f"fork: invalid history={history!r}: choose {' or '.join(FORKS)}",
+            option="history",
+            value=history,
+        )
 
 
 FORKS: dict[History, str] = {"full": FORK, "context": FORK_CONTEXT}
@@ -164,29 +167,32 @@ async def _point(
 ) -> Record:
     """Return the record that a fork continues from."""
     if not (at is None or type(at) is int or isinstance(at, str | Checkpoint)):
-        message = f"invalid at={at!r}: give a record's seq, a turn's id or a checkpoint"
-        raise InvalidArgumentError(message, option="at")
+        raise InvalidArgumentError(
+            f"invalid at={at!r}: give a record's seq, a turn's id or a checkpoint", option="at"
+        )
     seq = at if isinstance(at, int) else head
     if isinstance(at, Checkpoint):
         seq = await _end_of(access, parent, at)
     if isinstance(at, str):
         turn = await find_turn(access.store, parent, at)
         if turn is None or turn.phase == "open":
-            message = (
+            raise InvalidArgumentError(
                 f"session {parent} has no turn {at!r} that is over: give the id of one that "
-                "has ended, or the seq of a record"
+                "has ended, or the seq of a record",
+                key=str(parent),
+                at=at,
             )
-            raise InvalidArgumentError(message, key=str(parent), at=at)
         seq = turn.last
     point = await access.record(parent, seq) if 0 < seq <= head else None
     if point is None:
         raise _no_record(parent, seq, head)
     if not point.end:
-        message = (
+        raise InvalidArgumentError(
             f"record {seq} of session {parent} is in the middle of a group: fork at its end, "
-            "or at a turn's"
+            "or at a turn's",
+            key=str(parent),
+            at=seq,
         )
-        raise InvalidArgumentError(message, key=str(parent), at=seq)
     return point
 
 
@@ -205,8 +211,9 @@ async def _without_epochs(
     if last is None and await access.store.base_of(parent) is not None:
         last = await first_record(access.store.read_log(parent, limit=1))
     if last is None and await access.record(parent, point.seq) != point:
-        message = f"session {parent} was deleted while another one was made of it"
-        raise SessionNotFoundError(message, key=str(parent))
+        raise SessionNotFoundError(
+            f"session {parent} was deleted while another one was made of it", key=str(parent)
+        )
     return last
 
 
@@ -216,11 +223,12 @@ async def _end_of(access: ExclusiveAccess, parent: SessionKey, checkpoint: Check
     record = await access.record(parent, checkpoint.event_seq + 1)
     is_checkpoint = record is not None and record.kind == CHECKPOINT
     if record is None or not is_checkpoint or decode(record.payload, Checkpoint) != checkpoint:
-        message = (
+        raise InvalidArgumentError(
             f"checkpoint {checkpoint.id} ({checkpoint.label!r}) does not stand in the log of "
-            f"session {parent}: give one of that session's, whose history was not pruned"
+            f"session {parent}: give one of that session's, whose history was not pruned",
+            key=str(parent),
+            checkpoint=checkpoint.id,
         )
-        raise InvalidArgumentError(message, key=str(parent), checkpoint=checkpoint.id)
     return checkpoint.event_seq + GROUP
 
 
@@ -242,10 +250,12 @@ async def copy(access: ExclusiveAccess, key: SessionKey, new: SessionKey) -> For
 def _no_record(key: SessionKey, seq: int, head: int) -> SessionError | InvalidArgumentError:
     facts: dict[str, object] = {"key": str(key), "at": seq, "head": head}
     if 0 < seq <= head:
-        message = f"session {key} cannot be forked at record {seq}: that history was pruned"
-        return HistoryPrunedError(message, **facts)
-    message = f"session {key} has no record {seq} to fork at: its log ends at {head}"
-    return InvalidArgumentError(message, **facts)
+        return HistoryPrunedError(
+            f"session {key} cannot be forked at record {seq}: that history was pruned", **facts
+        )
+    return InvalidArgumentError(
+        f"session {key} has no record {seq} to fork at: its log ends at {head}", **facts
+    )
 
 
 async def fork_unsaved(

@@ -158,11 +158,11 @@ class Inbox:
         letters = await self._letters(key, keys)
         for letter in letters:
             if letter.item.damage:
-                message = (
+                raise ConfigError(
                     f"the dead letter {letter.item.key!r} of {key} cannot be read, so trying again "
-                    f"would not help: {letter.item.damage}; drop it when it is not needed"
+                    f"would not help: {letter.item.damage}; drop it when it is not needed",
+                    key=letter.item.key,
                 )
-                raise ConfigError(message, key=letter.item.key)
         store = self._runtime.store
         for _, post in groupby(letters, lambda letter: letter.item.key):
             items = [letter.item for letter in post]
@@ -191,11 +191,11 @@ class Inbox:
         known_keys = {letter.item.key for letter in letters}
         for letter_key in keys:
             if letter_key not in known_keys:
-                message = (
+                raise ConfigError(
                     f"session {key} has no dead letter {letter_key!r}: `perdure inbox` lists "
-                    "those that there are"
+                    "those that there are",
+                    key=letter_key,
                 )
-                raise ConfigError(message, key=letter_key)
         return [letter for letter in letters if letter.item.key in keys]
 
     def undelivered(self) -> dict[str, str]:

@@ -83,11 +83,11 @@ def claim(session: Session, worker: object) -> None:
 
     """
     if session._worker is not None and session._worker is not worker:
-        message = (
+        raise SessionAlreadyActiveError(
             f"an agent is already active on session {session.key}: "
-            "post to that one, or stop it first"
+            "post to that one, or stop it first",
+            key=str(session.key),
         )
-        raise SessionAlreadyActiveError(message, key=str(session.key))
     session._worker = worker
 
 
@@ -490,8 +490,10 @@ async def exclusively(
 
     upto = (await session.save()).version if fold else 0
     if not await session._runtime.saver.exclusive(session._tracked, run, urgent=True):
-        message = f"session {session.key} could not be folded, the store is not well: try again"
-        raise StoreUnavailableError(message, key=str(session.key))
+        raise StoreUnavailableError(
+            f"session {session.key} could not be folded, the store is not well: try again",
+            key=str(session.key),
+        )
 
 
 def note_search(session: Session, search: MemorySearch) -> None:

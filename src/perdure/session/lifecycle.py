@@ -293,11 +293,11 @@ class SessionLifecycle:
         """
         tracked = session._tracked
         if tracked.quarantined and not force:
-            message = (
+            raise SessionQuarantinedError(
                 f"session {session.key} is quarantined: the store refuses a record of it; "
-                "open it with force=True to see what is unsaved"
-            )
-            raise SessionQuarantinedError(message, key=str(session.key)) from tracked.last_error
+                "open it with force=True to see what is unsaved",
+                key=str(session.key),
+            ) from tracked.last_error
         tracked.pins += 1
 
     def unpin(self, session: SessionBase) -> None:
@@ -562,11 +562,11 @@ class SessionLifecycle:
 
         """
         if session._turns.is_own:
-            message = (
+            raise SessionError(
                 f"session {session.key}: this task is in a turn of it; "
-                "end the turn before closing the session"
+                "end the turn before closing the session",
+                key=str(session.key),
             )
-            raise SessionError(message, key=str(session.key))
         if session._closed_by is None:
             require_outside(session._tracked, "to close")
 
@@ -597,11 +597,11 @@ class SessionLifecycle:
             )
             error = SessionError if session._tracked.clean else UnsavedChangesError
             return error(message, key=str(session.key))
-        message = (
+        return UnsavedChangesError(
             f"session {session.key} could not be saved within {seconds} s; it stays open "
-            "and autosave keeps trying: see sessions.health()"
+            "and autosave keeps trying: see sessions.health()",
+            key=str(session.key),
         )
-        return UnsavedChangesError(message, key=str(session.key))
 
     async def discard(self, session: SessionBase) -> int:
         """Drop the records of a session that are not durable, and return how many they were.
@@ -902,8 +902,9 @@ class ExclusiveAccess:
 def require_different(key: SessionKey, new: SessionKey, what: str) -> None:
     """Raise ConfigError if a session is to become itself."""
     if key == new:
-        message = f"{what}: {key} is the session itself: give another id"
-        raise InvalidArgumentError(message, key=str(key))
+        raise InvalidArgumentError(
+            f"{what}: {key} is the session itself: give another id", key=str(key)
+        )
 
 
 def group_of(entries: Sequence[Entry]) -> tuple[Entry, ...]:

@@ -111,12 +111,11 @@ class SessionManager:
     if not TYPE_CHECKING:  # which knows better without
 
         def __enter__(self) -> None:
-            message = (
+            raise TypeError(
                 "connect(…) is asynchronous: use `async with perdure.connect(…) as sessions`, or "
                 "`import perdure.sync` and `with perdure.sync.connect(…) as sessions` in a program "
                 "without an event loop"
             )
-            raise TypeError(message)
 
         def __exit__(self, *_: object) -> None:
             """Never called: it makes `with` get as far as the message."""
@@ -141,8 +140,9 @@ class SessionManager:
 
     async def _start(self) -> Self:
         if self._started:
-            message = "this manager was started before: call connect(…) again for a new one"
-            raise SessionClosedError(message)
+            raise SessionClosedError(
+                "this manager was started before: call connect(…) again for a new one"
+            )
         self._started = True
         self._connected = await connected(
             self._store, self._options, close=self.aclose, by_owner=self._by_owner
@@ -151,18 +151,16 @@ class SessionManager:
 
     def _check(self) -> ManagerParts:
         if self._connected is None:
-            message = (
+            raise SessionClosedError(
                 "this manager is not connected: use `async with connect(…) as sessions` "
                 "or `sessions = await connect(…)`"
             )
-            raise SessionClosedError(message)
         stray = self._connected.runtime.home.stray()
         if stray is not None:
             raise wrong_loop("this manager", stray)
         closing = self._connected.closing
         if closing.report is not None or closing.done.is_set():
-            message = "this manager is closed: call connect(…) again"
-            raise SessionClosedError(message)
+            raise SessionClosedError("this manager is closed: call connect(…) again")
         return self._connected
 
     # sessions
@@ -519,13 +517,17 @@ class SessionManager:
             key = session_key(id, session, tenant)
             opened = parts.lifecycle.sessions.get(key)
             if opened is None:
-                message = f"session {key} is not open here: give open(…, autosave=…) its settings"
-                raise SessionClosedError(message, key=key)
+                raise SessionClosedError(
+                    f"session {key} is not open here: give open(…, autosave=…) its settings",
+                    key=key,
+                )
             if autosave is not KEEP:
                 parts.runtime.saver.tune_one(opened._tracked, autosave)
         elif isinstance(autosave, Inherit) or session != DEFAULT_SESSION or tenant:
-            message = "tune(…) takes autosave=… for all sessions, or id=… for one of them"
-            raise InvalidArgumentError(message, option="autosave")
+            raise InvalidArgumentError(
+                "tune(…) takes autosave=… for all sessions, or id=… for one of them",
+                option="autosave",
+            )
         else:
             parts.runtime.saver.tune(autosave)
 

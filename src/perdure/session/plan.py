@@ -61,8 +61,11 @@ async def plan_of(
 
     """
     if target is not None and target not in FORMATS:
-        message = f"target {target!r} is unknown: choose None or {', '.join(FORMATS)}"
-        raise InvalidArgumentError(message, option="target", value=target)
+        raise InvalidArgumentError(
+            f"target {target!r} is unknown: choose None or {', '.join(FORMATS)}",
+            option="target",
+            value=target,
+        )
     as_agent = options is not None or system_prompt is not None
     options = options or WorkingContextSnapshotBootstrapOptions()
     store = runtime.store
@@ -111,11 +114,13 @@ def carry_out(session: SessionBase, plan: RestorePlan) -> None:
     """
     key, version = session._tracked.key, session._tracked.version
     if plan.key != key or plan.head != version:
-        message = (
+        raise StalePlanError(
             f"the plan is of session {plan.key} at record {plan.head}, and session {key} "
-            f"is at {version}: save it, and plan again"
+            f"is at {version}: save it, and plan again",
+            key=str(key),
+            head=plan.head,
+            version=version,
         )
-        raise StalePlanError(message, key=str(key), head=plan.head, version=version)
     if plan.appended and not plan.replaces:
         types = session._runtime.registry
         session._accept(tuple(encode_message(message, types) for message in plan.appended))

@@ -428,5 +428,6 @@ async def _manifest(access: ExclusiveAccess, key: SessionKey) -> Manifest:
 async def _not_folded(access: ExclusiveAccess, key: SessionKey, epoch: int) -> PerdureError:
     """Return why documents do not hold yet what is about to be removed, or raise it."""
     await require_same(access.store, key, held=epoch)
-    message = f"session {key} could not be folded, so it was not pruned: try again"
-    return StoreUnavailableError(message, key=str(key))
+    return StoreUnavailableError(
+        f"session {key} could not be folded, so it was not pruned: try again", key=str(key)
+    )

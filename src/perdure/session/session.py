@@ -243,8 +243,9 @@ class Session(SessionBase):
         """
         self._check_home()
         if version is not None and type(version) is not int:
-            message = f"invalid version={version!r}: give what append returned, or None"
-            raise InvalidArgumentError(message, option="version")
+            raise InvalidArgumentError(
+                f"invalid version={version!r}: give what append returned, or None", option="version"
+            )
         runtime = self._runtime
         durable = await runtime.saver.wait_durable(self._tracked, version)
         return Receipt(durable, runtime.durability)
