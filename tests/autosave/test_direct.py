@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 import anyio
 import pytest
 
 from perdure.autosave.core import Core
+from perdure.autosave.deadline import Deadline
 from perdure.autosave.events import Saved, SaveFailed
 from perdure.autosave.options import Autosave, EngineOptions
-from perdure.autosave.tracked import State
+from perdure.autosave.tracked import State, Tracked
 from perdure.errors import SessionQuarantinedError
 from tests.autosave.inline_store import DirectStore, Fault
 from tests.autosave.rigs import CALM, PLAIN, Rig, rig, within
@@ -255,3 +257,22 @@ async def test_a_save_that_an_interrupt_cuts_off_is_in_doubt_and_sent_again(
         assert r.stored(t) == 1
         assert r.saver.health().reasons == ()
         assert await r.outlasts_an_outage()
+
+
+async def test_a_session_hears_of_its_capture_before_its_records_leave_memory() -> None:
+    async with direct(batch_max=64) as r:
+        sessions = [r.track(f"s{n}") for n in range(40)]
+        held: dict[str, int] = {}
+
+        def hears(t: Tracked) -> None:
+            held[t.key.agent] = len(t.pending)
+
+        for t in sessions:
+            t.on_captured = partial(hears, t)
+            r.append(t)
+        # Its time is over at once: answers are settled all together.
+        now = anyio.current_time()
+        await r.saver.aclose(Deadline(now, now, now + 1))
+        stored = [t for t in sessions if t.durable]
+        assert stored
+        assert [held.get(t.key.agent) for t in stored] == [1] * len(stored)

@@ -76,8 +76,8 @@ edits-while-saving-forgotten  Core._ok : always if 2
 no-retry  Core._failed : drop call arm 1
 the-first-change-at-zero  Core.append : set compare 6 not t.first_at
 a-group-in-parts  Autosaver.grouped : drop call hold 1 && Autosaver.grouped : drop call release 1
-all-waiters-woken  Tracked.take_waiters : always test 2 && Autosaver._durable : once while 1
-waiters-never-leave  Autosaver._woken : drop call give_up 1
+all-waiters-woken  Tracked.take_waiters : set assign due 2 len(waiters) && Autosaver._durable : once while 1
+waiters-never-leave  Autosaver._woken : drop call drop_waiter 1
 waiters-not-woken  Writer._settle_one : drop call wake 1
 two-saves-at-a-time  Schedule.arm : without bool 1 2
 jitter-to-later  Core.__init__ : swap arith 2 +

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from perdure.autosave.core import Core, Save
 from perdure.autosave.options import DEBOUNCE, INHERIT, Autosave, EngineOptions, Inherit
 from perdure.autosave.schedule import SLOT
-from perdure.autosave.tracked import NEVER, OVERHEAD, Tracked, Waiters
+from perdure.autosave.tracked import NEVER, OVERHEAD, Tracked, Waiter
 from perdure.errors import PerdureError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
@@ -72,7 +72,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.manager_s: Autosave | None = self.core.autosave
         self.own: list[Autosave | Inherit | None] = [INHERIT] * SESSIONS
         self.in_flight: list[Save] = []
-        self.waiters: list[tuple[int, Waiting, int, Waiters]] = []
+        self.waiters: list[tuple[int, Waiting, Waiter]] = []
         self.woken: set[object] = set()
 
     def pick(self, n: int) -> tuple[Tracked, Model]:
@@ -121,8 +121,7 @@ class CoreMachine(RuleBasedStateMachine):
         t, model = self.pick(n)
         if model.end is None and t.version > t.durable:
             waiter = Waiting(t.version)
-            waiters = t.waiters = t.waiters or Waiters()
-            self.waiters.append((n, waiter, waiters.add(t.version, waiter), waiters))
+            self.waiters.append((n, waiter, t.add_waiter(t.version, waiter)))
             alone = self.core.capture_alone(t, t.version)
             if alone is None:
                 self.core.schedule.make_urgent(t, t.version, self.now)
@@ -140,8 +139,8 @@ class CoreMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def give_up_waiting(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sampled_from(self.waiters))
-        n, _, number, waiters = chosen
-        self.sessions[n].give_up(number, waiters)
+        n, _, waiter = chosen
+        self.sessions[n].drop_waiter(waiter)
         self.waiters.remove(chosen)
 
     @rule(n=session, setting=st.sampled_from(SETTINGS))
@@ -247,7 +246,7 @@ class CoreMachine(RuleBasedStateMachine):
         model.captured = None
         if was_given_up and model.end is None and status in {Status.TRANSIENT, Status.IN_DOUBT}:
             assert t.attempt == attempt, "one failure was counted twice"
-        reached = [waiter.version for _, waiter, _, _ in self.waiters if waiter in woken]
+        reached = [waiter.version for _, waiter, _ in self.waiters if waiter in woken]
         assert all(version <= t.durable for version in reached) or t.end is not None
 
     @rule(n=session)
@@ -365,9 +364,9 @@ class CoreMachine(RuleBasedStateMachine):
     @invariant()
     def waiters_wait_for_what_is_to_come(self) -> None:
         assert sum(len(t.waiters or ()) for t in self.sessions) == sum(
-            waiter not in self.woken for _, waiter, _, _ in self.waiters
+            waiter not in self.woken for _, waiter, _ in self.waiters
         )
-        for n, waiter, _, _ in self.waiters:
+        for n, waiter, _ in self.waiters:
             gone = waiter in self.woken
             assert gone or self.sessions[n].durable < waiter.version
 

@@ -11,8 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from perdure import Limits, Message, Session, Shutdown, connect
 from perdure.records.keys import SessionKey
-from perdure.session.base import MOST_EPOCHS
-from perdure.session.lifecycle import LONGEST_PAUSE, REST
+from perdure.session.lifecycle import LONGEST_PAUSE, MOST_EPOCHS, REST
 from perdure.store import LogChunk
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests._virtual import BACKENDS, run

@@ -29,8 +29,8 @@ from perdure.memory.documents import InboxTakenPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE_KINDS, TAKEN
+from perdure.session import prune as pruning
 from perdure.session.manager import SessionManager
-from perdure.session.prune import Pruner
 from perdure.session.retention import Retention
 from perdure.session.stored import SessionStore
 from perdure.store import Documents, Outcome, Status, take_after
@@ -294,13 +294,13 @@ async def test_a_fork_that_is_made_while_its_parent_is_pruned_keeps_its_history(
                 await other.fork("p", "c", at="turn one")
 
         if when.startswith("_"):
-            real = getattr(Pruner, when)
+            real = getattr(pruning, when)
 
             async def before(*args: Any, **options: Any) -> Any:
                 await fork()
                 return await real(*args, **options)
 
-            monkeypatch.setattr(Pruner, when, before)
+            monkeypatch.setattr(pruning, when, before)
         else:
             store.hooks[when] = fork
         assert (await sessions.prune(Retention(keep_turns=1))).pruned

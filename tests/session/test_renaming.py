@@ -20,7 +20,7 @@ from perdure import (
     connect,
 )
 from perdure.records.keys import SessionKey
-from perdure.session.fork import ForkBuilder
+from perdure.session.fork import made_of, newest
 from perdure.session.lifecycle import ExclusiveAccess
 from perdure.session.manager import SessionManager
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -98,11 +98,10 @@ async def test_forks_and_posts_go_on_behind_a_rename(again: Connect) -> None:
 async def half_way(sessions: SessionManager, old: str, new: str) -> None:
     """Do what a rename has done when it is killed behind its copy."""
     access = ExclusiveAccess(sessions._check().runtime, sessions._check().lifecycle)
-    forker = ForkBuilder(access)
     head = await sessions._store.head(SessionKey(old))
-    newest = await forker.newest(SessionKey(old), head)
-    assert newest is not None
-    await forker.made_of(SessionKey(old), SessionKey(new), newest, "rename")
+    last = await newest(access, SessionKey(old), head)
+    assert last is not None
+    await made_of(access, SessionKey(old), SessionKey(new), last, "rename")
 
 
 async def test_a_rename_is_finished_by_doing_it_again(again: Connect) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 
 from perdure import Message, Session, connect
-from perdure.autosave.tracked import Waiters
+from perdure.autosave.tracked import Tracked
 
 PACKAGE = "perdure"
 
@@ -95,7 +95,8 @@ def test_a_save_costs_the_same_whoever_waits_for_a_later_one() -> None:
 def test_who_gives_up_again_and_again_leaves_nothing_behind() -> None:
     def waiters() -> int:
         gc.collect()
-        return sum(type(one) is Waiters for one in gc.get_objects())
+        tracked = [one for one in gc.get_objects() if type(one) is Tracked]
+        return sum(len(one.waiters or ()) for one in tracked)
 
     async def give_up(session: Session, times: int) -> None:
         for _ in range(times):

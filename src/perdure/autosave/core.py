@@ -24,7 +24,6 @@ from typing import Final, Literal, NamedTuple, final
 from perdure._lib.backoff import backoff
 from perdure.autosave import tracked
 from perdure.autosave.events import (
-    BreakerClosed,
     BreakerOpened,
     Lost,
     Quarantined,
@@ -47,6 +46,7 @@ from perdure.errors import (
     LeaseError,
     NotStorableError,
     StoreUnavailableError,
+    TooLargeError,
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
@@ -86,7 +86,6 @@ class Breaker:
         "_reset",
         "_window",
         "failed_in_a_row",
-        "opened_at",
         "probe_at",
         "state",
     )
@@ -97,8 +96,6 @@ class Breaker:
         self.state: BreakerState = "closed"
         # When the next probe may be sent; infinite unless open.
         self.probe_at: float = float("inf")
-        # When the store began to fail, None while closed.
-        self.opened_at: float | None = None
         self._base = base
         self._failures = failures
         # Failed probes in a row.
@@ -119,22 +116,17 @@ class Breaker:
         # Open: one probe at a time. Its answer decides for all that wait.
         return 1 if now >= self.probe_at and not in_flight else 0
 
-    def succeeded(self, *, waiting: bool) -> bool:
-        """Note that the store answered; return whether this closed the breaker.
+    def succeeded(self, *, waiting: bool) -> None:
+        """Note that the store answered.
 
         It closes when the store gets all that it can take, or when nothing is ``waiting`` for it.
         """
         self.failed_in_a_row = self._probes = 0
         if self.state == "closed":
-            return False
+            return
         self._window = 2 if self.state == "open" else self._window * 2
-        self.state = "recovering"
         self.probe_at = float("inf")
-        if waiting and self._window < self._full:
-            return False
-        self.state = "closed"
-        self.opened_at = None
-        return True
+        self.state = "recovering" if waiting and self._window < self._full else "closed"
 
     def failed(self, now: float) -> bool:
         """Note that the store did not answer; return whether this opened the breaker."""
@@ -142,8 +134,6 @@ class Breaker:
         if self.state == "closed" and self.failed_in_a_row < self._failures:
             return False
         opened = self.state == "closed"
-        if opened:
-            self.opened_at = now
         self.state = "open"
         # A random half, or the processes of one store would all probe it in the same moment.
         pause = min(self._reset, self._base * 2.0 ** min(self._probes, MOST_DOUBLED))
@@ -353,7 +343,13 @@ class Core:
             raise tracked.ended(t)
         largest = max([len(entry.payload) for entry in entries])
         if largest > self._record_max:
-            raise tracked.too_large(t, size=largest, limit=self._record_max)
+            raise TooLargeError(
+                f"session {t.key}: a record of {largest} bytes, the store takes at most "
+                f"{self._record_max}: put large content into a blob or a file",
+                key=t.key,
+                size=largest,
+                limit=self._record_max,
+            )
         if self.registry.rises():
             self.schedule.rush(self.registry.unsaved, rushed=True)
             self.registry.note_pressure(now)
@@ -636,18 +632,16 @@ class Core:
     def answered(self, *, well: bool, error: Exception | None, now: float) -> None:
         """Note for the breaker whether the store answered a batch at all."""
         self.schedule.nudged = True  # the next probe may be due earlier
-        unsaved = len(self.registry.unsaved)
         if well:
             if self.breaker.state == "open":  # failed sessions need not wait out their back-off
                 for t in self.registry.failed:
                     t.retry_at = 0.0
                 self.schedule.review(self.registry.failed)
-            since = self.breaker.opened_at
             waiting = bool(self.registry.failed or self.in_flight or len(self.schedule.ready))
-            if self.breaker.succeeded(waiting=waiting) and since is not None:
-                self.registry.events.append(BreakerClosed(outage=now - since, unsaved=unsaved))
+            self.breaker.succeeded(waiting=waiting)
         elif self.breaker.failed(now):
-            self.registry.events.append(BreakerOpened(error=error, unsaved=unsaved))
+            opened = BreakerOpened(error=error, unsaved=len(self.registry.unsaved))
+            self.registry.events.append(opened)
         probe = None
         if self.breaker.state == "open":
             probe = next((t for t in self.registry.failed if t.inflight is None), None)
@@ -680,9 +674,13 @@ class Core:
         # The first record was refused: nothing after it can be in the log.
         t.doubt_to = t.durable
         self.registry.stuck[t] = None
-        unsaved = t.version - t.durable
         self.registry.events.append(
-            Quarantined(key=t.key, seq=t.durable + 1, unsaved=unsaved, error=t.last_error)
+            Quarantined(
+                key=t.key,
+                seq=t.durable + 1,
+                unsaved=t.version - t.durable,
+                error=t.last_error,
+            )
         )
         return t.take_waiters()
 
@@ -692,12 +690,11 @@ class Core:
             return []
         self._leave(t, State.LOST)
         self.registry.stuck[t] = None
-        unsaved = t.version - t.durable
         self.registry.events.append(
             Lost(
                 key=t.key,
                 epoch=t.epoch,
-                unsaved=unsaved,
+                unsaved=t.version - t.durable,
                 missing=t.missing,
                 error=t.last_error,
             )

@@ -1,4 +1,4 @@
-"""The autosave engine: sessions, timer, writer, background jobs and watchdog of one manager.
+"""The autosave engine: sessions, timer, writer and background jobs of one manager.
 
 It runs in the host's task group. A job that needs a session to itself (a fold, mostly) waits
 until no save of that session is with the store, and none begins before the job has ended.
@@ -24,9 +24,9 @@ from perdure.autosave.jobs import BackgroundJobs, StateCapture, T
 from perdure.autosave.options import INHERIT, Autosave, AutosaveStatus, EngineOptions, Inherit
 from perdure.autosave.reports import Health, ShutdownReport, health_of, report_of
 from perdure.autosave.schedule import IdleWheel
-from perdure.autosave.tracked import LOOKED_AT, State, Tracked, Waiters, Wake
-from perdure.autosave.watchdog import Watchdog
-from perdure.autosave.writer import Timer, Writer
+from perdure.autosave.timer import Timer
+from perdure.autosave.tracked import LOOKED_AT, State, Tracked, Wake
+from perdure.autosave.writer import Writer
 from perdure.errors import SessionError, UnsavedChangesError
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
@@ -95,14 +95,13 @@ class Autosaver:
             watch=self._watch,
         )
         self._timer = Timer(
-            core, self._idle, self._writer, host, clock, self._reporter, ticking=ticking
-        )
-        self._watchdog = Watchdog(
             core,
-            self._timer,
-            self._reporter,
+            self._idle,
+            self._writer,
+            host,
             clock,
-            serve_due=self._serve_all,
+            self._reporter,
+            serve_all=self._serve_all,
             ticking=ticking,
         )
         self._new_event = event_maker()
@@ -142,11 +141,13 @@ class Autosaver:
         """
         ended = t.end in (State.LOST, State.CLOSED) or self._core.stopped
         if not (t.clean or ended):
-            message = (
+            raise UnsavedChangesError(
                 f"session {t.key} has {t.version - t.durable} records that are not durable: "
-                "save it first, or discard them"
+                "save it first, or discard them",
+                key=t.key,
+                version=t.version,
+                durable=t.durable,
             )
-            raise UnsavedChangesError(message, key=t.key, version=t.version, durable=t.durable)
         self._drop(t, keep_lost=True)
 
     async def abandon(self, t: Tracked) -> None:
@@ -221,8 +222,8 @@ class Autosaver:
         """Begin to save a turn whose end no caller waits for, unless ``on_turn_end`` is off."""
         if t.options is None or t.options.on_turn_end:
             now = self._clock()
-            if not self._watchdog.armed:
-                self._watchdog.arm()
+            if not self._timer.armed:
+                self._timer.arm()
             if not self._writer.begin_alone(t, now, 0):
                 self._schedule.make_due(t, now)
                 self._serve_due()
@@ -277,13 +278,19 @@ class Autosaver:
             # Its version went back to the durable one: the comparison below would take it for
             # saved.
             if t.dropped != dropped:
-                raise tracked.discarded(t, t.dropped - dropped)
+                count = t.dropped - dropped
+                raise SessionError(
+                    f"session {t.key}: {count} unsaved records were discarded while they were "
+                    "about to be saved; append again what is still wanted",
+                    key=t.key,
+                    discarded=count,
+                )
         version = t.version
         if t.durable < version:
             self._check(t)
             now, nudged = self._clock(), self._schedule.nudged
-            if not self._watchdog.armed:
-                self._watchdog.arm()
+            if not self._timer.armed:
+                self._timer.arm()
             if not self._writer.begin_alone(t, now, version):
                 self._schedule.make_urgent(t, version, now)
                 if not self._core.is_calm:
@@ -324,14 +331,11 @@ class Autosaver:
     async def _woken(self, t: Tracked, version: int) -> None:
         """Wait in the caller's own task: cancelling it removes the waiter and nothing else."""
         woken = self._new_event()
-        waiters = t.waiters
-        if waiters is None:
-            waiters = t.waiters = Waiters()
-        number = waiters.add(version, woken.set)
+        waiter = t.add_waiter(version, woken.set)
         try:
             await woken.wait()
         except BaseException:
-            t.give_up(number, waiters)
+            t.drop_waiter(waiter)
             raise
 
     def unsaved_keys(self) -> list[SessionKey]:
@@ -411,8 +415,10 @@ class Autosaver:
     def require_stuck(self, t: Tracked) -> None:
         """Raise SessionError unless a session is quarantined or lost."""
         if t.end not in (State.QUARANTINED, State.LOST):
-            message = f"session {t.key} is {t.state.value}: only stuck sessions discard records"
-            raise SessionError(message, key=t.key)
+            raise SessionError(
+                f"session {t.key} is {t.state.value}: only stuck sessions discard records",
+                key=t.key,
+            )
 
     def report_saves(self, *, wanted: bool) -> None:
         """Have an event for each save, or none: there are very many, and rarely a listener."""
@@ -468,7 +474,7 @@ class Autosaver:
     def health(self) -> Health:
         """Return the state of autosave."""
         now = self._clock()
-        return health_of(self._core, now, self._watchdog.reasons(now))
+        return health_of(self._core, now, self._timer.reasons(now))
 
     # Shutdown.
 
@@ -563,25 +569,25 @@ class Autosaver:
     def _serve_due(self) -> None:
         """Send what has become due, or wake the timer."""
         if not self._core.stopped:
-            if not self._watchdog.armed:
-                self._watchdog.arm()
+            if not self._timer.armed:
+                self._timer.arm()
             self._start(self._timer.serve_due)
 
     def _watch(self, until: float) -> None:
         """Have the timer check what is due at this time at the latest."""
         if until < self._timer.alarm:
-            self._start(self._timer.look_at, until)
+            self._start(self._timer.wake_or_start)
 
     def _start(self, call: Callable[[*Ts], None], *args: *Ts) -> None:
         """Call what may start a task; accepted records stay accepted if that fails."""
         try:
             call(*args)
         except Exception as error:  # noqa: BLE001  # `health` reports it, and it is tried again
-            self._watchdog.failed(error)
+            self._timer.failed(error)
 
     def _host_ended(self) -> None:
         """Accept no more records: without a host nothing will be saved."""
-        self._watchdog.stop()
+        self._timer.stop()
         # Before the report, which counts saves in flight as in doubt.
         self._writer.cut()
         self._finish(self._clock(), saved=0)

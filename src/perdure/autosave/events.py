@@ -80,13 +80,6 @@ class BreakerOpened(_Event, frozen=True, kw_only=True):
     """Sessions that wait for it."""
 
 
-class BreakerClosed(_Event, frozen=True, kw_only=True):
-    """The store answers again, and gets everything."""
-
-    outage: float
-    unsaved: int
-
-
 class Degraded(_Event, frozen=True, kw_only=True):
     """Much is unsaved: sessions save without debounce, or appends must wait."""
 
@@ -129,12 +122,6 @@ class StoreWarned(_Event, frozen=True, kw_only=True):
     reason: str
 
 
-class Idle(_Event, frozen=True, kw_only=True):
-    """A clean session was not used for a while."""
-
-    key: SessionKey
-
-
 Event: TypeAlias = (
     Saved
     | SaveFailed
@@ -142,14 +129,12 @@ Event: TypeAlias = (
     | Quarantined
     | Lost
     | BreakerOpened
-    | BreakerClosed
     | Degraded
     | LoopBlocked
     | Stalled
     | Resumed
     | CaptureFailed
     | StoreWarned
-    | Idle
 )
 
 

@@ -25,8 +25,8 @@ SHARE: Final = 0.2
 """The share of the time that background jobs may use."""
 
 
-BURST: Final = 1.0
-"""Seconds of use that an idle queue may accumulate."""
+BURST: Final = 5.0
+"""Seconds of rest at most that count for the next jobs: a second of use."""
 
 
 QUEUE: Final = 32
@@ -59,8 +59,8 @@ class BackgroundJobs:
         self._serve_due = serve_due
         self._turn = anyio.Lock()
         self._waiting = 0
-        self._credit = BURST
-        self._credit_at: float | None = None
+        # What jobs have used counts as paid for by this time.
+        self._paid_until = float("-inf")
         self._freed: dict[Tracked, anyio.Event] = {}
         self._scopes: set[anyio.CancelScope] = set()
 
@@ -113,7 +113,7 @@ class BackgroundJobs:
         self._waiting += 1
         try:
             async with self._turn:
-                await anyio.sleep(self._debt())
+                await anyio.sleep(max(0.0, self._paid_until - self._clock()))
                 # Again: the store may have failed, or the engine begun to drain, during the wait.
                 if self._refused(t, urgent=False):
                     return None
@@ -153,25 +153,21 @@ class BackgroundJobs:
             finally:
                 self._scopes.discard(scope)
                 if paid:
-                    self._credit -= self._clock() - began
+                    used = self._clock() - began
+                    self._paid_until = max(self._paid_until, began - BURST) + used / SHARE
         if self._clock() - began < timeout:
             return None  # cancelled by `cut`
-        message = f"session {t.key}: a job took longer than {timeout} s and was given up"
-        raise StoreUnavailableError(message, key=t.key, timeout=timeout)
+        raise StoreUnavailableError(
+            f"session {t.key}: a job took longer than {timeout} s and was given up",
+            key=t.key,
+            timeout=timeout,
+        )
 
     async def _until_free(self, t: Tracked) -> None:
         # Several jobs may be woken at once, and one of them is first.
         while (t.inflight is not None and not t.given_up) or t.occupied:
             event = self._freed.setdefault(t, anyio.Event())
             await event.wait()
-
-    def _debt(self) -> float:
-        """Return how long to wait until the share is kept again."""
-        now = self._clock()
-        since = now if self._credit_at is None else self._credit_at
-        self._credit = min(BURST, self._credit + (now - since) * SHARE)
-        self._credit_at = now
-        return max(0.0, -self._credit / SHARE)
 
 
 RUNNERS = 64

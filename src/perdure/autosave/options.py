@@ -65,11 +65,12 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
         if not _are_numbers(least, self.max_delay) or not 0 <= least <= self.max_delay < float(
             "inf"
         ):
-            message = (
+            raise InvalidArgumentError(
                 f"autosave: invalid debounce={self.debounce!r} and max_delay={self.max_delay!r}: "
-                "choose 0 <= debounce <= max_delay"
+                "choose 0 <= debounce <= max_delay",
+                debounce=self.debounce,
+                max_delay=self.max_delay,
             )
-            raise InvalidArgumentError(message, debounce=self.debounce, max_delay=self.max_delay)
         for name in ("max_bytes", "max_records"):
             _at_least(f"autosave: {name}", getattr(self, name), 1)
 
@@ -123,15 +124,18 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("deadline", "turn_grace", "hard_grace"):
             _at_least(f"shutdown: {name}", getattr(self, name), 0)
         if self.turn_grace > self.deadline:
-            message = (
+            raise InvalidArgumentError(
                 f"shutdown: turn_grace={self.turn_grace!r} is longer than "
-                f"deadline={self.deadline!r}: turns end within it, so give a shorter turn_grace"
+                f"deadline={self.deadline!r}: turns end within it, so give a shorter turn_grace",
+                turn_grace=self.turn_grace,
+                deadline=self.deadline,
             )
-            raise InvalidArgumentError(message, turn_grace=self.turn_grace, deadline=self.deadline)
         spill: Any = self.spill
         if not (spill is None or spill is False or (isinstance(spill, str) and spill)):
-            message = f"shutdown: invalid spill={spill!r}: give the path of a folder, None or False"
-            raise InvalidArgumentError(message, option="spill")
+            raise InvalidArgumentError(
+                f"shutdown: invalid spill={spill!r}: give the path of a folder, None or False",
+                option="spill",
+            )
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -185,27 +189,28 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 _at_least(f"engine: {name}", value, least)
         policies = ("backpressure", "reject", "continue")
         if self.outage_policy not in policies:
-            message = (
-                f"engine: outage_policy={self.outage_policy!r} is unknown: "
-                f"choose one of {', '.join(policies)}"
-            )
-            raise InvalidArgumentError(message, outage_policy=self.outage_policy)
-        if self.dirty_soft > self.dirty_hard:
-            message = (
-                f"engine: dirty_soft={self.dirty_soft} is above dirty_hard={self.dirty_hard}: "
-                "choose dirty_soft <= dirty_hard"
-            )
             raise InvalidArgumentError(
-                message, dirty_soft=self.dirty_soft, dirty_hard=self.dirty_hard
+                f"engine: outage_policy={self.outage_policy!r} is unknown: "
+                f"choose one of {', '.join(policies)}",
+                outage_policy=self.outage_policy,
+            )
+        if self.dirty_soft > self.dirty_hard:
+            raise InvalidArgumentError(
+                f"engine: dirty_soft={self.dirty_soft} is above dirty_hard={self.dirty_hard}: "
+                "choose dirty_soft <= dirty_hard",
+                dirty_soft=self.dirty_soft,
+                dirty_hard=self.dirty_hard,
             )
         if not 0 <= self.jitter < 1:
-            message = f"engine: invalid jitter={self.jitter!r}: choose 0 <= jitter < 1"
-            raise InvalidArgumentError(message, jitter=self.jitter)
-        if not self.hibernate_after > 0:
-            message = (
-                f"engine: invalid hibernate_after={self.hibernate_after!r}: it must be above 0"
+            raise InvalidArgumentError(
+                f"engine: invalid jitter={self.jitter!r}: choose 0 <= jitter < 1",
+                jitter=self.jitter,
             )
-            raise InvalidArgumentError(message, hibernate_after=self.hibernate_after)
+        if not self.hibernate_after > 0:
+            raise InvalidArgumentError(
+                f"engine: invalid hibernate_after={self.hibernate_after!r}: it must be above 0",
+                hibernate_after=self.hibernate_after,
+            )
 
 
 _LEAST: Final = {
@@ -235,8 +240,11 @@ def _are_numbers(*values: object) -> bool:
 
 def _at_least(what: str, value: float, least: float) -> None:
     if not _are_numbers(value) or not least <= value < float("inf"):
-        message = f"invalid {what}={value!r}: it must be at least {least} and finite"
-        raise InvalidArgumentError(message, option=what, value=value)
+        raise InvalidArgumentError(
+            f"invalid {what}={value!r}: it must be at least {least} and finite",
+            option=what,
+            value=value,
+        )
 
 
 # Environment variables replace an argument that was not given: arguments come first, then the
@@ -289,8 +297,11 @@ def autosave_from(
         return None
     preset = _PRESETS.get(name) if name else lambda: declared
     if preset is None:
-        message = f"invalid {PRESET}={name!r}: it must be off, server or write_through"
-        raise ConfigError(message, variable=PRESET, value=name)
+        raise ConfigError(
+            f"invalid {PRESET}={name!r}: it must be off, server or write_through",
+            variable=PRESET,
+            value=name,
+        )
     base = preset()
     if base is None:
         return None
@@ -310,8 +321,9 @@ def _read(variable: str, text: str) -> Any:
     try:
         return read(text)
     except (ValueError, KeyError):
-        message = f"invalid {variable}={text!r}: it must be {fits}"
-        raise ConfigError(message, variable=variable, value=text) from None
+        raise ConfigError(
+            f"invalid {variable}={text!r}: it must be {fits}", variable=variable, value=text
+        ) from None
 
 
 def _unfit(environment: Mapping[str, str], error: ConfigError) -> ConfigError:

@@ -69,7 +69,11 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
 
     """
     registry = core.registry
-    failing = [*stalled, *_failing(core)]
+    failing = [*stalled]
+    if core.stopped:
+        failing.append("autosave has stopped: connect again")
+    elif registry.blocking:
+        failing.append(f"{registry.dirty_bytes} bytes are unsaved: new records wait or fail")
     degraded = _degraded(core)
     status: Literal["ok", "degraded", "failing"] = "degraded" if degraded else "ok"
     if failing:
@@ -84,14 +88,6 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
         reasons=(*failing, *degraded),
         lost=_lost(registry),
     )
-
-
-def _failing(core: Core) -> list[str]:
-    if core.stopped:
-        return ["autosave has stopped: connect again"]
-    if core.registry.blocking:
-        return [f"{core.registry.dirty_bytes} bytes are unsaved: new records wait or fail"]
-    return []
 
 
 def _degraded(core: Core) -> list[str]:
@@ -226,8 +222,12 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
         folders = sorted({entry.kept_in for entry in self.not_durable if entry.kept_in is not None})
         if folders:
             cures.append(f"It is kept in {folders[0]}, and the next open of the session appends it")
-        message = ". ".join([str(self), *cures, "error.facts['report'] has all of it"])
-        raise UnsavedChangesError(message, report=self, sessions=keys, records=records)
+        raise UnsavedChangesError(
+            ". ".join([str(self), *cures, "error.facts['report'] has all of it"]),
+            report=self,
+            sessions=keys,
+            records=records,
+        )
 
     def __str__(self) -> str:
         parts = [f"{len(ones)} {name}: {_names(ones)}" for name, ones in self._classes() if ones]

@@ -11,9 +11,10 @@ own, so they never disagree; the hooks and ``pins`` belong to the session.
 from __future__ import annotations
 
 import enum
-import heapq
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Awaitable, Callable, Sequence
-from itertools import islice
+from itertools import count, islice
+from operator import itemgetter
 from typing import Final, TypeAlias, final
 
 from perdure._lib import task_scope
@@ -26,7 +27,6 @@ from perdure.errors import (
     SessionError,
     SessionQuarantinedError,
     StoreUnavailableError,
-    TooLargeError,
 )
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import About, Batch
@@ -64,52 +64,11 @@ Wake: TypeAlias = Callable[[], object]
 """Wakes a caller that waits for a version to become durable."""
 
 
-@final
-class Waiters:
-    """Waiters of one session, by version; adding and removing one is cheap.
+Waiter: TypeAlias = tuple[int, int, Wake]
+"""A version, a number that no other waiter has, and what wakes the caller."""
 
-    A discarded waiter leaves its number in the heap; the heap is rebuilt when most are such.
-    """
-
-    __slots__ = ("_heap", "_last", "_waiters")
-
-    def __init__(self) -> None:
-        self._waiters: dict[int, Wake] = {}
-        # Version, and the waiter's number.
-        self._heap: list[tuple[int, int]] = []
-        self._last = 0
-
-    def __len__(self) -> int:
-        return len(self._waiters)
-
-    def add(self, version: int, wake: Wake) -> int:
-        """Add the waiter of a version; return the number to discard it with."""
-        self._last += 1
-        self._waiters[self._last] = wake
-        heapq.heappush(self._heap, (version, self._last))
-        return self._last
-
-    def discard(self, number: int) -> None:
-        """Remove a waiter, if it still waits."""
-        if self._waiters.pop(number, None) is not None and len(self._heap) > 2 * len(self) + 8:
-            self._heap = [place for place in self._heap if place[1] in self._waiters]
-            heapq.heapify(self._heap)
-
-    def take(self, reached: int) -> list[Wake]:
-        """Remove and return the waiters of versions up to ``reached``."""
-        due = []
-        while self._heap and self._heap[0][0] <= reached:
-            wake = self._waiters.pop(heapq.heappop(self._heap)[1], None)
-            if wake is not None:
-                due.append(wake)
-        return due
-
-    def take_all(self) -> list[Wake]:
-        """Remove and return all waiters."""
-        waiters = list(self._waiters.values())
-        self._waiters.clear()
-        self._heap.clear()
-        return waiters
+_numbers: Final = count()
+_place: Final = itemgetter(0, 1)
 
 
 class _Hottest:
@@ -247,7 +206,8 @@ class Tracked(_Hot):
         self.captured_bytes: int = 0
         # The batch with the store: an answer to another one is not for it.
         self.carried: Batch | None = None
-        self.waiters: Waiters | None = None  # None without waiters
+        # Those who wait, by version; None without any, which nearly all sessions are.
+        self.waiters: list[Waiter] | None = None
         # What saves say for the directory: the turns, and the labels until a save has said them.
         self.turns: int | None = None
         self.labels: About = About()
@@ -348,19 +308,29 @@ class Tracked(_Hot):
 
     def take_waiters(self, reached: int | None = None) -> list[Wake]:
         """Remove and return the waiters of versions up to ``reached``, or all."""
-        waiters = self.waiters
-        if waiters is None:
-            return []
-        due = waiters.take_all() if reached is None else waiters.take(reached)
-        if not waiters:
-            self.waiters = None
-        return due
+        waiters = self.waiters or []
+        due = len(waiters)
+        if reached is not None:
+            due = bisect_right(waiters, reached, key=itemgetter(0))
+        self.waiters = waiters[due:] or None
+        return [wake for _, _, wake in waiters[:due]]
 
-    def give_up(self, number: int, waiters: Waiters) -> None:
+    def add_waiter(self, version: int, wake: Wake) -> Waiter:
+        """Have a caller woken once a version is durable, or will not be."""
+        waiter = version, next(_numbers), wake
+        if self.waiters is None:
+            self.waiters = [waiter]
+        else:
+            insort(self.waiters, waiter, key=_place)
+        return waiter
+
+    def drop_waiter(self, waiter: Waiter) -> None:
         """Remove a waiter, if it still waits."""
-        waiters.discard(number)
-        if not waiters and self.waiters is waiters:
-            self.waiters = None
+        waiters = self.waiters or []
+        at = bisect_left(waiters, _place(waiter), key=_place)
+        if waiters[at : at + 1] == [waiter]:
+            del waiters[at]
+        self.waiters = waiters or None
 
 
 def ended(
@@ -389,19 +359,14 @@ def ended(
         )
         error = SessionQuarantinedError(message, key=t.key, seq=t.durable + 1, version=t.version)
     else:
-        message = f"session {t.key} is closed, {unsaved}: open it again"
-        return SessionClosedError(message, key=t.key, version=t.version, durable=t.durable)
+        return SessionClosedError(
+            f"session {t.key} is closed, {unsaved}: open it again",
+            key=t.key,
+            version=t.version,
+            durable=t.durable,
+        )
     error.__cause__ = t.last_error
     return error
-
-
-def discarded(t: Tracked, count: int) -> SessionError:
-    """Return the error of who waits for records that were discarded."""
-    message = (
-        f"session {t.key}: {count} unsaved records were discarded while they were about to be "
-        "saved; append again what is still wanted"
-    )
-    return SessionError(message, key=t.key, discarded=count)
 
 
 def require_outside(t: Tracked | None, what: str) -> None:
@@ -418,21 +383,12 @@ def require_outside(t: Tracked | None, what: str) -> None:
         return  # nearly always
     if task_scope.is_within_any(Tracked) if t is None else task_scope.is_within(t):
         name = "a session" if t is None else f"session {t.key}"
-        message = (
+        raise SessionError(
             f"{name} is about to be saved, and waits for this before_save hook or contributor: "
             f"it cannot wait for the session {what}. Append and return: what is appended here is "
-            "saved at once, with the rest"
+            "saved at once, with the rest",
+            key=None if t is None else str(t.key),
         )
-        raise SessionError(message, key=None if t is None else str(t.key))
-
-
-def too_large(t: Tracked, *, size: int, limit: int) -> TooLargeError:
-    """Return the error of a record beyond the store's limit."""
-    message = (
-        f"session {t.key}: a record of {size} bytes, the store takes at most {limit}: "
-        "put large content into a blob or a file"
-    )
-    return TooLargeError(message, key=t.key, size=size, limit=limit)
 
 
 EASED: Final = 0.5

@@ -1,4 +1,4 @@
-"""Execution of saves: the writer, through which batches leave and answers come, and the timer.
+"""Execution of saves: the writer, through which batches leave and answers come.
 
 All of it runs in the host or in callbacks of its event loop, so that no caller's cancellation ever
 reaches a save.
@@ -11,10 +11,9 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
-from typing import Final, final
+from typing import final
 
 import anyio
-from anyio.lowlevel import checkpoint
 
 from perdure._lib.loop import post_to_loop
 from perdure._lib.tasks import Host, HostClosedError
@@ -27,8 +26,7 @@ from perdure.autosave.core import (
     in_doubt,
     outcome_of,
 )
-from perdure.autosave.events import Idle, LoopBlocked, Reporter
-from perdure.autosave.schedule import SLOT, IdleWheel
+from perdure.autosave.schedule import SLOT
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import StoreUnavailableError
 from perdure.store import Batch, Outcome, Status, Store, SupportsBeginAppend, capability
@@ -276,14 +274,16 @@ class Writer:
 
     def _captured(self, flight: _InFlightBatch) -> None:
         """Call the sessions' ``on_captured`` hooks while the store is busy, some in each step."""
-        upto = min(len(flight.saves), flight.captured + CHUNK)
+        self._tell_captured(flight, min(len(flight.saves), flight.captured + CHUNK))
+        if flight.captured < len(flight.saves):
+            self._soon(self._captured, flight)
+
+    def _tell_captured(self, flight: _InFlightBatch, upto: int) -> None:
         while flight.captured < upto:
             t = flight.saves[flight.captured].t
             flight.captured += 1
             if t.on_captured is not None:
                 self._call(t, t.on_captured)
-        if upto < len(flight.saves):
-            self._soon(self._captured, flight)
 
     # The way back.
 
@@ -322,8 +322,8 @@ class Writer:
         upto = len(saves)
         if self._host.running and not core.stopped:  # else the report waits for it
             upto = min(upto, flight.settled + CHUNK)
-        # A session hears of its capture before the answer, or not at all.
-        flight.captured = max(flight.captured, upto)
+        # The answer may come before a session has heard of its capture: its records leave memory.
+        self._tell_captured(flight, upto)
         while flight.settled < upto:
             save = saves[flight.settled]
             try:
@@ -393,9 +393,8 @@ class Writer:
                 continue
             if not flight.sent:
                 # The store never had it: failed, not in doubt, so that it is sent again soon.
-                error = StoreUnavailableError(_NOT_BEGUN)
-                outcomes = [Outcome(Status.TRANSIENT, error)] * len(flight.saves)
-                self._settle(flight, outcomes)
+                outcome = Outcome(Status.TRANSIENT, StoreUnavailableError(_NOT_BEGUN))
+                self._settle(flight, [outcome] * len(flight.saves))
                 continue
             # The store has it: it may be written at any time, until it answers or fails.
             self._doubtful[flight] = None
@@ -465,188 +464,3 @@ class Writer:
 
 def _interrupted(error: BaseException) -> str:
     return f"{error!r} came while it was sent; the records will be sent again"
-
-
-DUE_CHUNK: Final = 128
-"""Sessions armed between two readings of the clock."""
-CONTROL_PERIOD: Final = 5.0
-"""Seconds between fitting the debounce to the store's load."""
-BLOCKED_AFTER: Final = 1.0
-"""A wake-up that is so late means that the event loop was blocked."""
-
-
-@final
-class Timer:
-    """The one timer of autosave: sleeps until a session may be due.
-
-    Its task starts when it is first needed. It is woken only when something becomes due before
-    its alarm; a session that is due right now needs no timer. While sessions change it wakes every
-    slot, so that it hardly ever needs waking; otherwise it sleeps. If the task is ended from
-    outside, the next caller that needs it starts it again.
-
-    Args:
-        core: Decides what is due when.
-        idle: The sessions that may be idle.
-        writer: Saves what is due.
-        host: Where the timer runs.
-        clock: The loop's, or one that a test moves.
-        reporter: Delivers the events.
-        ticking: Whether it is the loop's clock; if not, `wake` is called after it was moved.
-
-    """
-
-    def __init__(
-        self,
-        core: Core,
-        idle: IdleWheel,
-        writer: Writer,
-        host: Host,
-        clock: Callable[[], float],
-        reporter: Reporter,
-        *,
-        ticking: bool,
-    ) -> None:
-        self._core = core
-        self._schedule = core.schedule
-        self._idle = idle
-        self._writer = writer
-        self._host = host
-        self._clock = clock
-        self._reporter = reporter
-        self._ticking = ticking
-        # Identifies the task that sleeps; None while there is none.
-        self._running: object | None = None
-        # When it will wake next; minus infinity while it is awake.
-        self._alarm = float("inf")
-        self._woken = anyio.Event()
-        # Whether `serve_due` was called since the last wake-up.
-        self._was_used = False
-        # When it was last woken.
-        self._woken_at = 0.0
-        self._blocked = False
-        self._controlled_at = clock()
-
-    def serve_due(self) -> None:
-        """Send what is due, and wake the timer for what is due before its alarm."""
-        self._schedule.nudged = False
-        self._was_used = True
-        now = self._clock()
-        if len(self._schedule.ready):
-            self._writer.begin(now)
-        if self._next_at(now) < self._alarm:
-            self._wake()
-
-    def look_at(self, at: float) -> None:
-        """Wake at this time at the latest."""
-        if at < self._alarm:
-            self._wake()
-
-    def late(self, now: float) -> float:
-        """Return for how long it should have done something, and has not, in seconds."""
-        if self._running is None:
-            return now - self._next_at(now)
-        # Woken and not run since then, or asleep beyond its alarm.
-        return now - (self._woken_at if self._woken.is_set() else self._alarm)
-
-    @property
-    def alarm(self) -> float:
-        """Time of the next wake-up; minus infinity once it was woken and has not run yet."""
-        return float("-inf") if self._running is not None and self._woken.is_set() else self._alarm
-
-    def wake(self) -> None:
-        """Wake now, if the task runs."""
-        if self._running is not None and not self._woken.is_set():
-            self._woken_at = self._clock()
-            self._woken.set()
-
-    def _wake(self) -> None:
-        if self._running is None:
-            self.restart()
-        else:
-            self.wake()
-
-    def restart(self) -> None:
-        """Discard the task that sleeps, and start a new one, which wakes at once."""
-        # An earlier task that still lives sees that it is not this one, and ends.
-        self._running = run = object()
-        self._alarm = float("-inf")
-        self._woken_at = self._clock()
-        self._woken.set()
-        try:
-            self._host.spawn(self._run, run)
-        except BaseException:
-            # The task could not be started: leave it to the next caller.
-            self._running, self._alarm = None, float("inf")
-            raise
-
-    def _next_at(self, now: float) -> float:
-        at = self._schedule.next_at(now)
-        # Due sessions wait for an answer, which begins the next batch; without one, for the probe.
-        if len(self._schedule.ready) and not self._core.in_flight:
-            at = min(at, self._core.breaker.probe_at)
-        if not self._schedule.draining:
-            at = min(at, self._idle.next_at)
-        return min(at, self._writer.next_at)
-
-    async def _run(self, run: object) -> None:
-        try:
-            while not self._core.stopped and self._running is run:
-                self._alarm = float("-inf")
-                more = self._check()
-                await (checkpoint() if more else self._sleep())
-        finally:
-            if self._running is run:
-                self._running = None
-                self._alarm = float("inf")
-
-    async def _sleep(self) -> None:
-        self._schedule.nudged = False
-        now = self._clock()
-        due = at = max(self._next_at(now), now)
-        if self._was_used and self._ticking:
-            # Waking again soon is cheaper than being woken for each change meanwhile.
-            at = min(at, now + SLOT)
-        self._was_used = False
-        self._alarm = at
-        # No await since the schedule was asked: no change can come between and wake nothing.
-        self._woken = anyio.Event()
-        with anyio.CancelScope(deadline=at if self._ticking else _moved(at, now)):
-            await self._woken.wait()
-        late = self._clock() - due
-        if late > BLOCKED_AFTER and not self._woken.is_set() and not self._blocked:
-            self._blocked = True
-            self._core.registry.events.append(LoopBlocked(delay=late))
-
-    def _check(self) -> bool:
-        """Start what is due, for one time slice; return whether there is more."""
-        begun = now = self._clock()
-        more = self._schedule.advance(now, DUE_CHUNK)
-        while more and now - begun < self._core.engine.loop_slice:
-            now = self._clock()
-            more = self._schedule.advance(now, DUE_CHUNK)
-        self._writer.give_up(now)
-        self._writer.begin(now)
-        self._report_idle(now)
-        self._control(now)
-        if self._core.registry.events:
-            self._reporter.deliver()
-        return more
-
-    def _report_idle(self, now: float) -> None:
-        if self._schedule.draining or self._idle.next_at > now:
-            return
-        for t in self._idle.advance(now, DUE_CHUNK):
-            if t.on_idle is not None:
-                t.on_idle()
-            self._core.registry.events.append(Idle(key=t.key))
-
-    def _control(self, now: float) -> None:
-        period = now - self._controlled_at
-        if self._core.engine.eager and period >= CONTROL_PERIOD:
-            self._schedule.control(self._writer.utilization(period))
-            self._controlled_at = now
-
-
-def _moved(at: float, now: float) -> float:
-    """Return the deadline by a clock that a test moves: sleep until woken, or not at all."""
-    return float("inf") if at > now else float("-inf")

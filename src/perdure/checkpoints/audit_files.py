@@ -417,7 +417,7 @@ async def _checkpoint_lines(
         if isinstance(checkpoint.state, ExplicitState):
             state = await read_bytes(reading.store, reading.key.blobs, checkpoint.state)
         elif checkpoint.event_seq >= cut:
-            captured = await walk.at(checkpoint.event_seq)
+            captured = await walk(checkpoint.event_seq)
             state = canonical({**captured, "context": list(captured["context"].values())})
         else:
             continue  # its history was pruned

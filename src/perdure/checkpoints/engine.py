@@ -145,7 +145,8 @@ class CheckpointReader:
         reading = self._reading
         async with _looking_again(reading):
             if isinstance(checkpoint.state, CapturedState):
-                state: Any = await reading.walk().at(checkpoint.event_seq)
+                state_at = reading.walk()
+                state: Any = await state_at(checkpoint.event_seq)
                 state["context"] = list(state["context"].values())
             else:
                 whose = reading.key.blobs
@@ -189,7 +190,7 @@ class CheckpointReader:
         """Return a checkpoint's state as plain JSON."""
         reading = self._reading
         if isinstance(checkpoint.state, CapturedState):
-            return await walk.at(checkpoint.event_seq)
+            return await walk(checkpoint.event_seq)
         return decode(await read_bytes(reading.store, reading.key.blobs, checkpoint.state))
 
     async def _known(self, id: int) -> Checkpoint:

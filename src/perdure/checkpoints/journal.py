@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,16 +24,10 @@ class RollbackEntries(msgspec.Struct, frozen=True):
     entries: tuple[Entry, ...]
 
 
-class LogWalk(Protocol):
-    """Past states of a session; going forward reads the log once."""
-
-    async def at(self, seq: int) -> dict[str, Any]:
-        """Return the state at a record as plain JSON; messages by the record that brought them.
-
-        Raises:
-            HistoryPrunedError: The history before that record was pruned.
-
-        """
+LogWalk: TypeAlias = Callable[[int], Awaitable[dict[str, Any]]]
+"""Returns a session's state at a record as plain JSON, with messages by the record that brought
+them. Going forward reads the log once. Raises HistoryPrunedError if the history before the record
+was pruned."""
 
 
 class JournalReader(Protocol):

@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from perdure.providers.context_fit import Format
     from perdure.records.manifest import Manifest
     from perdure.session.contributors import Attachment, Contributor
-    from perdure.session.fold import OpenTail
     from perdure.session.partial import PartialReply
 
 
@@ -79,9 +78,6 @@ _WARNINGS: Final = {
     "not know it: use turn.append, and sessions.post for what is no part of it",
     "wait": ": if that one waits for it, neither ends. Begin it afterwards, or use turn.append",
 }
-MOST_EPOCHS: Final = 16
-"""Opens without a fold at most: each adds a record, to be read by the next ones, and on files a log
-file."""
 
 
 @final
@@ -163,8 +159,11 @@ class Turn:
         if not await queue.enter(session._tracked.key, self):
             earlier = "earlier ones" if queue.running is None else queue.running._named()
             key, waited = str(session._tracked.key), f"has waited {self._timeout:g} s for {earlier}"
-            message = f"session {key}: {self._named()} {waited}: give turn(timeout=…) more time"
-            raise SessionError(message, key=key, timeout=self._timeout)
+            raise SessionError(
+                f"session {key}: {self._named()} {waited}: give turn(timeout=…) more time",
+                key=key,
+                timeout=self._timeout,
+            )
         retraction: tuple[Entry, ...] = ()
         try:
             # It may have been closed, or lost, during the wait.
@@ -286,8 +285,11 @@ class Turn:
     def _require_running(self) -> None:
         if self._scope is None or self._scope.of is None:
             key, state = str(self._session.key), "not begun" if self._scope is None else "ended"
-            message = f"{self._named()} of session {key} has {state}: append within its block"
-            raise SessionError(message, key=key, turn=self.id)
+            raise SessionError(
+                f"{self._named()} of session {key} has {state}: append within its block",
+                key=key,
+                turn=self.id,
+            )
 
     def _named(self) -> str:
         return f"turn {self.id!r}" if self.id else "a turn without an id"
@@ -355,7 +357,6 @@ class TurnQueue:
         "_since",
         "_used",
         "_waiting",
-        "idle",
         "running",
         "unended",
     )
@@ -369,8 +370,6 @@ class TurnQueue:
         self._waiting = 0
         self._used: bool | anyio.Event = False
         self._since = anyio.current_time()
-        self.idle: anyio.Event | None = None
-        """Set when the running turn ends, if a task waits for that."""
         self.running: Turn | None = None
         self.unended: Turn | None = None
         """The newest turn, if it has an id, and its end is not in the log."""
@@ -398,14 +397,19 @@ class TurnQueue:
             with anyio.move_on_after(remaining):
                 await first.wait()
 
+    async def pass_by(self, key: SessionKey) -> None:
+        """Wait for the turns that run and wait by now."""
+        await self.enter(key)
+        self.leave()
+
     async def enter(self, key: SessionKey, turn: Turn | None = None) -> bool:
         """Wait for the earlier turns, and have the session's; False if the turn's time is over."""
         task, holder = self._find_task(), self._holder
         if holder is not None and holder is task:
-            message = (
-                f"session {key}: this task already is in a turn; end it before beginning another"
+            raise SessionError(
+                f"session {key}: this task already is in a turn; end it before beginning another",
+                key=str(key),
             )
-            raise SessionError(message, key=str(key))
         # Where others wait, a turn queues up although none runs for a moment.
         if (holder is not None or self._free is not None) and not await self._wait(turn):
             return False
@@ -453,20 +457,10 @@ class TurnQueue:
         self.running = self._holder = None
         if self._free is not None:
             self._free.release()
-        if self.idle is not None:
-            self.idle.set()
-            self.idle = None
 
     def _end_scope(self) -> None:
         if self.running is not None and self.running._scope is not None:
             self.running._scope.leave()
-
-    async def wait_idle(self) -> None:
-        """Wait until no turn is running."""
-        while self.busy:
-            if self.idle is None:
-                self.idle = anyio.Event()
-            await self.idle.wait()
 
 
 class Receipt(msgspec.Struct, frozen=True):
@@ -667,8 +661,10 @@ class SessionBase(_Hot):
         seconds: Any = timeout
         is_number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
         if timeout is not None and not (is_number and seconds >= 0):
-            message = f"invalid timeout={timeout!r}: give seconds, or None to wait for ever"
-            raise InvalidArgumentError(message, option="timeout")
+            raise InvalidArgumentError(
+                f"invalid timeout={timeout!r}: give seconds, or None to wait for ever",
+                option="timeout",
+            )
         asked = None if request is None else fingerprint(request)
         return Turn(self, id, resume=resume, request=asked, timeout=timeout)
 
@@ -749,7 +745,7 @@ class SessionBase(_Hot):
         version = await self._runtime.saver.save(self._tracked)
         if self._behind.may_lack_media:
             await self._load_media()
-        return self._receipt(version)
+        return Receipt(version, self._runtime.durability)
 
     async def _load_media(self) -> None:
         """Have the media that are shown again after a retraction, or a new context, in memory."""
@@ -775,8 +771,11 @@ class SessionBase(_Hot):
         """Retract for a task that is in these scopes."""
         self._check_open()
         if type(after) is not int or not 0 <= after <= self.version:
-            message = f"session {self.key} has records up to {self.version}, none at {after}"
-            raise InvalidArgumentError(message, after=after, version=self.version)
+            raise InvalidArgumentError(
+                f"session {self.key} has records up to {self.version}, none at {after}",
+                after=after,
+                version=self.version,
+            )
         retraction = await self._retraction(RetractionPayload(after))
         version = self._append(retraction, self._turn_of(scopes))
         await self._load_media()
@@ -834,28 +833,15 @@ class SessionBase(_Hot):
         if self._runtime.limits.memory_bytes is not None:
             await self._contents.memory.load()
 
-    def _receipt(self, version: int) -> Receipt:
-        return Receipt(version, self._runtime.durability)
-
     # for the manager, turns and the agent
 
     async def _attach(self, contributor: Contributor, *, restore: bool) -> Attachment:
         """Attach a contributor; without ``restore``, what is stored of it will be replaced."""
         self._check_open()
         if self._contributors is None:
-            self._contributors = Contributors(
-                self._runtime,
-                self._tracked,
-                check_open=self._check_open,
-                accept=self._accept,
-                read=self._read_state,
-            )
+            self._contributors = Contributors(self)
             self._tracked.before_capture = self._before_save
         return await self._contributors.attach(contributor, restore=restore)
-
-    async def _read_state(self, name: str) -> bytes | None:
-        """Return a document of states, with what is not folded or saved yet; None for none."""
-        return await self._contents.state_document(name)
 
     async def _before_save(self) -> None:
         """Run the hooks that wait for a save, and ask the contributors."""
@@ -880,23 +866,12 @@ class SessionBase(_Hot):
         unsaved = tracked.pending_records()[::-1] if tracked.pending else ()
         return contextlib.aclosing(self._contents.newest_first(unsaved, tracked.durable))
 
-    @property
-    def _has_tail(self) -> bool:
-        """Return whether a fold shortens the next restore: of records, or of many epochs."""
-        epochs = self._tracked.epoch - self._folded_epoch
-        return self._tail_records > 0 or (self._folded_epoch > 0 and epochs >= MOST_EPOCHS)
-
     def _durable_tail(self) -> tuple[int, int]:
         """Return the size and the record count of what no fold has of the durable log."""
         tracked = self._tracked
         unsaved = tracked.pending[: max(self._noted - tracked.durable, 0)]
         size = self._tail_bytes - self._stored_bytes(unsaved)
         return size, self._tail_records - len(unsaved)
-
-    def _open_tail(self) -> OpenTail | None:
-        """Return what a fold needs of a session at rest; None if it has to read the store."""
-        tracked = self._tracked
-        return self._contents.open_tail(tracked.durable) if tracked.clean else None
 
     def _note_fold(self, manifest: Manifest | None) -> None:
         """Note the size, the epoch and the format of the newest fold, if there was one."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 
 import anyio
 
@@ -34,17 +34,10 @@ if TYPE_CHECKING:
     from perdure.records.records import Entry
     from perdure.records.types import Registry
     from perdure.session.base import SessionBase
-    from perdure.session.contents import Contents
+    from perdure.session.contents import Contents, ReadableSession
 
 
 T = TypeVar("T")
-
-
-class _Owner(Protocol):
-    """A session, or a view of one."""
-
-    @property
-    def _contents(self) -> Contents: ...
 
 
 class _Reading:
@@ -52,7 +45,7 @@ class _Reading:
 
     __slots__ = ("_owner", "filled", "key", "store", "types", "values")
 
-    def __init__(self, owner: _Owner) -> None:
+    def __init__(self, owner: ReadableSession) -> None:
         self._owner = owner
         self.key: SessionKey = self.contents.key
         self.store: SessionStore = followed(self.contents._store)
@@ -79,25 +72,16 @@ class _Reading:
         return await folded_at(self.store, self.key, seq, limits, onto=onto)
 
     def walk(self) -> LogWalk:
-        return _Walk(self)
+        last: HistoricalFold | None = None
 
+        async def state_at(seq: int) -> dict[str, Any]:
+            nonlocal last
+            await self.settle(seq)
+            onto = last if last is not None and last.manifest.as_of_seq <= seq else None
+            last = await self.folded_at(seq, onto=onto)
+            return await picture(last.data, self.values)
 
-@final
-class _Walk:
-    """Through what a session was."""
-
-    __slots__ = ("_last", "_reading")
-
-    def __init__(self, reading: _Reading) -> None:
-        self._reading = reading
-        self._last: HistoricalFold | None = None
-
-    async def at(self, seq: int) -> dict[str, Any]:
-        reading, last = self._reading, self._last
-        await reading.settle(seq)
-        onto = last if last is not None and last.manifest.as_of_seq <= seq else None
-        self._last = await reading.folded_at(seq, onto=onto)
-        return await picture(self._last.data, reading.values)
+        return state_at
 
 
 @final
@@ -106,7 +90,7 @@ class _ViewReading(_Reading):
 
     __slots__ = ("head",)
 
-    def __init__(self, view: _Owner, head: int) -> None:
+    def __init__(self, view: ReadableSession, head: int) -> None:
         super().__init__(view)
         self.head: int = head
 
@@ -175,10 +159,11 @@ class _SessionJournal(_Reading):
                 for record in chunk.records:
                     digest.feed(record.seq, record.kind, record.payload)
         if digest.seq == begun and begun >= await self.cut():
-            message = (
-                f"session {self.key}: its log continues at record {begun + 1}, which is missing"
+            raise CorruptRecordError(
+                f"session {self.key}: its log continues at record {begun + 1}, which is missing",
+                key=str(self.key),
+                seq=begun + 1,
             )
-            raise CorruptRecordError(message, key=str(self.key), seq=begun + 1)
 
     async def require_same(self) -> None:
         self._session._check_open()
@@ -237,6 +222,6 @@ def journal_of(session: SessionBase) -> Journal:
     return _SessionJournal(session)
 
 
-def reading_of(view: _Owner, seq: int) -> JournalReader:
+def reading_of(view: ReadableSession, seq: int) -> JournalReader:
     """Return a view as of a record as its checkpoints see it."""
     return _ViewReading(view, seq)

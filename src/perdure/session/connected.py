@@ -23,19 +23,17 @@ from perdure.restore.ladder import restore
 from perdure.session import spill
 from perdure.session.delete import (
     ForgetReport,
-    Forgetter,
-    Renamer,
     SessionFilter,
     chosen,
+    forget,
     only_posted_to,
 )
-from perdure.session.fork import ForkBuilder
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms, SessionLifecycle
 from perdure.session.media import hold_media
 from perdure.session.open import Opener
 from perdure.session.options import require_sessions
-from perdure.session.prune import Pruner, PruneReport
+from perdure.session.prune import PruneReport, prune
 from perdure.session.rebuild import RebuildReport, rebuild_session
 from perdure.session.retention import Retention
 from perdure.session.runtime import LEAST_PATIENCE, ManagerOptions, Patience, Runtime, require_wait
@@ -65,10 +63,6 @@ class ManagerParts:
         self.inbox: Inbox = Inbox(runtime, self.lifecycle.sessions)
         self.opener: Opener = Opener(runtime, self.lifecycle, self.inbox)
         self.access: ExclusiveAccess = ExclusiveAccess(runtime, self.lifecycle)
-        self.forker: ForkBuilder = ForkBuilder(self.access)
-        self.forgetter: Forgetter = Forgetter(self.access)
-        self.renamer: Renamer = Renamer(self.access, self.forker)
-        self.pruner: Pruner = Pruner(self.access, self.forgetter)
         self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
         self._renewed_at = runtime.clock()
@@ -207,12 +201,12 @@ class ManagerParts:
         with anyio.move_on_after(seconds) as scope:
             await self.runtime.host.call(self.access.save_here, key)
         if scope.cancelled_caught:
-            message = (
+            raise StoreUnavailableError(
                 f"what is unsaved of session {key} could not be saved within {seconds:g} s, and "
                 "may still be: look whether the store can be reached (sessions.health()), and do "
-                "it again"
+                "it again",
+                wait=seconds,
             )
-            raise StoreUnavailableError(message, wait=seconds)
 
     async def load(self, key: SessionKey, *, context: bool = True) -> SessionView | None:
         """Read a session; None if there is none."""
@@ -234,17 +228,19 @@ class ManagerParts:
         """
         require_filters(tenant=wanted.tenant, owner=wanted.owner, tag=wanted.tag)
         if wanted.id is None and wanted.owner is None and wanted.tag is None:
-            message = "forget: give an id, an owner or a tag, so that not everything is forgotten"
-            raise InvalidArgumentError(message, option="id")
+            raise InvalidArgumentError(
+                "forget: give an id, an owner or a tag, so that not everything is forgotten",
+                option="id",
+            )
 
-        async def forget() -> ForgetReport:
+        async def forget_found() -> ForgetReport:
             found = await chosen(self.access.store, wanted, self.access.sessions)
             # One that was deleted since, and posted to, is among both.
             keys = sorted({*found, *await only_posted_to(self.access.store, wanted)})
-            return await self.forgetter.forget(keys, wanted.tenant, terms, dry_run=dry_run)
+            return await forget(self.access, keys, wanted.tenant, terms, dry_run=dry_run)
 
         return await self.act(
-            SessionKey(wanted.id or "-", tenant=wanted.tenant), terms.wait, forget
+            SessionKey(wanted.id or "-", tenant=wanted.tenant), terms.wait, forget_found
         )
 
     async def prune(
@@ -252,21 +248,22 @@ class ManagerParts:
     ) -> PruneReport:
         """Prune the sessions that a filter finds; all of the tenant's if it names no id."""
 
-        async def prune() -> PruneReport:
+        async def prune_found() -> PruneReport:
             keys = None
             if wanted.id is not None:
                 keys = await chosen(self.access.store, wanted, self.access.sessions)
-            return await self.pruner.prune(retention, keys, wanted.tenant, terms, dry_run=dry_run)
+            return await prune(self.access, retention, keys, wanted.tenant, terms, dry_run=dry_run)
 
         key = SessionKey(wanted.id or "-", tenant=wanted.tenant)
-        return await self.act(key, terms.wait, prune)
+        return await self.act(key, terms.wait, prune_found)
 
     async def rebuild(
         self, key: SessionKey, terms: HandoverTerms, *, dry_run: bool = False
     ) -> RebuildReport:
         """Compare a session's documents with its log, and rewrite those that are wrong."""
-        rebuild = partial(rebuild_session, self.access, key, terms, dry_run=dry_run)
-        return await self.act(key, terms.wait, rebuild)
+        return await self.act(
+            key, terms.wait, partial(rebuild_session, self.access, key, terms, dry_run=dry_run)
+        )
 
 
 async def connected(

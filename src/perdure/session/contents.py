@@ -370,11 +370,12 @@ class Contents:
                 record for record in self._tail if record.seq > floor and name in names_of(record)
             ]
             return (None if document is None else document.data), older + newer
-        message = (
+        raise StoreError(
             f"session {self.key}: what was folded as of record {self.as_of_seq} is gone: another "
-            "process has deleted or replaced the session; open it again"
+            "process has deleted or replaced the session; open it again",
+            key=str(self.key),
+            as_of_seq=self.as_of_seq,
         )
-        raise StoreError(message, key=str(self.key), as_of_seq=self.as_of_seq)
 
     async def state_document(self, name: str) -> bytes | None:
         """Return a document of states, with what is not folded yet; None for none."""
@@ -582,8 +583,10 @@ class Contents:
 
         """
         if not self.has_context:
-            message = f"session {self.key} was loaded with context=False: load it without that"
-            raise SessionError(message, key=str(self.key))
+            raise SessionError(
+                f"session {self.key} was loaded with context=False: load it without that",
+                key=str(self.key),
+            )
         payloads = list(self.context.messages())
         read = decode_held if holds_references(b"".join(payloads)) else decode_message
         return [read(payload, self._registry) for payload in payloads]
@@ -617,8 +620,11 @@ class ReadableSession:
 
     def _accept_now(self, entries: tuple[Entry, ...]) -> int:
         """Append entries as one group, and apply them to the contents; return the new version."""
-        message = f"this view of session {self.key} is read-only: open the session to change it"
-        raise SessionError(message, key=str(self.key), entries=len(entries))
+        raise SessionError(
+            f"this view of session {self.key} is read-only: open the session to change it",
+            key=str(self.key),
+            entries=len(entries),
+        )
 
     def _memory_limit(self) -> MemoryLimit:
         """Return the limit of the working memory."""
@@ -716,8 +722,9 @@ class ReadableSession:
 
         if format not in FORMATS:
             choices = ", ".join(map(repr, FORMATS))
-            message = f"context format {format!r} is unknown: choose None, {choices}"
-            raise InvalidArgumentError(message, format=format)
+            raise InvalidArgumentError(
+                f"context format {format!r} is unknown: choose None, {choices}", format=format
+            )
         context = render(messages, format, to=to, reasoning=reasoning)
         return context if format in {"anthropic", "gemini"} else context.messages
 
@@ -764,10 +771,11 @@ def _plain(name: str, value: Any) -> msgspec.Raw:
     data, tags = encode_value(value, at=f"metadata.{name}")
     for path, tag in (tags or {}).items():
         path_text = f"metadata.{name}{path}".rstrip("/")
-        message = (
-            f"the {tag} at {path_text} is not JSON and would come back changed: convert it first"
+        raise NotStorableError(
+            f"the {tag} at {path_text} is not JSON and would come back changed: convert it first",
+            path=path_text,
+            type=tag,
         )
-        raise NotStorableError(message, path=path_text, type=tag)
     return msgspec.Raw(data)
 
 
@@ -781,8 +789,9 @@ def validate_labels(
 
     """
     if isinstance(tags, str):
-        message = f"invalid tags={tags!r}: give a list, such as [{tags!r}]"
-        raise InvalidArgumentError(message, option="tags", value=tags)
+        raise InvalidArgumentError(
+            f"invalid tags={tags!r}: give a list, such as [{tags!r}]", option="tags", value=tags
+        )
     for tag in tags or ():
         require_text("tag", tag)
     for what, value in (("title", title), ("owner", owner)):

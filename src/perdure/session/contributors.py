@@ -25,10 +25,7 @@ from perdure.records.records import STATE, Entry
 from perdure.records.values import Types, decode_value, encode_value
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-
-    from perdure.autosave.tracked import Tracked
-    from perdure.session.runtime import Runtime
+    from perdure.session.base import SessionBase
 
 
 # What a contributor's state becomes in the log: nothing, a part of it, or the whole
@@ -196,44 +193,19 @@ class Attachment:
 
 @final
 class Contributors:
-    """The contributors of one session, in the order in which they were attached.
-
-    Args:
-        runtime: The session's manager.
-        tracked: Autosave's side of the session.
-        check_open: Raises if the session is closed.
-        accept: Appends records as one group.
-        read: Returns a document of states, with what is not folded or saved yet.
-
-    """
+    """The contributors of one session, in the order in which they were attached."""
 
     __slots__ = (
-        "_accept",
         "_attached",
         "_capture_due",
-        "_check_open",
         "_coming",
-        "_read",
-        "_runtime",
+        "_session",
         "_suspended",
         "_takes",
-        "_tracked",
     )
 
-    def __init__(
-        self,
-        runtime: Runtime,
-        tracked: Tracked,
-        *,
-        check_open: Callable[[], None],
-        accept: Callable[[tuple[Entry, ...]], int],
-        read: Callable[[str], Awaitable[bytes | None]],
-    ) -> None:
-        self._runtime = runtime
-        self._tracked = tracked
-        self._check_open = check_open
-        self._accept = accept
-        self._read = read
+    def __init__(self, session: SessionBase) -> None:
+        self._session = session
         self._capture_due = False  # a capture was requested, and has not begun
         self._attached: dict[str, Attachment] = {}
         self._coming: set[str] = set()
@@ -247,11 +219,11 @@ class Contributors:
         if known is not None and known.contributor is contributor:
             return known
         if known is not None or name in self._coming:
-            message = (
-                f"session {self._tracked.key} has a contributor {name!r} already: "
-                "give this one another name, or detach the other first"
+            raise InvalidArgumentError(
+                f"session {self._session._tracked.key} has a contributor {name!r} already: "
+                "give this one another name, or detach the other first",
+                contributor=name,
             )
-            raise InvalidArgumentError(message, contributor=name)
         # Another attach of this name is refused from here on, although nothing is attached yet.
         self._coming.add(name)
         try:
@@ -301,25 +273,29 @@ class Contributors:
 
     def ask_soon(self) -> None:
         """Capture all contributors in the background."""
-        self._check_open()
+        self._session._check_open()
         if not self._capture_due:
             self._capture_due = True
             try:
-                self._runtime.host.spawn(self._contribute)
+                self._session._runtime.host.spawn(self._contribute)
             except BaseException:
                 self._capture_due = False
                 raise
 
     async def _contribute(self) -> None:
         try:
-            await self._runtime.saver.contribute(self._tracked)
+            await self._session._runtime.saver.contribute(self._session._tracked)
         finally:
             self._capture_due = False
 
     async def _restore(self, contributor: Contributor, *, wanted: bool) -> StoredContribution:
-        name, key, types = contributor.name, self._tracked.key, self._runtime.registry
+        session = self._session
+        types = session._runtime.registry
+        document = state_name(contributor.name)
         stored_state = state_of(
-            await self._read(state_name(name)), await self._read(typed(state_name(name))), types
+            await session._contents.state_document(document),
+            await session._contents.state_document(typed(document)),
+            types,
         )
         if stored_state is None:
             return StoredContribution()
@@ -327,8 +303,8 @@ class Contributors:
         contribution, _, _ = kept_of(state, version, types)
         if not wanted:
             return contribution
-        migrated = await _migrated(contributor, state, version, key)
-        context = RestoreContext(key=key, stored_version=version)
+        migrated = await _migrated(contributor, state, version, session.key)
+        context = RestoreContext(key=session.key, stored_version=version)
         await contributor.restore(migrated, context)
         return contribution
 
@@ -356,7 +332,7 @@ class Contributors:
                 for attachment in attachments
                 if attachment not in states
             ]
-            facts = {"session": str(self._tracked.key), "contributors": late}
+            facts = {"session": str(self._session._tracked.key), "contributors": late}
             log.warning("contributors did not answer in time", extra=facts)
             raise
         finally:
@@ -370,7 +346,7 @@ class Contributors:
         try:
             states[attachment] = await attachment.contributor.capture()
         except (KeyboardInterrupt, SystemExit) as error:
-            self._runtime.host.leave(error)  # raised here it would end the loop at once
+            self._session._runtime.host.leave(error)  # raised here it would end the loop at once
         except anyio.get_cancelled_exc_class() as error:
             if was_cancelled(error):
                 raise
@@ -393,7 +369,7 @@ class Contributors:
                 or self._attached.get(attachment.contributor.name) is not attachment
             ):
                 continue
-            types, contributor = self._runtime.registry, attachment.contributor
+            types, contributor = self._session._runtime.registry, attachment.contributor
             try:
                 change = change_of(
                     contributor.name,
@@ -404,7 +380,7 @@ class Contributors:
                 )
                 if change is not None:
                     entry, kept = change
-                    self._accept((entry,))
+                    self._session._accept((entry,))
                     attachment.kept = kept
             except Exception as error:  # noqa: BLE001  # one's failure is not the others'
                 errors.append(_named(error, attachment))
@@ -414,11 +390,15 @@ def _checked(contributor: Contributor) -> str:
     name: Any = contributor.name
     version: Any = contributor.version
     if not isinstance(name, str) or not name or "/" in name:
-        message = f"a contributor's name must be text without a slash, not {name!r}"
-        raise InvalidArgumentError(message, contributor=name)
+        raise InvalidArgumentError(
+            f"a contributor's name must be text without a slash, not {name!r}", contributor=name
+        )
     if not isinstance(version, int) or version < 1:
-        message = f"contributor {name!r}: invalid version={version!r}: give a whole number from 1"
-        raise InvalidArgumentError(message, contributor=name, version=version)
+        raise InvalidArgumentError(
+            f"contributor {name!r}: invalid version={version!r}: give a whole number from 1",
+            contributor=name,
+            version=version,
+        )
     return str(name)
 
 
@@ -426,20 +406,24 @@ async def _migrated(contributor: Contributor, state: Any, version: int, key: Ses
     """Return a state in the form of the contributor's version, step by step."""
     name, wanted = contributor.name, contributor.version
     if version > wanted:
-        message = (
+        raise UnsupportedVersionError(
             f"session {key}: the stored state of {name!r} has version {version}, this "
-            f"contributor reads up to {wanted}: use a newer one; the state was left as it is"
+            f"contributor reads up to {wanted}: use a newer one; the state was left as it is",
+            key=str(key),
+            contributor=name,
+            version=version,
         )
-        raise UnsupportedVersionError(message, key=str(key), contributor=name, version=version)
     migrate = getattr(contributor, "migrate", None)
     for at in range(version, wanted):
         if migrate is None:
-            message = (
+            raise UnsupportedVersionError(
                 f"session {key}: the stored state of {name!r} has version {at}, this contributor "
                 f"is at {wanted}: give it a method migrate(state, from_version); the state was "
-                "left as it is"
+                "left as it is",
+                key=str(key),
+                contributor=name,
+                version=at,
             )
-            raise UnsupportedVersionError(message, key=str(key), contributor=name, version=at)
         state = migrate(state, at)
         if inspect.isawaitable(state):
             state = await state

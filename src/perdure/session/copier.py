@@ -253,8 +253,9 @@ async def remove_drafts(
 
 def exists(key: SessionKey) -> SessionError:
     """Return the error for an id that is taken."""
-    message = f"session {key} exists: choose another id, or delete it first"
-    return SessionError(message, key=str(key))
+    return SessionError(
+        f"session {key} exists: choose another id, or delete it first", key=str(key)
+    )
 
 
 @final
@@ -348,19 +349,25 @@ class _Copier:
             return base
         holder = await self._source.holder(key)
         if holder is None or holder.deleted or (point is not None and not is_ending):
-            message = f"session {key} was deleted while {self._new} was made of it"
-            raise SessionNotFoundError(message, key=str(key))
-        if is_ending:
-            message = (
-                f"session {key} is just being forgotten: try again in a moment; if that was cut "
-                "off, forget it again (if it is opened instead, it may have lost its media)"
+            raise SessionNotFoundError(
+                f"session {key} was deleted while {self._new} was made of it", key=str(key)
             )
-            raise StoreUnavailableError(message, key=str(key))
+        if is_ending:
+            raise StoreUnavailableError(
+                f"session {key} is just being forgotten: try again in a moment; if that was cut "
+                "off, forget it again (if it is opened instead, it may have lost its media)",
+                key=str(key),
+            )
         if up_to <= base.cut:
-            message = f"session {key} was pruned up to record {base.cut}, and has no record {up_to}"
-            raise HistoryPrunedError(message, key=str(key), seq=up_to, cut=base.cut)
-        message = f"session {key} is just being taken over: try again in a moment"
-        raise StoreUnavailableError(message, key=str(key))
+            raise HistoryPrunedError(
+                f"session {key} was pruned up to record {base.cut}, and has no record {up_to}",
+                key=str(key),
+                seq=up_to,
+                cut=base.cut,
+            )
+        raise StoreUnavailableError(
+            f"session {key} is just being taken over: try again in a moment", key=str(key)
+        )
 
     async def _found_base(self) -> Origin:
         """Look again for what is before the source's log."""
@@ -385,8 +392,9 @@ class _Copier:
         at = grant.head
         there = await record_at(self._source, self._key, at)
         if there is not None and as_copied(there).kind != GAP:
-            message = f"session {self._key} went on meanwhile: try again"
-            raise StoreUnavailableError(message, key=str(self._key), seq=at)
+            raise StoreUnavailableError(
+                f"session {self._key} went on meanwhile: try again", key=str(self._key), seq=at
+            )
         self._was = await self._as_of_then()
         self._writer = CopyWriter(self._target, grant)
         self.done.epoch = grant.epoch
@@ -504,10 +512,11 @@ class _Copier:
         return list(map(as_copied, run))
 
     def _went(self, seq: int) -> HistoryPrunedError:
-        message = (
-            f"session {self._key}: record {seq} went while {self._new} was made of it: do it again"
+        return HistoryPrunedError(
+            f"session {self._key}: record {seq} went while {self._new} was made of it: do it again",
+            key=str(self._key),
+            seq=seq,
         )
-        return HistoryPrunedError(message, key=str(self._key), seq=seq)
 
     async def _renew(self, reach: Reach) -> None:
         """Have the target keep all blobs that the copy reaches, and put those that it lacks."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncGenerator, Collection, Mapping
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
-from typing import TYPE_CHECKING, TypeAlias, final
+from typing import TYPE_CHECKING, TypeAlias
 
 import anyio
 import anyio.to_thread
@@ -37,7 +37,7 @@ from perdure.restore.ladder import restore
 from perdure.session import spill as spilling
 from perdure.session.copied import OWN_KINDS
 from perdure.session.copier import PAUSE, TRIES, exists, has_own, remove_drafts
-from perdure.session.fork import Fork, ForkBuilder
+from perdure.session.fork import Fork, made_of, newest
 from perdure.session.lifecycle import (
     MAX_WAITING,
     ExclusiveAccess,
@@ -181,302 +181,300 @@ class _Sum:
         self.names: set[str] = set()
 
 
-@final
-class Forgetter:
-    """Remove sessions, and keep what others reach."""
+async def delete(
+    access: ExclusiveAccess, key: SessionKey, terms: HandoverTerms, *, unchanged: int | None = None
+) -> bool:
+    """Remove a session; False if there is none.
 
-    def __init__(self, access: ExclusiveAccess) -> None:
-        self._access = access
-        self._store = access.store
+    If ``unchanged`` is given, only if the session is open here, and that is its version.
 
-    # deleting
+    Raises:
+        LeaseHeldError: Another process keeps holding it.
 
-    async def delete(
-        self, key: SessionKey, terms: HandoverTerms, *, unchanged: int | None = None
-    ) -> bool:
-        """Remove a session; False if there is none.
+    """
+    if await access.store.inner.head(key) == 0:
+        return False
+    async with access.exclusive(key), AsyncExitStack() as stack:
+        await _require_unread(access, key, frozenset())
+        if unchanged is None:
+            hold = await _hold(access, stack, key, terms)
+        else:
+            session = access.open_here(key)
+            if session is None or session.version != unchanged:
+                return False
+            # Nothing is awaited between this check and the session's end.
+            hold = await stack.enter_async_context(access.left(session, "deleted"))
+        await hold.delete()
+        return True
 
-        If ``unchanged`` is given, only if the session is open here, and that is its version.
 
-        Raises:
-            LeaseHeldError: Another process keeps holding it.
+async def _hold(
+    access: ExclusiveAccess, stack: AsyncExitStack, key: SessionKey, terms: HandoverTerms
+) -> HeldSession:
+    """Hold a session to delete it, open here or not."""
+    session = access.sessions.get(key)
+    if session is None:  # new: what was only posted to is forgotten, too
+        return await stack.enter_async_context(access.held(key, terms, new=True, goes=True))
+    # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
+    with suppress(PerdureError), access.lifecycle.deadline().scope("saves"):
+        await access.runtime.saver.save(session._tracked)
+    return await stack.enter_async_context(access.left(session, "deleted"))
 
-        """
-        if await self._store.inner.head(key) == 0:
-            return False
-        async with self._access.exclusive(key), AsyncExitStack() as stack:
-            await self._require_unread(key, frozenset())
-            if unchanged is None:
-                hold = await self._hold(stack, key, terms)
-            else:
-                session = self._access.open_here(key)
-                if session is None or session.version != unchanged:
-                    return False
-                # Nothing is awaited between this check and the session's end.
-                hold = await self._ended_here(stack, session)
-            await hold.delete()
-            return True
 
-    async def _hold(
-        self, stack: AsyncExitStack, key: SessionKey, terms: HandoverTerms
-    ) -> HeldSession:
-        """Hold a session to delete it, open here or not."""
-        session = self._access.sessions.get(key)
-        if session is None:  # new: what was only posted to is forgotten, too
-            return await stack.enter_async_context(
-                self._access.held(key, terms, new=True, goes=True)
-            )
-        # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
-        with suppress(PerdureError), self._access.lifecycle.deadline().scope("saves"):
-            await self._access.runtime.saver.save(session._tracked)
-        return await self._ended_here(stack, session)
+async def forget(
+    access: ExclusiveAccess,
+    keys: list[SessionKey],
+    tenant: str,
+    terms: HandoverTerms,
+    *,
+    dry_run: bool,
+    look_for_carriers: bool = True,
+) -> ForgetReport:
+    """Remove sessions of one tenant, and everything that only they reach.
 
-    async def _ended_here(self, stack: AsyncExitStack, session: SessionBase) -> HeldSession:
-        """Close a session that is open here, and keep its lease."""
-        await self._access.lifecycle.leave(session, "deleted")
-        head = await self._store.head(session.key)
-        still_held = self._access.still_held(session.key, session.epoch, head)
-        return await stack.enter_async_context(still_held)
+    Raises:
+        LeaseHeldError: Another process keeps holding one; then nothing was removed.
+        LeaseLostError: Another process took one over meanwhile.
 
-    # forgetting
-
-    async def forget(
-        self,
-        keys: list[SessionKey],
-        tenant: str,
-        terms: HandoverTerms,
-        *,
-        dry_run: bool,
-        look_for_carriers: bool = True,
-    ) -> ForgetReport:
-        """Remove sessions of one tenant, and everything that only they reach.
-
-        Raises:
-            LeaseHeldError: Another process keeps holding one; then nothing was removed.
-            LeaseLostError: Another process took one over meanwhile.
-
-        """
-        async with AsyncExitStack() as stack:
-            # 1. Hold all of them, and end their logs: no copy is published from here on.
-            holds = [] if dry_run else await self._begin_ending(stack, keys, terms)
-            carriers = await self._carriers(keys, tenant) if look_for_carriers else ()
-            sums = {key: await self._sum(key) for key in keys}
-            if not dry_run:
-                # 2. Remove drafts that are made of them.
-                await remove_drafts(self._store.inner, tenant, self._access.runtime.watch, keys)
-            # 3. Remove blobs that only they reach, then them: killed in between, they can be
-            # forgotten again.
-            named = await self._named(tenant, sums)
-            wait = None if dry_run else terms.wait
-            retained = await self._remove_blobs(tenant, keys, holds, named, wait) if named else {}
-            for hold in holds:
-                await hold.delete()
-            # 4. Remove spill files, and what the backend keeps of removed data.
-            spilled = await self._spilled(keys, remove=not dry_run)
-            if not dry_run:
-                await self._store.scrub()
-        runtime = self._access.runtime
-        spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
-        removed = [size for name, size in named.items() if name not in retained]
-        return ForgetReport(
-            sessions=tuple(sorted(sums)),
-            records=sum(total.records for total in sums.values()),
-            documents=sum(total.documents for total in sums.values()),
-            blobs=len(removed),
-            spill_files=len(spilled),
-            bytes=sum(total.bytes for total in sums.values()) + sum(removed) + sum(spilled),
-            kept=tuple(
-                RetainedItem(
-                    what="blob",
-                    why=f"{how if by is None else f'{by} {how}'}: {name}",
-                    of=next((key for key, total in sums.items() if name in total.names), min(sums)),
-                    by=by,
-                )
-                for name, (by, how) in retained.items()
-            ),
-            carriers=carriers,
-            places=(self._store.location, *((spill,) if spill else ())),
-            dry_run=dry_run,
-        )
-
-    async def _begin_ending(
-        self, stack: AsyncExitStack, keys: list[SessionKey], terms: HandoverTerms
-    ) -> list[HeldSession]:
-        """Hold sessions in the order in which they go; from then on, no copy is published."""
-        # Always in this order: two forgets would else wait for each other.
-        for key in sorted(keys):
-            await stack.enter_async_context(self._access.exclusive(key))
-        for key in keys:
-            await self._require_unread(key, frozenset(keys))
-        # Those that are open here last: if another one is refused, they stay open.
-        open_here = self._access.sessions.keys() & set(keys)
-        order = sorted(keys, key=lambda key: (key in open_here, key))
-        holds = [await self._hold(stack, key, terms) for key in order]
+    """
+    async with AsyncExitStack() as stack:
+        # 1. Hold all of them, and end their logs: no copy is published from here on.
+        holds = [] if dry_run else await _begin_ending(access, stack, keys, terms)
+        carriers = await _carriers(access, keys, tenant) if look_for_carriers else ()
+        sums = {key: await _sum(access, key) for key in keys}
+        if not dry_run:
+            # 2. Remove drafts that are made of them.
+            await remove_drafts(access.store.inner, tenant, access.runtime.watch, keys)
+        # 3. Remove blobs that only they reach, then them: killed in between, they can be
+        # forgotten again.
+        named = await _named(access, tenant, sums)
+        wait = None if dry_run else terms.wait
+        retained = await _remove_blobs(access, tenant, keys, holds, named, wait) if named else {}
         for hold in holds:
+            await hold.delete()
+        # 4. Remove spill files, and what the backend keeps of removed data.
+        spilled = await _spilled(access, keys, remove=not dry_run)
+        if not dry_run:
+            await access.store.scrub()
+    runtime = access.runtime
+    spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
+    removed = [size for name, size in named.items() if name not in retained]
+    return ForgetReport(
+        sessions=tuple(sorted(sums)),
+        records=sum(total.records for total in sums.values()),
+        documents=sum(total.documents for total in sums.values()),
+        blobs=len(removed),
+        spill_files=len(spilled),
+        bytes=sum(total.bytes for total in sums.values()) + sum(removed) + sum(spilled),
+        kept=tuple(
+            RetainedItem(
+                what="blob",
+                why=f"{how if by is None else f'{by} {how}'}: {name}",
+                of=next((key for key, total in sums.items() if name in total.names), min(sums)),
+                by=by,
+            )
+            for name, (by, how) in retained.items()
+        ),
+        carriers=carriers,
+        places=(access.store.location, *((spill,) if spill else ())),
+        dry_run=dry_run,
+    )
+
+
+async def _begin_ending(
+    access: ExclusiveAccess, stack: AsyncExitStack, keys: list[SessionKey], terms: HandoverTerms
+) -> list[HeldSession]:
+    """Hold sessions in the order in which they go; from then on, no copy is published."""
+    # Always in this order: two forgets would else wait for each other.
+    for key in sorted(keys):
+        await stack.enter_async_context(access.exclusive(key))
+    for key in keys:
+        await _require_unread(access, key, frozenset(keys))
+    # Those that are open here last: if another one is refused, they stay open.
+    open_here = access.sessions.keys() & set(keys)
+    order = sorted(keys, key=lambda key: (key in open_here, key))
+    holds = [await _hold(access, stack, key, terms) for key in order]
+    for hold in holds:
+        await hold.append(Entry(ENDING, b"{}"))
+    bases = {hold.key: await access.store.base_of(hold.key) or Origin() for hold in holds}
+    # A fork of before 0.1.0 goes before what it reads, which ends earlier.
+    return sorted(holds, key=lambda hold: (-bases[hold.key].at, hold.key))
+
+
+async def _remove_blobs(
+    access: ExclusiveAccess,
+    tenant: str,
+    keys: list[SessionKey],
+    holds: list[HeldSession],
+    named: Collection[str],
+    wait: float | None,
+) -> _Retained:
+    """Remove blobs that no other session reaches, none without *wait*; return the others.
+
+    They are set aside first. A session that begins to refer to one then puts or renews it,
+    and so takes it back. Who has done that before is read, unless it is still a draft.
+
+    Raises:
+        LeaseLostError: Another process took a session over; then all of them stay.
+
+    """
+    sweep = partial(access.store.sweep, tenant, older_than=0.0, among=named)
+    if wait is None:
+        return await _reached_elsewhere(access, tenant, keys, named)
+    await sweep(named)  # also those that an earlier sweep has set aside, and would remove now
+    await sweep(())
+    shared = {name for name in named if is_hash(name)}  # others are one session's own
+    draft = await _draft_left(access, tenant, wait) if shared else None
+    reached = await _reached_elsewhere(access, tenant, keys, named)
+    if draft is not None:
+        reached = {**dict.fromkeys(shared, (draft, _DRAFT)), **reached}
+    try:
+        for hold in holds:  # a sweep is not refused to who has lost them, an append is
             await hold.append(Entry(ENDING, b"{}"))
-        bases = {hold.key: await self._store.base_of(hold.key) or Origin() for hold in holds}
-        # A fork of before 0.1.0 goes before what it reads, which ends earlier.
-        return sorted(holds, key=lambda hold: (-bases[hold.key].at, hold.key))
+    except LeaseLostError:
+        await sweep(named)
+        raise
+    await sweep(reached)
+    # What is still there was put or renewed after it was set aside.
+    left = set(await access.store.blob_names(tenant)).intersection(named)
+    return {**dict.fromkeys(left, (None, _ANEW)), **reached}
 
-    async def _remove_blobs(
-        self,
-        tenant: str,
-        keys: list[SessionKey],
-        holds: list[HeldSession],
-        named: Collection[str],
-        wait: float | None,
-    ) -> _Retained:
-        """Remove blobs that no other session reaches, none without *wait*; return the others.
 
-        They are set aside first. A session that begins to refer to one then puts or renews it,
-        and so takes it back. Who has done that before is read, unless it is still a draft.
-
-        Raises:
-            LeaseLostError: Another process took a session over; then all of them stay.
-
-        """
-        sweep = partial(self._store.sweep, tenant, older_than=0.0, among=named)
-        if wait is None:
-            return await self._reached_elsewhere(tenant, keys, named)
-        await sweep(named)  # also those that an earlier sweep has set aside, and would remove now
-        await sweep(())
-        shared = {name for name in named if is_hash(name)}  # others are one session's own
-        draft = await self._draft_left(tenant, wait) if shared else None
-        reached = await self._reached_elsewhere(tenant, keys, named)
-        if draft is not None:
-            reached = {**dict.fromkeys(shared, (draft, _DRAFT)), **reached}
-        try:
-            for hold in holds:  # a sweep is not refused to who has lost them, an append is
-                await hold.append(Entry(ENDING, b"{}"))
-        except LeaseLostError:
-            await sweep(named)
-            raise
-        await sweep(reached)
-        # What is still there was put or renewed after it was set aside.
-        left = set(await self._store.blob_names(tenant)).intersection(named)
-        return {**dict.fromkeys(left, (None, _ANEW)), **reached}
-
-    async def _draft_left(self, tenant: str, wait: float) -> SessionKey | None:
-        """Wait until the copies that are being made are over; return one that is not."""
-        drafts = {(found.key, found.epoch) for found in await self._store.drafts(tenant)}
-        with anyio.move_on_after(wait):
-            while drafts:
-                await anyio.sleep(PAUSE)
-                now = await self._store.drafts(tenant)
-                drafts &= {(found.key, found.epoch) for found in now}
-        return min(drafts)[0] if drafts else None
-
-    async def _carriers(self, keys: list[SessionKey], tenant: str) -> tuple[SessionKey, ...]:
-        """Return the sessions whose leases say that they are copies of these, or of such ones."""
-        made: dict[SessionKey, Draft] = {}
-        async with aclosing(tenant_sessions(self._store, tenant)) as listed:
-            async for info in listed:
-                holder = await self._store.holder(info.key)
-                if holder is not None and holder.draft is not None:
-                    made[info.key] = holder.draft
-        before = {made[key].source for key in keys if key in made and made[key].purpose == "rename"}
-        found = before.union(keys)
-        while new := {key for key, draft in made.items() if draft.source in found} - found:
-            found |= new
-        return tuple(sorted((found & made.keys()).difference(keys)))
-
-    async def _require_unread(self, key: SessionKey, besides: frozenset[SessionKey]) -> None:
-        with suppress(FormatError):  # damaged: it is removed all the same
-            await require_unread(self._store, self._store.inner, key, besides)
-
-    async def _sum(self, key: SessionKey, *, strict: bool = False) -> _Sum:
-        """Count the records, documents and blob names of a session's own log."""
-        total, store = _Sum(), self._store.inner
-        try:
-            async with aclosing(store.read_log(key)) as log:
-                async for chunk in log:
-                    total.records += len(chunk.records)
-                    payloads = [record.payload for record in chunk.records]
-                    total.bytes += sum(map(len, payloads))
-                    total.names |= named_in(payloads)
-                    total.names |= value_names(chunk.records)  # a fold puts them again just now
-            documents = (await store.read_documents(key)).found.values()
-        except FormatError:
-            if strict:
-                raise
-            return total  # damaged: it is removed all the same
-        total.documents = len(documents)
-        total.bytes += sum(len(document.data) for document in documents)
-        total.names |= named_in(document.data for document in documents)
-        return total
-
-    async def _named(self, tenant: str, sums: Mapping[SessionKey, _Sum]) -> dict[str, int]:
-        """Return the blobs that sessions reach, as the tenant's are listed, by size."""
-        if not blobs_are_apart(self._store):  # one name is one blob
-            names = set().union(*(total.names for total in sums.values()))
-            return await self._reach(tenant, names)
-        there, named = set(await self._store.blob_names(tenant)), dict[str, int]()
-        for key, total in sums.items():
-            sizes = await self._reach(key.blobs, total.names)
-            listed = await listed_blobs(self._store, key, sizes)
-            named |= {at: sizes[name] for at, name in listed.items() if at in there}
-        return named
-
-    async def _reach(self, tenant: str, names: set[str]) -> dict[str, int]:
-        """Return the blobs that are reached from these names, through others too, by size."""
-        sizes: dict[str, int] = {}
-        new = names
-        while new:
-            further: set[str] = set()
-            for name in new:
-                data: bytes | None = b""
-                with suppress(FormatError):  # a damaged one is there, and names nothing
-                    data = await self._store.get_blob(tenant, name)
-                if data is not None:
-                    sizes[name] = len(data)
-                    further |= named_in([data])
-            new = further - sizes.keys()
-        return sizes
-
-    async def _reached_elsewhere(
-        self, tenant: str, keys: list[SessionKey], names: Collection[str]
-    ) -> _Retained:
-        """Return which of the blobs another session reaches, with one that does, and how."""
-        shared: _Retained = {}
-        names = {name for name in names if is_hash(name)}  # others are one session's own
-        if not names:
-            return shared
-        async with aclosing(tenant_sessions(self._store, tenant)) as listed:
-            async for info in listed:
-                if info.key in keys:
-                    continue
-                try:
-                    theirs = await self._names(info.key)
-                except FormatError:
-                    shared = {**dict.fromkeys(names, (info.key, _MAY)), **shared}
-                    continue
-                reached = await self._reach(info.key.blobs, theirs)
-                shared.update(dict.fromkeys(reached.keys() & names, (info.key, _DOES)))
-        return shared
-
-    async def _names(self, key: SessionKey) -> set[str]:
-        """Return which blobs another session may name; it may be pruned or deleted meanwhile."""
-        for left in reversed(range(TRIES)):
-            try:
-                return (await self._sum(key, strict=True)).names
-            except StoreUnavailableError:
-                if not left:
-                    raise
+async def _draft_left(access: ExclusiveAccess, tenant: str, wait: float) -> SessionKey | None:
+    """Wait until the copies that are being made are over; return one that is not."""
+    drafts = {(found.key, found.epoch) for found in await access.store.drafts(tenant)}
+    with anyio.move_on_after(wait):
+        while drafts:
             await anyio.sleep(PAUSE)
-        raise AssertionError("unreachable")
+            now = await access.store.drafts(tenant)
+            drafts &= {(found.key, found.epoch) for found in now}
+    return min(drafts)[0] if drafts else None
 
-    async def _spilled(self, keys: list[SessionKey], *, remove: bool) -> list[int]:
-        saver = self._access.runtime.saver
-        for tracked in saver.lost if remove else ():
-            if tracked.key in keys:
-                saver.discard(tracked)
-        folder = self._access.runtime.spill_folder
-        if folder is None:
-            return []
-        sizes: list[int] = []
-        for key in keys:
-            sizes += await anyio.to_thread.run_sync(spilling.forget, folder, key, remove)
-        return sizes
+
+async def _carriers(
+    access: ExclusiveAccess, keys: list[SessionKey], tenant: str
+) -> tuple[SessionKey, ...]:
+    """Return the sessions whose leases say that they are copies of these, or of such ones."""
+    made: dict[SessionKey, Draft] = {}
+    async with aclosing(tenant_sessions(access.store, tenant)) as listed:
+        async for info in listed:
+            holder = await access.store.holder(info.key)
+            if holder is not None and holder.draft is not None:
+                made[info.key] = holder.draft
+    before = {made[key].source for key in keys if key in made and made[key].purpose == "rename"}
+    found = before.union(keys)
+    while new := {key for key, draft in made.items() if draft.source in found} - found:
+        found |= new
+    return tuple(sorted((found & made.keys()).difference(keys)))
+
+
+async def _require_unread(
+    access: ExclusiveAccess, key: SessionKey, besides: frozenset[SessionKey]
+) -> None:
+    with suppress(FormatError):  # damaged: it is removed all the same
+        await require_unread(access.store, access.store.inner, key, besides)
+
+
+async def _sum(access: ExclusiveAccess, key: SessionKey, *, strict: bool = False) -> _Sum:
+    """Count the records, documents and blob names of a session's own log."""
+    total, store = _Sum(), access.store.inner
+    try:
+        async with aclosing(store.read_log(key)) as log:
+            async for chunk in log:
+                total.records += len(chunk.records)
+                payloads = [record.payload for record in chunk.records]
+                total.bytes += sum(map(len, payloads))
+                total.names |= named_in(payloads)
+                total.names |= value_names(chunk.records)  # a fold puts them again just now
+        documents = (await store.read_documents(key)).found.values()
+    except FormatError:
+        if strict:
+            raise
+        return total  # damaged: it is removed all the same
+    total.documents = len(documents)
+    total.bytes += sum(len(document.data) for document in documents)
+    total.names |= named_in(document.data for document in documents)
+    return total
+
+
+async def _named(
+    access: ExclusiveAccess, tenant: str, sums: Mapping[SessionKey, _Sum]
+) -> dict[str, int]:
+    """Return the blobs that sessions reach, as the tenant's are listed, by size."""
+    if not blobs_are_apart(access.store):  # one name is one blob
+        names = set().union(*(total.names for total in sums.values()))
+        return await _reach(access, tenant, names)
+    there, named = set(await access.store.blob_names(tenant)), dict[str, int]()
+    for key, total in sums.items():
+        sizes = await _reach(access, key.blobs, total.names)
+        listed = await listed_blobs(access.store, key, sizes)
+        named |= {at: sizes[name] for at, name in listed.items() if at in there}
+    return named
+
+
+async def _reach(access: ExclusiveAccess, tenant: str, names: set[str]) -> dict[str, int]:
+    """Return the blobs that are reached from these names, through others too, by size."""
+    sizes: dict[str, int] = {}
+    new = names
+    while new:
+        further: set[str] = set()
+        for name in new:
+            data: bytes | None = b""
+            with suppress(FormatError):  # a damaged one is there, and names nothing
+                data = await access.store.get_blob(tenant, name)
+            if data is not None:
+                sizes[name] = len(data)
+                further |= named_in([data])
+        new = further - sizes.keys()
+    return sizes
+
+
+async def _reached_elsewhere(
+    access: ExclusiveAccess, tenant: str, keys: list[SessionKey], names: Collection[str]
+) -> _Retained:
+    """Return which of the blobs another session reaches, with one that does, and how."""
+    shared: _Retained = {}
+    names = {name for name in names if is_hash(name)}  # others are one session's own
+    if not names:
+        return shared
+    async with aclosing(tenant_sessions(access.store, tenant)) as listed:
+        async for info in listed:
+            if info.key in keys:
+                continue
+            try:
+                theirs = await _names(access, info.key)
+            except FormatError:
+                shared = {**dict.fromkeys(names, (info.key, _MAY)), **shared}
+                continue
+            reached = await _reach(access, info.key.blobs, theirs)
+            shared.update(dict.fromkeys(reached.keys() & names, (info.key, _DOES)))
+    return shared
+
+
+async def _names(access: ExclusiveAccess, key: SessionKey) -> set[str]:
+    """Return which blobs another session may name; it may be pruned or deleted meanwhile."""
+    for left in reversed(range(TRIES)):
+        try:
+            return (await _sum(access, key, strict=True)).names
+        except StoreUnavailableError:
+            if not left:
+                raise
+        await anyio.sleep(PAUSE)
+    raise AssertionError("unreachable")
+
+
+async def _spilled(access: ExclusiveAccess, keys: list[SessionKey], *, remove: bool) -> list[int]:
+    saver = access.runtime.saver
+    for tracked in saver.lost if remove else ():
+        if tracked.key in keys:
+            saver.discard(tracked)
+    folder = access.runtime.spill_folder
+    if folder is None:
+        return []
+    sizes: list[int] = []
+    for key in keys:
+        sizes += await anyio.to_thread.run_sync(spilling.forget, folder, key, remove)
+    return sizes
 
 
 async def tenant_sessions(
@@ -492,107 +490,112 @@ async def tenant_sessions(
         after = page[-1].key
 
 
-@final
-class Renamer:
-    """Give sessions other names."""
+async def rename(
+    access: ExclusiveAccess, old: SessionKey, new: SessionKey, terms: HandoverTerms
+) -> Fork:
+    """Give a session another name; what is unsaved of it here is saved, and it is closed.
 
-    def __init__(self, access: ExclusiveAccess, forker: ForkBuilder) -> None:
-        self._access = access
-        self._forker = forker
-        self._store = access.store
+    Raises:
+        SessionError: The new name is taken.
+        SessionNotFoundError: There is no session of the old name.
+        LeaseHeldError: Another process keeps holding it.
 
-    async def rename(self, old: SessionKey, new: SessionKey, terms: HandoverTerms) -> Fork:
-        """Give a session another name; what is unsaved of it here is saved, and it is closed.
-
-        Raises:
-            SessionError: The new name is taken.
-            SessionNotFoundError: There is no session of the old name.
-            LeaseHeldError: Another process keeps holding it.
-
-        """
-        require_different(old, new, "rename")
-        session = self._access.sessions.get(old)
-        if session is not None:  # not below: its turn may need the session
-            await self._access.lifecycle.between_turns(session)
-        async with AsyncExitStack() as stack:
-            # Always in this order: renames there and back would else wait for each other.
-            for key in sorted((old, new)):
-                await stack.enter_async_context(self._access.exclusive(key))
-            if new in self._access.sessions:
-                raise exists(new)
-            return await self._rename(stack, old, new, terms)
-
-    async def _rename(
-        self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
-    ) -> Fork:
-        holder = await self._store.holder(new)
-        made = None if holder is None or holder.deleted else holder.draft
-        if made is not None and (made.source, made.purpose) != (old, "rename"):
-            made = None  # by a rename, which may not have been finished
-        # Case 1: the old one is gone. If an earlier rename has finished, its answer is given again.
-        if await self._store.inner.head(old) == 0:
-            if made is None:
-                raise SessionNotFoundError(f"there is no session {old}", key=str(old))
-            return Fork(new, old, made.up_to)
-        if made is not None and not await self._store.has(old, made.up_to, made.generation):
-            made = None  # of an earlier life of the old name
-        if made is None and not await self._access.is_empty(new):
+    """
+    require_different(old, new, "rename")
+    session = access.sessions.get(old)
+    if session is not None:  # not below: its turn may need the session
+        await access.lifecycle.between_turns(session)
+    async with AsyncExitStack() as stack:
+        # Always in this order: renames there and back would else wait for each other.
+        for key in sorted((old, new)):
+            await stack.enter_async_context(access.exclusive(key))
+        if new in access.sessions:
             raise exists(new)
-        await require_unread(self._store, self._store.inner, old)
-        hold = await self._hold(stack, old, new, terms)
-        # Case 2: a rename was killed after its copy was published, and the old one continued. It is
-        # copied again, unless both did.
-        if made is not None and await self._has_said(old, made.up_to):
-            if await has_own(self._store.inner, new, made):
-                message = (
-                    f"{old} was renamed to {new}, and records came under both names: "
-                    "delete the one that you do not need"
-                )
-                raise SessionError(message, key=str(old), new=str(new))
-            async with self._access.held(new, HandoverTerms("raise", 0)) as copy:
-                await copy.delete(keep_posts=True)
-            made = None
-        if made is not None:
-            done = Fork(new, old, made.up_to)
-        else:
-            point = await self._forker.newest(old, await self._store.head(old))
-            done = await self._forker.made_of(old, new, point, "rename")
-        # Posts first: killed before the deletion, the next call moves them again, which changes
-        # nothing.
-        await self._forward(hold, new)
-        await hold.delete(keep_posts=True)  # what was posted since waits at the old name
-        return done
+        return await _rename(access, stack, old, new, terms)
 
-    async def _hold(
-        self, stack: AsyncExitStack, old: SessionKey, new: SessionKey, terms: HandoverTerms
-    ) -> HeldSession:
-        """Hold the old session from here until it is deleted: what comes later would be lost."""
-        session = self._access.sessions.get(old)
-        if session is None:
-            return await stack.enter_async_context(self._access.held(old, terms, goes=True))
-        message = (
-            f"session {old} was closed to be renamed to {new}: open {new}, or {old} if that failed"
-        )
-        renamed = SessionClosedError(message, key=str(old), new=str(new))
-        await self._access.lifecycle.close_and_keep(session, renamed)
-        head = await self._store.head(old)
-        return await stack.enter_async_context(self._access.still_held(old, session.epoch, head))
 
-    async def _has_said(self, key: SessionKey, after: int) -> bool:
-        log, quiet = self._store.read_log(key, after=after), OWN_KINDS | HOLDER_KINDS
-        return await first_record(log, lambda record: record.kind not in quiet) is not None
+async def _rename(
+    access: ExclusiveAccess,
+    stack: AsyncExitStack,
+    old: SessionKey,
+    new: SessionKey,
+    terms: HandoverTerms,
+) -> Fork:
+    holder = await access.store.holder(new)
+    made = None if holder is None or holder.deleted else holder.draft
+    if made is not None and (made.source, made.purpose) != (old, "rename"):
+        made = None  # by a rename, which may not have been finished
+    # Case 1: the old one is gone. If an earlier rename has finished, its answer is given again.
+    if await access.store.inner.head(old) == 0:
+        if made is None:
+            raise SessionNotFoundError(f"there is no session {old}", key=str(old))
+        return Fork(new, old, made.up_to)
+    if made is not None and not await access.store.has(old, made.up_to, made.generation):
+        made = None  # of an earlier life of the old name
+    if made is None and not await access.is_empty(new):
+        raise exists(new)
+    await require_unread(access.store, access.store.inner, old)
+    hold = await _hold_old(access, stack, old, new, terms)
+    # Case 2: a rename was killed after its copy was published, and the old one continued. It is
+    # copied again, unless both did.
+    if made is not None and await _has_said(access, old, made.up_to):
+        if await has_own(access.store.inner, new, made):
+            raise SessionError(
+                f"{old} was renamed to {new}, and records came under both names: "
+                "delete the one that you do not need",
+                key=str(old),
+                new=str(new),
+            )
+        async with access.held(new, HandoverTerms("raise", 0)) as copy:
+            await copy.delete(keep_posts=True)
+        made = None
+    if made is not None:
+        done = Fork(new, old, made.up_to)
+    else:
+        point = await newest(access, old, await access.store.head(old))
+        done = await made_of(access, old, new, point, "rename")
+    # Posts first: killed before the deletion, the next call moves them again, which changes
+    # nothing.
+    await _forward(access, hold, new)
+    await hold.delete(keep_posts=True)  # what was posted since waits at the old name
+    return done
 
-    async def _forward(self, old: HeldSession, new: SessionKey) -> None:
-        """Have what was posted to the old name wait at the new one, once however often done."""
-        waiting = await self._store.receive(old.key, old.epoch, limit=MAX_WAITING)
-        mail = [item for item in waiting if item.kind != FORK and not item.damage]
-        if mail:
-            await self._store.enqueue(new, mail)
-        letters, now = await self._store.dead_letters(old.key), time.time()
-        letters += [DeadLetter(item, item.damage, 0, now) for item in waiting if item.damage]
-        if letters:
-            async with self._access.held(new, HandoverTerms("raise", 0), new=True) as hold:
-                await self._store.ack(new, hold.epoch, dead=letters)
-        # Last: a kill before this leaves posts at both names, not at none.
-        if waiting:
-            await self._store.ack(old.key, old.epoch, [item.op_id for item in waiting])
+
+async def _hold_old(
+    access: ExclusiveAccess,
+    stack: AsyncExitStack,
+    old: SessionKey,
+    new: SessionKey,
+    terms: HandoverTerms,
+) -> HeldSession:
+    """Hold the old session from here until it is deleted: what comes later would be lost."""
+    session = access.sessions.get(old)
+    if session is None:
+        return await stack.enter_async_context(access.held(old, terms, goes=True))
+    message = (
+        f"session {old} was closed to be renamed to {new}: open {new}, or {old} if that failed"
+    )
+    renamed = SessionClosedError(message, key=str(old), new=str(new))
+    deadline = access.lifecycle.deadline()
+    return await stack.enter_async_context(access.left(session, "rename", deadline, error=renamed))
+
+
+async def _has_said(access: ExclusiveAccess, key: SessionKey, after: int) -> bool:
+    log, quiet = access.store.read_log(key, after=after), OWN_KINDS | HOLDER_KINDS
+    return await first_record(log, lambda record: record.kind not in quiet) is not None
+
+
+async def _forward(access: ExclusiveAccess, old: HeldSession, new: SessionKey) -> None:
+    """Have what was posted to the old name wait at the new one, once however often done."""
+    waiting = await access.store.receive(old.key, old.epoch, limit=MAX_WAITING)
+    mail = [item for item in waiting if item.kind != FORK and not item.damage]
+    if mail:
+        await access.store.enqueue(new, mail)
+    letters, now = await access.store.dead_letters(old.key), time.time()
+    letters += [DeadLetter(item, item.damage, 0, now) for item in waiting if item.damage]
+    if letters:
+        async with access.held(new, HandoverTerms("raise", 0), new=True) as hold:
+            await access.store.ack(new, hold.epoch, dead=letters)
+    # Last: a kill before this leaves posts at both names, not at none.
+    if waiting:
+        await access.store.ack(old.key, old.epoch, [item.op_id for item in waiting])

@@ -69,7 +69,7 @@ from perdure.restore.rebuild import (
 from perdure.session.checkpoints import journal_of, reading_of
 from perdure.session.internals import grouped
 from perdure.session.lifecycle import groups_of, read_again
-from perdure.session.media import media_of, with_media
+from perdure.session.media import media_of, referred_in, with_its_media
 from perdure.session.options import Limits
 from perdure.session.point_in_time import base_documents, items_back, memory_back
 from perdure.session.rebuild import fold_afresh
@@ -280,15 +280,14 @@ async def _with_media(
     """Return records that stand by themselves: with their media in place, as a file has them."""
     whole: list[Record] = []
     for record in records:
+        payload = record.payload
         if record.kind == CONTEXT:
-            payload = await _whole_context(store, key, record.payload)
-            record = msgspec.structs.replace(record, payload=payload)  # noqa: PLW2901
-        else:
-            [record] = await with_media(store, key, [record])  # noqa: PLW2901
+            payload = await _whole_context(store, key, payload)
+        elif referred_in(record):
+            payload = await with_its_media(store, key, payload, {})
         if record.kind in LIFTED_KINDS:
-            payload = without_references(record.payload)
-            record = msgspec.structs.replace(record, payload=payload)  # noqa: PLW2901
-        whole.append(record)
+            payload = without_references(payload)
+        whole.append(msgspec.structs.replace(record, payload=payload))
     return whole
 
 
@@ -372,11 +371,11 @@ def _unfolded(state: FullAgentState, read: StateMemories | None, key: SessionKey
     except UnsupportedVersionError:
         raise
     except (FormatError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        message = (
+        raise CorruptRecordError(
             f"the state of {state.agent_id!r} holds records that make no session: {error}; import "
-            "it without its field `perdure`; nothing was changed"
-        )
-        raise CorruptRecordError(message, agent=state.agent_id) from error
+            "it without its field `perdure`; nothing was changed",
+            agent=state.agent_id,
+        ) from error
     return unfolded
 
 
@@ -389,8 +388,9 @@ def _check(documents: Mapping[str, bytes]) -> None:
 
 
 def _exists(key: SessionKey) -> SessionError:
-    message = f"session {key} exists: import into another id, or delete it first"
-    return SessionError(message, key=str(key))
+    return SessionError(
+        f"session {key} exists: import into another id, or delete it first", key=str(key)
+    )
 
 
 # A session's events and checkpoints as the pair of files that other kernels know

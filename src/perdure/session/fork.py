@@ -53,8 +53,11 @@ History = Literal["full", "context"]
 def require_history(history: Any) -> None:
     """Raise InvalidArgumentError for a part of a session that no fork takes."""
     if history not in FORKS:
-        message = f"fork: invalid history={history!r}: choose {' or '.join(FORKS)}"
-        raise InvalidArgumentError(message, option="history", value=history)
+        raise InvalidArgumentError(
+            f"fork: invalid history={history!r}: choose {' or '.join(FORKS)}",
+            option="history",
+            value=history,
+        )
 
 
 FORKS: dict[History, str] = {"full": FORK, "context": FORK_CONTEXT}
@@ -70,213 +73,189 @@ class Fork(msgspec.Struct, frozen=True):
     """The last record that both have; the first one of its own has the next number."""
 
 
-@final
-class ForkBuilder:
-    """Make sessions out of sessions."""
+async def fork(
+    access: ExclusiveAccess,
+    parent: SessionKey,
+    child: SessionKey,
+    at: int | str | Checkpoint | None,
+    more: Sequence[Entry] = (),
+    *,
+    history: History = "full",
+) -> Fork:
+    """Begin a session with another one's history up to a record, and ``more`` after it.
 
-    def __init__(self, access: ExclusiveAccess) -> None:
-        self._access = access
-        self._store = access.store
+    Raises:
+        HistoryPrunedError: The parent's history up to ``at`` was pruned.
+        InvalidArgumentError: ``at`` names no end of a group, no turn that is over, or a
+            checkpoint of another session.
+        SessionError: The new session exists.
+        SessionNotFoundError: The parent does not, or was deleted meanwhile.
 
-    # forks
+    """
+    require_different(parent, child, "fork")
+    head = await access.head(parent)
+    point = await _without_epochs(access, parent, await _point(access, parent, head, at))
+    async with access.exclusive(child):
+        return await made_of(access, parent, child, point, FORKS[history], more)
 
-    async def fork(
-        self,
-        parent: SessionKey,
-        child: SessionKey,
-        at: int | str | Checkpoint | None,
-        more: Sequence[Entry] = (),
-        *,
-        history: History = "full",
-    ) -> Fork:
-        """Begin a session with another one's history up to a record, and ``more`` after it.
 
-        Raises:
-            HistoryPrunedError: The parent's history up to ``at`` was pruned.
-            InvalidArgumentError: ``at`` names no end of a group, no turn that is over, or a
-                checkpoint of another session.
-            SessionError: The new session exists.
-            SessionNotFoundError: The parent does not, or was deleted meanwhile.
+async def made_of(
+    access: ExclusiveAccess,
+    parent: SessionKey,
+    child: SessionKey,
+    point: Record | None,
+    purpose: str,
+    more: Sequence[Entry] = (),
+) -> Fork:
+    """Make a session of another one's content up to a record, and ``more`` after it.
 
-        """
-        require_different(parent, child, "fork")
-        head = await self._access.head(parent)
-        point = await self._without_epochs(parent, await self._point(parent, head, at))
-        async with self._access.exclusive(child):
-            return await self.made_of(parent, child, point, FORKS[history], more)
+    Without a record, of that alone. The caller is alone with the new session.
+    """
+    if point is None:
+        return await _begun_anew(access, parent, child, more)
+    store = access.store.inner
+    draft = Draft(source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose)
+    if child in access.sessions:
+        raise exists(child)
+    # The very same fork may have been made before, and its answer lost.
+    is_there = await is_made(store, child, draft)
+    if is_there is None:  # it was opened, and never written
+        async with access.held(child, HandoverTerms("raise", 0), new=True) as hold:
+            # Again, under its lease: nothing can be written to it from here on.
+            if await is_made(store, child, draft) is None:
+                await hold.delete(keep_posts=True)
+    # A draft does not say what followed it: with more, a copy that is there is not the answer.
+    if is_there and more:
+        raise exists(child)
+    if not is_there:
+        watch, limits = access.runtime.watch, access.runtime.limits
+        copy = partial(copy_session, store, parent, store, child, draft=draft)
+        try:
+            await copy(watch=watch, limits=limits, more=more)
+        except LeaseHeldError:
+            if more or not await is_made(store, child, draft):  # by another process, just now
+                raise
+        access.store.forget(child)
+    return Fork(child, parent, point.seq)
 
-    async def made_of(
-        self,
-        parent: SessionKey,
-        child: SessionKey,
-        point: Record | None,
-        purpose: str,
-        more: Sequence[Entry] = (),
-    ) -> Fork:
-        """Make a session of another one's content up to a record, and ``more`` after it.
 
-        Without a record, of that alone. The caller is alone with the new session.
-        """
-        if point is None:
-            return await self._begun_anew(parent, child, more)
-        access, store = self._access, self._store.inner
-        draft = Draft(source=parent, generation=point.epoch, up_to=point.seq, purpose=purpose)
-        if child in access.sessions:
+async def newest(access: ExclusiveAccess, key: SessionKey, head: int) -> Record | None:
+    """Return the last record of a session that says something, None if there is none."""
+    return await _without_epochs(access, key, await _point(access, key, head, None))
+
+
+async def _begun_anew(
+    access: ExclusiveAccess, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
+) -> Fork:
+    if child in access.sessions or not await access.is_empty(child):
+        raise exists(child)
+    async with access.held(child, HandoverTerms("raise", 0), new=True) as hold:
+        # Again, under its lease.
+        if not await access.is_empty(child):
             raise exists(child)
-        # The very same fork may have been made before, and its answer lost.
-        is_there = await is_made(store, child, draft)
-        if is_there is None:  # it was opened, and never written
-            async with access.held(child, HandoverTerms("raise", 0), new=True) as hold:
-                # Again, under its lease: nothing can be written to it from here on.
-                if await is_made(store, child, draft) is None:
-                    await hold.delete(keep_posts=True)
-        # A draft does not say what followed it: with more, a copy that is there is not the answer.
-        if is_there and more:
-            raise exists(child)
-        if not is_there:
-            watch, limits = access.runtime.watch, access.runtime.limits
-            copy = partial(copy_session, store, parent, store, child, draft=draft)
+        if records:
             try:
-                await copy(watch=watch, limits=limits, more=more)
-            except LeaseHeldError:
-                if more or not await is_made(store, child, draft):  # by another process, just now
-                    raise
-            self._store.forget(child)
-        return Fork(child, parent, point.seq)
+                await hold.append(*records)
+            except StoreError:
+                await hold.delete(keep_posts=True)
+                raise
+    return Fork(child, parent, 0)
 
-    async def newest(self, key: SessionKey, head: int) -> Record | None:
-        """Return the last record of a session that says something, None if there is none."""
-        return await self._without_epochs(key, await self._point(key, head, None))
 
-    async def fork_unsaved(
-        self, session: Tracked, child: SessionKey, *, history: History = "full"
-    ) -> Fork:
-        """Begin a session with a session's durable records, followed by its unsaved ones.
-
-        If the store has lost a part of what was durable, what memory holds of that comes between.
-
-        Raises:
-            SessionError: The new session exists.
-            StoreError: The store refuses a record there, too.
-
-        """
-        require_different(session.key, child, "fork_unsaved")
-        at = session.durable - session.missing
-        point = await self._access.record(session.key, at) if at else None
-        more = group_of(session.pending)
-        if session.missing and session.rescue is not None:
-            known, context = session.rescue(at)
-            # A record that gets another number must refer to none, and need none before it.
-            moved = tuple(entry for entry in session.pending if entry.kind not in _NUMBERED)
-            more = (*known, *group_of(moved), context)
-        if point is not None:
-            point = await self._without_epochs(session.key, point)
-        elif not session.missing and session.end is not State.LOST:  # neither gone nor deleted
-            raise _no_record(session.key, at, session.version)
-        async with self._access.exclusive(child):
-            return await self.made_of(session.key, child, point, FORKS[history], more)
-
-    async def _begun_anew(
-        self, parent: SessionKey, child: SessionKey, records: Sequence[Entry]
-    ) -> Fork:
-        if child in self._access.sessions or not await self._access.is_empty(child):
-            raise exists(child)
-        async with self._access.held(child, HandoverTerms("raise", 0), new=True) as hold:
-            # Again, under its lease.
-            if not await self._access.is_empty(child):
-                raise exists(child)
-            if records:
-                try:
-                    await hold.append(*records)
-                except StoreError:
-                    await hold.delete(keep_posts=True)
-                    raise
-        return Fork(child, parent, 0)
-
-    async def _point(
-        self, parent: SessionKey, head: int, at: int | str | Checkpoint | None
-    ) -> Record:
-        """Return the record that a fork continues from."""
-        if not (at is None or type(at) is int or isinstance(at, str | Checkpoint)):
-            message = f"invalid at={at!r}: give a record's seq, a turn's id or a checkpoint"
-            raise InvalidArgumentError(message, option="at")
-        seq = at if isinstance(at, int) else head
-        if isinstance(at, Checkpoint):
-            seq = await self._end_of(parent, at)
-        if isinstance(at, str):
-            turn = await find_turn(self._store, parent, at)
-            if turn is None or turn.phase == "open":
-                message = (
-                    f"session {parent} has no turn {at!r} that is over: give the id of one that "
-                    "has ended, or the seq of a record"
-                )
-                raise InvalidArgumentError(message, key=str(parent), at=at)
-            seq = turn.last
-        point = await self._access.record(parent, seq) if 0 < seq <= head else None
-        if point is None:
-            raise _no_record(parent, seq, head)
-        if not point.end:
-            message = (
-                f"record {seq} of session {parent} is in the middle of a group: fork at its end, "
-                "or at a turn's"
+async def _point(
+    access: ExclusiveAccess, parent: SessionKey, head: int, at: int | str | Checkpoint | None
+) -> Record:
+    """Return the record that a fork continues from."""
+    if not (at is None or type(at) is int or isinstance(at, str | Checkpoint)):
+        raise InvalidArgumentError(
+            f"invalid at={at!r}: give a record's seq, a turn's id or a checkpoint", option="at"
+        )
+    seq = at if isinstance(at, int) else head
+    if isinstance(at, Checkpoint):
+        seq = await _end_of(access, parent, at)
+    if isinstance(at, str):
+        turn = await find_turn(access.store, parent, at)
+        if turn is None or turn.phase == "open":
+            raise InvalidArgumentError(
+                f"session {parent} has no turn {at!r} that is over: give the id of one that "
+                "has ended, or the seq of a record",
+                key=str(parent),
+                at=at,
             )
-            raise InvalidArgumentError(message, key=str(parent), at=seq)
+        seq = turn.last
+    point = await access.record(parent, seq) if 0 < seq <= head else None
+    if point is None:
+        raise _no_record(parent, seq, head)
+    if not point.end:
+        raise InvalidArgumentError(
+            f"record {seq} of session {parent} is in the middle of a group: fork at its end, "
+            "or at a turn's",
+            key=str(parent),
+            at=seq,
+        )
+    return point
+
+
+async def _without_epochs(
+    access: ExclusiveAccess, parent: SessionKey, point: Record
+) -> Record | None:
+    """Return the last record up to one that is no epoch's; None if there is nothing to copy.
+
+    Those after it say nothing, and a copy of the parent elsewhere has others there, or none.
+    Of one that says nothing, but begins with something, the first record counts as that.
+    """
+    if point.kind not in HOLDER_KINDS:
         return point
+    log = access.store.read_log(parent, before=point.seq, reverse=True)
+    last = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
+    if last is None and await access.store.base_of(parent) is not None:
+        last = await first_record(access.store.read_log(parent, limit=1))
+    if last is None and await access.record(parent, point.seq) != point:
+        raise SessionNotFoundError(
+            f"session {parent} was deleted while another one was made of it", key=str(parent)
+        )
+    return last
 
-    async def _without_epochs(self, parent: SessionKey, point: Record) -> Record | None:
-        """Return the last record up to one that is no epoch's; None if there is nothing to copy.
 
-        Those after it say nothing, and a copy of the parent elsewhere has others there, or none.
-        Of one that says nothing, but begins with something, the first record counts as that.
-        """
-        if point.kind not in HOLDER_KINDS:
-            return point
-        log = self._store.read_log(parent, before=point.seq, reverse=True)
-        last = await first_record(log, lambda record: record.kind not in HOLDER_KINDS)
-        if last is None and await self._store.base_of(parent) is not None:
-            last = await first_record(self._store.read_log(parent, limit=1))
-        if last is None and await self._access.record(parent, point.seq) != point:
-            message = f"session {parent} was deleted while another one was made of it"
-            raise SessionNotFoundError(message, key=str(parent))
-        return last
+async def _end_of(access: ExclusiveAccess, parent: SessionKey, checkpoint: Checkpoint) -> int:
+    """Return the record that ends a checkpoint's group."""
+    # A checkpoint's record follows the one that it is as of.
+    record = await access.record(parent, checkpoint.event_seq + 1)
+    is_checkpoint = record is not None and record.kind == CHECKPOINT
+    if record is None or not is_checkpoint or decode(record.payload, Checkpoint) != checkpoint:
+        raise InvalidArgumentError(
+            f"checkpoint {checkpoint.id} ({checkpoint.label!r}) does not stand in the log of "
+            f"session {parent}: give one of that session's, whose history was not pruned",
+            key=str(parent),
+            checkpoint=checkpoint.id,
+        )
+    return checkpoint.event_seq + GROUP
 
-    async def _end_of(self, parent: SessionKey, checkpoint: Checkpoint) -> int:
-        """Return the record that ends a checkpoint's group."""
-        # A checkpoint's record follows the one that it is as of.
-        record = await self._access.record(parent, checkpoint.event_seq + 1)
-        is_checkpoint = record is not None and record.kind == CHECKPOINT
-        if record is None or not is_checkpoint or decode(record.payload, Checkpoint) != checkpoint:
-            message = (
-                f"checkpoint {checkpoint.id} ({checkpoint.label!r}) does not stand in the log of "
-                f"session {parent}: give one of that session's, whose history was not pruned"
-            )
-            raise InvalidArgumentError(message, key=str(parent), checkpoint=checkpoint.id)
-        return checkpoint.event_seq + GROUP
 
-    # copies
+async def copy(access: ExclusiveAccess, key: SessionKey, new: SessionKey) -> Fork:
+    """Make a session with the same history and state; what is in progress stays so.
 
-    async def copy(self, key: SessionKey, new: SessionKey) -> Fork:
-        """Make a session with the same history and state; what is in progress stays so.
+    Raises:
+        HistoryPrunedError: It was pruned again and again while it was read.
+        SessionError: The new session exists.
+        SessionNotFoundError: There is nothing to copy, or it was deleted meanwhile.
 
-        Raises:
-            HistoryPrunedError: It was pruned again and again while it was read.
-            SessionError: The new session exists.
-            SessionNotFoundError: There is nothing to copy, or it was deleted meanwhile.
-
-        """
-        require_different(key, new, "copy")
-        point = await self.newest(key, await self._access.head(key))
-        async with self._access.exclusive(new):
-            return await self.made_of(key, new, point, "copy")
+    """
+    require_different(key, new, "copy")
+    point = await newest(access, key, await access.head(key))
+    async with access.exclusive(new):
+        return await made_of(access, key, new, point, "copy")
 
 
 def _no_record(key: SessionKey, seq: int, head: int) -> SessionError | InvalidArgumentError:
     facts: dict[str, object] = {"key": str(key), "at": seq, "head": head}
     if 0 < seq <= head:
-        message = f"session {key} cannot be forked at record {seq}: that history was pruned"
-        return HistoryPrunedError(message, **facts)
-    message = f"session {key} has no record {seq} to fork at: its log ends at {head}"
-    return InvalidArgumentError(message, **facts)
+        return HistoryPrunedError(
+            f"session {key} cannot be forked at record {seq}: that history was pruned", **facts
+        )
+    return InvalidArgumentError(
+        f"session {key} has no record {seq} to fork at: its log ends at {head}", **facts
+    )
 
 
 async def fork_unsaved(
@@ -288,14 +267,31 @@ async def fork_unsaved(
     new_session: str | None,
     history: History,
 ) -> Fork:
-    """Begin a session with what is durable of another one, and what is not."""
+    """Begin a session with what is durable of another one, and what is not.
+
+    If the store has lost a part of what was durable, what memory holds of that comes between.
+    """
     require_history(history)
+    access = ExclusiveAccess(runtime, lifecycle)
     key = tracked.key
-    new = session_key(new_id, new_session or key.session, key.tenant)
-    forker = ForkBuilder(ExclusiveAccess(runtime, lifecycle))
+    child = session_key(new_id, new_session or key.session, key.tenant)
+    require_different(key, child, "fork_unsaved")
 
     async def fork() -> Fork:
-        forked = await forker.fork_unsaved(tracked, new, history=history)
+        at = tracked.durable - tracked.missing
+        point = await access.record(key, at) if at else None
+        more = group_of(tracked.pending)
+        if tracked.missing and tracked.rescue is not None:
+            known, context = tracked.rescue(at)
+            # A record that gets another number must refer to none, and need none before it.
+            moved = tuple(entry for entry in tracked.pending if entry.kind not in _NUMBERED)
+            more = (*known, *group_of(moved), context)
+        if point is not None:
+            point = await _without_epochs(access, key, point)
+        elif not tracked.missing and tracked.end is not State.LOST:  # neither gone nor deleted
+            raise _no_record(key, at, tracked.version)
+        async with access.exclusive(child):
+            forked = await made_of(access, key, child, point, FORKS[history], more)
         runtime.saver.settle_lost(tracked)  # here: a cancelled caller does not stop it
         return forked
 

@@ -77,10 +77,8 @@ class _Failure(msgspec.Struct, frozen=True):
     reason: str
     due: float
     """Time of the next attempt."""
-    size: int = 0
-    """Number of the post's items."""
     items: tuple[PendingItem, ...] = ()
-    """The items themselves, once they are to be set aside."""
+    """The post's items."""
 
 
 class PostReceipt(msgspec.Struct, frozen=True):
@@ -160,11 +158,11 @@ class Inbox:
         letters = await self._letters(key, keys)
         for letter in letters:
             if letter.item.damage:
-                message = (
+                raise ConfigError(
                     f"the dead letter {letter.item.key!r} of {key} cannot be read, so trying again "
-                    f"would not help: {letter.item.damage}; drop it when it is not needed"
+                    f"would not help: {letter.item.damage}; drop it when it is not needed",
+                    key=letter.item.key,
                 )
-                raise ConfigError(message, key=letter.item.key)
         store = self._runtime.store
         for _, post in groupby(letters, lambda letter: letter.item.key):
             items = [letter.item for letter in post]
@@ -193,11 +191,11 @@ class Inbox:
         known_keys = {letter.item.key for letter in letters}
         for letter_key in keys:
             if letter_key not in known_keys:
-                message = (
+                raise ConfigError(
                     f"session {key} has no dead letter {letter_key!r}: `perdure inbox` lists "
-                    "those that there are"
+                    "those that there are",
+                    key=letter_key,
                 )
-                raise ConfigError(message, key=letter_key)
         return [letter for letter in letters if letter.item.key in keys]
 
     def undelivered(self) -> dict[str, str]:
@@ -271,12 +269,11 @@ class Inbox:
     def _failed(
         self, key: SessionKey, name: str, reason: str, post: Sequence[PendingItem] = ()
     ) -> _Failure:
-        """Note a failure; it is tried again later and later, and a post is set aside in the end."""
+        """Note a failure: it is tried again later and later."""
         failures = self._failures.setdefault(key, {})
         tries = failures[name].tries + 1 if name in failures else 1
         pause = backoff(tries, base=PAUSE, cap=LONGEST_PAUSE, chance=self._random())
-        items = tuple(post) if tries >= TRIES else ()
-        failures[name] = _Failure(tries, reason, self._runtime.clock() + pause, len(post), items)
+        failures[name] = _Failure(tries, reason, self._runtime.clock() + pause, tuple(post))
         return failures[name]
 
     def _succeeded(self, key: SessionKey, names: Iterable[str]) -> None:
@@ -305,7 +302,9 @@ class Inbox:
         store, key = self._runtime.store, session.key
         now = self._runtime.clock()
         failures = self._failures.get(key, {})
-        passed = {name: failure.size for name, failure in failures.items() if failure.due > now}
+        passed = {
+            name: len(failure.items) for name, failure in failures.items() if failure.due > now
+        }
         came = False
         while True:
             # 1. Read what waits, and leave it there.
@@ -417,7 +416,7 @@ class Inbox:
         """Set aside what was tried often enough."""
         key = session.key
         for name, failure in [*self._failures.get(key, {}).items()]:
-            if not failure.items:
+            if failure.tries < TRIES or not failure.items:
                 continue
             reason, now = failure.reason[:MOST_REASON], time.time()
             letters = [DeadLetter(item, reason, failure.tries, now) for item in failure.items]

@@ -44,9 +44,12 @@ from perdure.records.records import (
 )
 from perdure.session.base import SessionBase
 from perdure.session.copier import BRANCHES
+from perdure.session.delete import delete
+from perdure.session.fork import fork
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.media import Filled
 from perdure.session.point_in_time import context_at
+from perdure.session.prune import drop
 from perdure.session.stored import followed
 from perdure.store import SupportsFolders, all_records, capability, first_record
 
@@ -80,11 +83,11 @@ def claim(session: Session, worker: object) -> None:
 
     """
     if session._worker is not None and session._worker is not worker:
-        message = (
+        raise SessionAlreadyActiveError(
             f"an agent is already active on session {session.key}: "
-            "post to that one, or stop it first"
+            "post to that one, or stop it first",
+            key=str(session.key),
         )
-        raise SessionAlreadyActiveError(message, key=str(session.key))
     session._worker = worker
 
 
@@ -421,7 +424,7 @@ async def fork_at(
                 more.insert(0, Entry(CONTEXT, context.as_record("retract")))
             more.insert(0, Entry(RETRACT, encode(taken)))
         together = [*(entry._replace(end=False) for entry in more[:-1]), more[-1]]
-        await acts.forker.fork(parent, child, end, together)
+        await fork(acts.access, parent, child, end, together)
 
     await acts.access.runtime.host.call(begin)
 
@@ -436,8 +439,8 @@ async def delete_unchanged(
 
     """
     acts, terms = sessions._check(), HandoverTerms("handover", wait)
-    delete = partial(acts.forgetter.delete, key, terms, unchanged=version)
-    return await acts.act(key, wait, delete)
+    act = partial(delete, acts.access, key, terms, unchanged=version)
+    return await acts.act(key, wait, act)
 
 
 async def drop_history(
@@ -450,7 +453,7 @@ async def drop_history(
 
     """
     acts, terms = sessions._check(), HandoverTerms("handover", wait)
-    await acts.act(key, wait, partial(acts.pruner.drop, key, below - 1, terms))
+    await acts.act(key, wait, partial(drop, acts.access, key, below - 1, terms))
 
 
 def state_entry(key: str, text: str | None) -> Entry:
@@ -487,8 +490,10 @@ async def exclusively(
 
     upto = (await session.save()).version if fold else 0
     if not await session._runtime.saver.exclusive(session._tracked, run, urgent=True):
-        message = f"session {session.key} could not be folded, the store is not well: try again"
-        raise StoreUnavailableError(message, key=str(session.key))
+        raise StoreUnavailableError(
+            f"session {session.key} could not be folded, the store is not well: try again",
+            key=str(session.key),
+        )
 
 
 def note_search(session: Session, search: MemorySearch) -> None:

@@ -116,6 +116,9 @@ FIRST_TURN = 0.1
 """Seconds that the caller that opens a session has to begin a turn before a handover."""
 PATIENCE = 1.0
 """Seconds for which a handover has turns wait for the store; then it is asked for again."""
+MOST_EPOCHS: Final = 16
+"""Opens without a fold at most: each adds a record, to be read by the next ones, and on files a log
+file."""
 AT_ONCE = 64
 """Sessions at most that are folded, or released, at a time."""
 REST = 0.05
@@ -147,7 +150,9 @@ class _Fold:
         session = self.session
         self.begun.set()
         self._upto = session._tracked.durable
-        self._open_tail = session._open_tail()
+        # A fold needs nothing else of a session at rest.
+        at_rest = session._tracked.clean
+        self._open_tail = session._contents.open_tail(self._upto) if at_rest else None
         self._tail = session._durable_tail()
         self._since = session._contents.as_of_seq
         self._prepared: PreparedFold | None = None
@@ -188,8 +193,7 @@ class _Fold:
             self._failed(session, error)
             return
         session._folded(manifest, self._tail)
-        facts = SessionFolded(str(session.key), manifest.as_of_seq)
-        self._runtime.hooks.emit("folded", facts)
+        self._runtime.hooks.emit("folded", SessionFolded(str(session.key), manifest.as_of_seq))
 
 
 Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdown"]
@@ -289,11 +293,11 @@ class SessionLifecycle:
         """
         tracked = session._tracked
         if tracked.quarantined and not force:
-            message = (
+            raise SessionQuarantinedError(
                 f"session {session.key} is quarantined: the store refuses a record of it; "
-                "open it with force=True to see what is unsaved"
-            )
-            raise SessionQuarantinedError(message, key=str(session.key)) from tracked.last_error
+                "open it with force=True to see what is unsaved",
+                key=str(session.key),
+            ) from tracked.last_error
         tracked.pins += 1
 
     def unpin(self, session: SessionBase) -> None:
@@ -394,9 +398,9 @@ class SessionLifecycle:
         await fold.write()
 
     def _fold_failed(self, session: SessionBase, error: Exception) -> None:
-        extra = {"session": str(session.key)}
-        log_failure(log, logging.WARNING, "fold failed", error, extra=extra)
-        self._runtime.hooks.emit("fold_failed", SessionFoldFailed(str(session.key), error))
+        key = str(session.key)
+        log_failure(log, logging.WARNING, "fold failed", error, extra={"session": key})
+        self._runtime.hooks.emit("fold_failed", SessionFoldFailed(key, error))
 
     # leaving memory
 
@@ -524,8 +528,9 @@ class SessionLifecycle:
             pass  # taken already; or stuck with a refused record, and the asking process gets that
         except StoreUnavailableError as error:  # the process that wants it asks again
             if not runtime.draining:  # then everything is released, and the store closes
-                extra = {"session": str(key)}
-                log_failure(log, logging.WARNING, "a handover failed", error, extra=extra)
+                log_failure(
+                    log, logging.WARNING, "a handover failed", error, extra={"session": str(key)}
+                )
         finally:
             self._handing_over.discard(key)
 
@@ -557,11 +562,11 @@ class SessionLifecycle:
 
         """
         if session._turns.is_own:
-            message = (
+            raise SessionError(
                 f"session {session.key}: this task is in a turn of it; "
-                "end the turn before closing the session"
+                "end the turn before closing the session",
+                key=str(session.key),
             )
-            raise SessionError(message, key=str(session.key))
         if session._closed_by is None:
             require_outside(session._tracked, "to close")
 
@@ -575,16 +580,10 @@ class SessionLifecycle:
         if session._closed_by is None:
             raise self._still_open(session)
 
-    async def close_and_keep(self, session: SessionBase, error: Exception) -> None:
-        """Close a session as `close` does, and keep its lease; the caller is alone with it."""
-        if not await self.leave(session, "rename", self.deadline(), error=error):
-            raise self._still_open(session)
-
     async def between_turns(self, session: SessionBase) -> None:
         """Wait for the turns that run and wait by now, as long as a close would."""
         with self.deadline().scope("saves") as scope:
-            await session._turns.enter(session.key)
-            session._turns.leave()
+            await session._turns.pass_by(session.key)
         if scope.cancelled_caught:
             raise self._still_open(session)
 
@@ -598,11 +597,11 @@ class SessionLifecycle:
             )
             error = SessionError if session._tracked.clean else UnsavedChangesError
             return error(message, key=str(session.key))
-        message = (
+        return UnsavedChangesError(
             f"session {session.key} could not be saved within {seconds} s; it stays open "
-            "and autosave keeps trying: see sessions.health()"
+            "and autosave keeps trying: see sessions.health()",
+            key=str(session.key),
         )
-        return UnsavedChangesError(message, key=str(session.key))
 
     async def discard(self, session: SessionBase) -> int:
         """Drop the records of a session that are not durable, and return how many they were.
@@ -660,8 +659,7 @@ class SessionLifecycle:
         try:
             await self._runtime.store.release(key, epoch)
         except Exception as error:  # noqa: BLE001  # what was to be kept is durable
-            extra = {"session": str(key)}
-            log_failure(log, logging.WARNING, "release failed", error, extra=extra)
+            log_failure(log, logging.WARNING, "release failed", error, extra={"session": str(key)})
 
     def _forget(self, session: SessionBase, reason: str) -> None:
         if self.sessions.get(session.key) is session:
@@ -672,7 +670,9 @@ class SessionLifecycle:
 
 
 def _is_to_fold(session: SessionBase, row: LeaveSteps) -> bool:
-    if row.fold == "never" or not session._has_tail:
+    epochs = session._tracked.epoch - session._folded_epoch
+    many_epochs = session._folded_epoch > 0 and epochs >= MOST_EPOCHS
+    if row.fold == "never" or not (session._tail_records or many_epochs):
         return False
     return row.fold == "always" or fold_first(
         tail_bytes=session._tail_bytes,
@@ -826,6 +826,22 @@ class ExclusiveAccess:
                 with self.lifecycle.giving_up():
                     await self.store.release(key, epoch)
 
+    @asynccontextmanager
+    async def left(
+        self,
+        session: SessionBase,
+        why: Why,
+        deadline: Deadline | None = None,
+        *,
+        error: Exception | None = None,
+    ) -> AsyncGenerator[HeldSession, None]:
+        """Have a session that is open here leave memory, and keep its lease."""
+        if not await self.lifecycle.leave(session, why, deadline, error=error):
+            raise self.lifecycle._still_open(session)
+        head = await self.store.head(session.key)
+        async with self.still_held(session.key, session.epoch, head) as hold:
+            yield hold
+
     def open_here(self, key: SessionKey) -> SessionBase | None:
         """Return a session that is open in this process, and can be saved."""
         session = self.sessions.get(key)
@@ -847,10 +863,6 @@ class ExclusiveAccess:
         """Make entries durable at the end of a session that is open here."""
         session._accept(entries)
         await session.save()
-
-    async def fold_open(self, session: SessionBase) -> None:
-        """Fold a session that is open here; a failure is logged."""
-        await self.runtime.saver.exclusive(session._tracked, lambda: self.lifecycle.fold(session))
 
     async def is_empty(self, key: SessionKey) -> bool:
         """Return whether a session was never written, or does not exist."""
@@ -890,8 +902,9 @@ class ExclusiveAccess:
 def require_different(key: SessionKey, new: SessionKey, what: str) -> None:
     """Raise ConfigError if a session is to become itself."""
     if key == new:
-        message = f"{what}: {key} is the session itself: give another id"
-        raise InvalidArgumentError(message, key=str(key))
+        raise InvalidArgumentError(
+            f"{what}: {key} is the session itself: give another id", key=str(key)
+        )
 
 
 def group_of(entries: Sequence[Entry]) -> tuple[Entry, ...]:

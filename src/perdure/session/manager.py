@@ -37,9 +37,11 @@ from perdure.session.connected import ManagerParts, connected, manager_facts
 from perdure.session.delete import (
     ForgetReport,
     SessionFilter,
+    delete,
+    rename,
 )
 from perdure.session.directory import list_sessions
-from perdure.session.fork import Fork, History, LostSession, require_history
+from perdure.session.fork import Fork, History, LostSession, copy, fork, require_history
 from perdure.session.inbox import PostReceipt
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.open import OpenRequest, SessionOpening
@@ -109,12 +111,11 @@ class SessionManager:
     if not TYPE_CHECKING:  # which knows better without
 
         def __enter__(self) -> None:
-            message = (
+            raise TypeError(
                 "connect(…) is asynchronous: use `async with perdure.connect(…) as sessions`, or "
                 "`import perdure.sync` and `with perdure.sync.connect(…) as sessions` in a program "
                 "without an event loop"
             )
-            raise TypeError(message)
 
         def __exit__(self, *_: object) -> None:
             """Never called: it makes `with` get as far as the message."""
@@ -139,8 +140,9 @@ class SessionManager:
 
     async def _start(self) -> Self:
         if self._started:
-            message = "this manager was started before: call connect(…) again for a new one"
-            raise SessionClosedError(message)
+            raise SessionClosedError(
+                "this manager was started before: call connect(…) again for a new one"
+            )
         self._started = True
         self._connected = await connected(
             self._store, self._options, close=self.aclose, by_owner=self._by_owner
@@ -149,18 +151,16 @@ class SessionManager:
 
     def _check(self) -> ManagerParts:
         if self._connected is None:
-            message = (
+            raise SessionClosedError(
                 "this manager is not connected: use `async with connect(…) as sessions` "
                 "or `sessions = await connect(…)`"
             )
-            raise SessionClosedError(message)
         stray = self._connected.runtime.home.stray()
         if stray is not None:
             raise wrong_loop("this manager", stray)
         closing = self._connected.closing
         if closing.report is not None or closing.done.is_set():
-            message = "this manager is closed: call connect(…) again"
-            raise SessionClosedError(message)
+            raise SessionClosedError("this manager is closed: call connect(…) again")
         return self._connected
 
     # sessions
@@ -517,13 +517,17 @@ class SessionManager:
             key = session_key(id, session, tenant)
             opened = parts.lifecycle.sessions.get(key)
             if opened is None:
-                message = f"session {key} is not open here: give open(…, autosave=…) its settings"
-                raise SessionClosedError(message, key=key)
+                raise SessionClosedError(
+                    f"session {key} is not open here: give open(…, autosave=…) its settings",
+                    key=key,
+                )
             if autosave is not KEEP:
                 parts.runtime.saver.tune_one(opened._tracked, autosave)
         elif isinstance(autosave, Inherit) or session != DEFAULT_SESSION or tenant:
-            message = "tune(…) takes autosave=… for all sessions, or id=… for one of them"
-            raise InvalidArgumentError(message, option="autosave")
+            raise InvalidArgumentError(
+                "tune(…) takes autosave=… for all sessions, or id=… for one of them",
+                option="autosave",
+            )
         else:
             parts.runtime.saver.tune(autosave)
 
@@ -626,7 +630,7 @@ class SessionManager:
         require_history(history)
         await parts.save_here(key, wait)
         return await parts.act(
-            key, wait, partial(parts.forker.fork, key, child, at, history=history)
+            key, wait, partial(fork, parts.access, key, child, at, history=history)
         )
 
     async def copy(
@@ -660,7 +664,7 @@ class SessionManager:
         parts, key = self._check(), session_key(id, session, tenant)
         new = session_key(new_id, new_session or session, tenant)
         await parts.save_here(key, wait)
-        return await parts.act(key, wait, partial(parts.forker.copy, key, new))
+        return await parts.act(key, wait, partial(copy, parts.access, key, new))
 
     async def rename(
         self,
@@ -688,8 +692,8 @@ class SessionManager:
         open_here = parts.lifecycle.sessions.get(key)
         if open_here is not None:
             parts.lifecycle.require_closable(open_here)
-        rename = partial(parts.renamer.rename, key, new, HandoverTerms(on_held, wait))
-        return await parts.act(key, wait, rename)
+        act = partial(rename, parts.access, key, new, HandoverTerms(on_held, wait))
+        return await parts.act(key, wait, act)
 
     async def delete(
         self,
@@ -710,8 +714,8 @@ class SessionManager:
 
         """
         parts, key = self._check(), session_key(id, session, tenant)
-        delete = partial(parts.forgetter.delete, key, HandoverTerms(on_held, wait))
-        return await parts.act(key, wait, delete)
+        act = partial(delete, parts.access, key, HandoverTerms(on_held, wait))
+        return await parts.act(key, wait, act)
 
     async def forget(
         self,
@@ -821,12 +825,9 @@ class SessionManager:
         """
         from perdure.session.plan import plan_of
 
-        runtime = self._check().runtime
         return await plan_of(
-            runtime.store,
+            self._check().runtime,
             session_key(id, session, tenant),
-            partial(SessionView, runtime.store, runtime.registry),
-            context_bytes=runtime.limits.context_bytes,
             target=target,
             system_prompt=system_prompt,
             options=options,

@@ -32,7 +32,7 @@ from perdure.restore.ladder import RESTORED, restore
 from perdure.session import spill
 from perdure.session.contents import validate_labels
 from perdure.session.inbox import Inbox
-from perdure.session.lifecycle import HeldSession, SessionLifecycle, groups_of, read_again
+from perdure.session.lifecycle import SessionLifecycle, groups_of, read_again
 from perdure.session.media import hold_media
 from perdure.session.options import require_options
 from perdure.session.refused import is_begun_by
@@ -67,12 +67,17 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.new and not self.create:
-            message = "new=True makes a session and create=False forbids it: leave one of them out"
-            raise InvalidArgumentError(message, option="new")
+            raise InvalidArgumentError(
+                "new=True makes a session and create=False forbids it: leave one of them out",
+                option="new",
+            )
         if self.on_held not in get_args(OnHeld):
             choices = ", ".join(get_args(OnHeld))
-            message = f"invalid on_held={self.on_held!r}: choose {choices}"
-            raise InvalidArgumentError(message, option="on_held", value=self.on_held)
+            raise InvalidArgumentError(
+                f"invalid on_held={self.on_held!r}: choose {choices}",
+                option="on_held",
+                value=self.on_held,
+            )
         require_wait(self.wait)
         validate_labels(owner=self.owner, tags=self.tags)
         if not isinstance(self.autosave, Inherit):
@@ -175,8 +180,9 @@ class Opener:
         if stray is not None:
             raise wrong_loop("this manager", stray)
         if self._runtime.draining:
-            message = f"session {key} cannot be opened: the manager is stopping"
-            raise SessionClosedError(message, key=str(key))
+            raise SessionClosedError(
+                f"session {key} cannot be opened: the manager is stopping", key=str(key)
+            )
 
     def _begin_load(self, wanted: OpenRequest, began: float) -> PendingLoad:
         """Begin to load a session for a caller that has waited since *began*."""
@@ -247,8 +253,7 @@ class Opener:
             # 2. Restore it, and append what a shutdown has spilled.
             require_plain(key, await runtime.store.base_of(key))
             if taken.created and not wanted.create:  # its owner died before the log began
-                hold = HeldSession(runtime.store, key, taken.epoch, taken.head)
-                await hold.delete(keep_posts=True)
+                await runtime.store.delete(key, taken.epoch, keep_posts=True)
                 raise not_found(key)  # noqa: TRY301  # released below, as after any error
             session, may_have_items = await self._restore(taken, wanted)
             _require_owner(session, wanted)
@@ -324,11 +329,12 @@ class Opener:
         if restored.head != taken.head:
             # No damage if another process has taken it meanwhile.
             await require_same(runtime.store, key, held=taken.epoch)
-            message = (
+            raise CorruptRecordError(
                 f"session {key}: its log ends at record {restored.head}, but epoch "
-                f"{taken.epoch} began at {taken.head}: run `perdure check`"
+                f"{taken.epoch} began at {taken.head}: run `perdure check`",
+                key=str(key),
+                head=restored.head,
             )
-            raise CorruptRecordError(message, key=str(key), head=restored.head)
         tracked = runtime.saver.track(
             key, epoch=taken.epoch, head=taken.head, autosave=wanted.autosave
         )
@@ -348,12 +354,14 @@ def _require_owner(session: Session, wanted: OpenRequest) -> None:
     owner = session.info.metadata.owner
     if owner in (None, wanted.owner):
         return
-    message = (
+    raise OwnerMismatchError(
         f"session {wanted.key} belongs to {_clipped(owner)}, not to "
         f"{_clipped(wanted.owner)}: choose another id or tenant; leave out owner= to open it as it "
-        "is; or hand it on with session.describe(owner=…)"
+        "is; or hand it on with session.describe(owner=…)",
+        key=str(wanted.key),
+        owner=owner,
+        wanted=wanted.owner,
     )
-    raise OwnerMismatchError(message, key=str(wanted.key), owner=owner, wanted=wanted.owner)
 
 
 def _clipped(owner: str) -> str:

@@ -72,12 +72,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             if name == "memory_bytes" and value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                message = f"limits: invalid {name}={value!r}: it must be a whole number from 1"
-                raise InvalidArgumentError(message, option=name, value=value)
+                raise InvalidArgumentError(
+                    f"limits: invalid {name}={value!r}: it must be a whole number from 1",
+                    option=name,
+                    value=value,
+                )
         require_media_tokens(self.media_tokens)
         if not self.fold_ratio > 0:
-            message = f"limits: invalid fold_ratio={self.fold_ratio!r}: it must be above 0"
-            raise InvalidArgumentError(message, fold_ratio=self.fold_ratio)
+            raise InvalidArgumentError(
+                f"limits: invalid fold_ratio={self.fold_ratio!r}: it must be above 0",
+                fold_ratio=self.fold_ratio,
+            )
 
     @property
     def _media(self) -> MediaBudget:
@@ -101,8 +106,9 @@ def require_options(**given: object) -> None:
         kind = _KINDS[name]
         if not isinstance(value, kind):
             several = "(…), such as Autosave.server(), or None" if kind is Autosave else "(…)"
-            message = f"invalid {name}={value!r}: give {kind.__name__}{several}"
-            raise InvalidArgumentError(message, option=name)
+            raise InvalidArgumentError(
+                f"invalid {name}={value!r}: give {kind.__name__}{several}", option=name
+            )
 
 
 async def require_sessions(store: Store) -> None:
@@ -125,11 +131,12 @@ async def require_sessions(store: Store) -> None:
 
     await each((keys, BACKUP_JOURNAL), look)
     if keys in keys_found:
-        message = (
+        raise ConfigError(
             f"{store.location} is encrypted: put encrypted+ before its URL, and set PERDURE_KEY or "
-            "PERDURE_KEY_FILE; a store object goes into an EncryptedStore"
+            "PERDURE_KEY_FILE; a store object goes into an EncryptedStore",
+            option="store",
+            location=store.location,
         )
-        raise ConfigError(message, option="store", location=store.location)
     if BACKUP_JOURNAL in keys_found:
         raise _backup(store)
 
@@ -146,8 +153,9 @@ async def require_no_backup(store: Store) -> None:
 
 
 def _backup(store: Store) -> ConfigError:
-    message = (
+    return ConfigError(
         f"{store.location} is a backup, whose sessions cannot be used as they are: `perdure "
-        "restore-backup BACKUP STORE` writes them into a store"
+        "restore-backup BACKUP STORE` writes them into a store",
+        option="store",
+        location=store.location,
     )
-    return ConfigError(message, option="store", location=store.location)

@@ -6,8 +6,8 @@ lease. Doing it is a second step, and fails if the session has moved on since.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, final
 
 from perdure.errors import InvalidArgumentError, StalePlanError
 from perdure.memory.retrieval import Retriever
@@ -27,31 +27,23 @@ from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, repa
 from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
+from perdure.session.session import SessionView
 from perdure.store import all_records
 
 if TYPE_CHECKING:
     from perdure.providers.context_fit import Format
     from perdure.records.keys import SessionKey
-    from perdure.restore.ladder import RestoredSession
     from perdure.restore.report import Source
     from perdure.session.base import SessionBase
     from perdure.session.contents import Contents
+    from perdure.session.runtime import Runtime
     from perdure.session.stored import SessionStore
 
 
-class _View(Protocol):
-    """A view of a session as it would be restored."""
-
-    @property
-    def _contents(self) -> Contents: ...
-
-
 async def plan_of(
-    store: SessionStore,
+    runtime: Runtime,
     key: SessionKey,
-    view_of: Callable[[RestoredSession], _View],
     *,
-    context_bytes: int,
     target: Format | None = None,
     system_prompt: str | None = None,
     options: WorkingContextSnapshotBootstrapOptions | None = None,
@@ -69,15 +61,21 @@ async def plan_of(
 
     """
     if target is not None and target not in FORMATS:
-        message = f"target {target!r} is unknown: choose None or {', '.join(FORMATS)}"
-        raise InvalidArgumentError(message, option="target", value=target)
+        raise InvalidArgumentError(
+            f"target {target!r} is unknown: choose None or {', '.join(FORMATS)}",
+            option="target",
+            value=target,
+        )
     as_agent = options is not None or system_prompt is not None
     options = options or WorkingContextSnapshotBootstrapOptions()
-    restored = await restore(store, key, context_bytes=context_bytes, strict=options.strict)
+    store = runtime.store
+    restored = await restore(
+        store, key, context_bytes=runtime.limits.context_bytes, strict=options.strict
+    )
     have = validated(await store.read_documents(key, None), key)
     after = min((document.as_of_seq for document in have.found.values()), default=0)
     tail = await all_records(store.read_log(key, after=after)) if have.found else []
-    contents = view_of(restored)._contents
+    contents = SessionView(store, runtime.registry, restored)._contents
     memory = _Noting(store, contents)
     if as_agent:
         serializer = WorkingContextSnapshotSerializer(contents._registry)
@@ -116,11 +114,13 @@ def carry_out(session: SessionBase, plan: RestorePlan) -> None:
     """
     key, version = session._tracked.key, session._tracked.version
     if plan.key != key or plan.head != version:
-        message = (
+        raise StalePlanError(
             f"the plan is of session {plan.key} at record {plan.head}, and session {key} "
-            f"is at {version}: save it, and plan again"
+            f"is at {version}: save it, and plan again",
+            key=str(key),
+            head=plan.head,
+            version=version,
         )
-        raise StalePlanError(message, key=str(key), head=plan.head, version=version)
     if plan.appended and not plan.replaces:
         types = session._runtime.registry
         session._accept(tuple(encode_message(message, types) for message in plan.appended))

@@ -135,13 +135,22 @@ async def _log_upto(
     first = last + 1
     await require_same(store, key)
     if await require_known(store, key, seq) >= first:
-        message = f"session {key}: record {first} was pruned while it was read: do it again"
-        raise HistoryPrunedError(message, key=str(key), seq=first)
+        raise HistoryPrunedError(
+            f"session {key}: record {first} was pruned while it was read: do it again",
+            key=str(key),
+            seq=first,
+        )
     if not settled:
-        message = f"session {key} is just being taken over: try again in a moment"
-        raise StoreUnavailableError(message, key=str(key), seq=first)
-    message = f"session {key}: its log continues at record {first}, which is missing"
-    raise CorruptRecordError(message, key=str(key), seq=first)
+        raise StoreUnavailableError(
+            f"session {key} is just being taken over: try again in a moment",
+            key=str(key),
+            seq=first,
+        )
+    raise CorruptRecordError(
+        f"session {key}: its log continues at record {first}, which is missing",
+        key=str(key),
+        seq=first,
+    )
 
 
 def fold_onto(work: FoldInput, have: Documents, blobs: Mapping[str, bytes]) -> HistoricalFold:
@@ -171,11 +180,13 @@ async def require_known(store: SessionStore, key: SessionKey, seq: int) -> int:
     """
     cut = (await store.beginning_of(key)).cut
     if seq < cut:
-        message = (
+        raise HistoryPrunedError(
             f"session {key} was pruned up to record {cut}: what it was at record {seq} "
-            "is not known any more"
+            "is not known any more",
+            key=str(key),
+            seq=seq,
+            cut=cut,
         )
-        raise HistoryPrunedError(message, key=str(key), seq=seq, cut=cut)
     return cut
 
 

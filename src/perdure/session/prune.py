@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 from functools import partial
 from math import inf
-from typing import final
 
 import msgspec
 from msgspec import UNSET
@@ -38,7 +37,7 @@ from perdure.records.json import decode, encode
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, TURN, Entry, Record
-from perdure.session.delete import Forgetter, tenant_sessions
+from perdure.session.delete import forget as forget_sessions, tenant_sessions
 from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms
 from perdure.session.media import put_blobs
 from perdure.session.point_in_time import folded_at
@@ -172,247 +171,263 @@ class _TurnEnds:
             self._group_end = record.seq
 
 
-@final
-class Pruner:
-    """Remove the history that a retention does not keep."""
+async def prune(
+    access: ExclusiveAccess,
+    retention: Retention,
+    keys: list[SessionKey] | None,
+    tenant: str,
+    terms: HandoverTerms,
+    *,
+    dry_run: bool,
+) -> PruneReport:
+    """Prune sessions of a tenant; those of *keys*, or all of them.
 
-    def __init__(self, access: ExclusiveAccess, forgetter: Forgetter) -> None:
-        self._access = access
-        self._forgetter = forgetter
-        self._store = access.store
+    Raises:
+        SessionError: There is but one of *keys*, and it may not be pruned.
 
-    async def prune(
-        self,
-        retention: Retention,
-        keys: list[SessionKey] | None,
-        tenant: str,
-        terms: HandoverTerms,
-        *,
-        dry_run: bool,
-    ) -> PruneReport:
-        """Prune sessions of a tenant; those of *keys*, or all of them.
-
-        Raises:
-            SessionError: There is but one of *keys*, and it may not be pruned.
-
-        """
-        now, store = time.time(), self._store
-        progress = _Progress(keys is not None and len(keys) == 1)
-        expired = await self._expired(retention, keys, tenant, now)
-        for at in range(0, len(expired), _AT_ONCE):
-            some = expired[at : at + _AT_ONCE]
-            if dry_run:
-                progress.expired += some
-            else:
-                await self._expire(some, tenant, terms, progress)
-        if keys is None and retention.cuts:
-            async with aclosing(tenant_sessions(store, tenant)) as listed:
-                keys = [info.key async for info in listed]
-        for key in keys or () if retention.cuts else ():
-            if key not in expired:
-                with progress.unless_refused(key):
-                    cut = await self._cut(key, retention, now)
-                    progress.kept_for += cut.kept_for
-                    progress.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
-        if not dry_run and (progress.pruned or progress.expired):
-            await store.scrub()
-        return progress.report(dry_run=dry_run)
-
-    async def _expire(
-        self, keys: list[SessionKey], tenant: str, terms: HandoverTerms, progress: _Progress
-    ) -> None:
-        """Forget sessions together: each search for what others reach reads all of them.
-
-        Where one of them is refused, nothing was removed: then each half is tried by itself.
-        """
-        forget = partial(self._forgetter.forget, dry_run=False, look_for_carriers=False)
-        if len(keys) == 1:
-            with progress.unless_refused(keys[0]):
-                await forget(keys, tenant, terms)
-                progress.expired += keys
-            return
-        try:
-            # One that is held elsewhere is in use by others: no handover is asked for.
-            await forget(keys, tenant, HandoverTerms("raise", terms.wait))
-            progress.expired += keys
-        except (FormatError, LeaseHeldError, LeaseLostError, SessionError):
-            half = len(keys) // 2
-            for some in (keys[:half], keys[half:]):
-                await self._expire(some, tenant, terms, progress)
-
-    async def drop(self, key: SessionKey, cut: int, terms: HandoverTerms) -> None:
-        """Remove a session's records up to one, where no checkpoint of it needs them."""
-        needed = (await self._chain(key)).needed
-        if needed is not None and needed.event_seq < cut:
-            return
-        last = await self._access.record(key, cut)
-        epoch = 0 if last is None else last.epoch
-        if await self._prune(key, _Cut(cut, epoch, 0), terms, dry_run=False):
-            await self._store.scrub()
-
-    async def _expired(
-        self, retention: Retention, keys: list[SessionKey] | None, tenant: str, now: float
-    ) -> list[SessionKey]:
-        """Return expired sessions; a default session, which holds what all share, expires last."""
-        if retention.expire_days is None:
-            return []
-        expired, open_here = list[SessionKey](), self._access.sessions
-        used = {key.agent for key in open_here if key.tenant == tenant}
-        async with aclosing(tenant_sessions(self._store, tenant)) as listed:
-            async for info in listed:
-                if not is_expired(info, retention, now):
-                    used.add(info.key.agent)
-                elif info.key not in open_here and (keys is None or info.key in keys):
-                    expired.append(info.key)
-        return [key for key in expired if key.session != DEFAULT_SESSION or key.agent not in used]
-
-    async def _prune(
-        self, key: SessionKey, cut: _Cut, terms: HandoverTerms, *, dry_run: bool
-    ) -> list[Pruned]:
-        before = await self._store.base_of(key)
-        require_plain(key, before)
-        # Cut before. A pruning that was killed may have left records below.
-        if cut.after <= (before.cut if before else 0):
-            return [] if before is None or dry_run else await self._finish(key, before)
+    """
+    now, store = time.time(), access.store
+    progress = _Progress(keys is not None and len(keys) == 1)
+    expired = await _expired(access, retention, keys, tenant, now)
+    for at in range(0, len(expired), _AT_ONCE):
+        some = expired[at : at + _AT_ONCE]
         if dry_run:
-            return [Pruned(key, cut.after, cut.turns)]
-        await require_unread(self._store, self._store.inner, key)
-        freed = await self._rebase(key, cut, terms)
-        return [] if freed is None else [Pruned(key, cut.after, cut.turns, freed)]
+            progress.expired += some
+        else:
+            await _expire(access, some, tenant, terms, progress)
+    if keys is None and retention.cuts:
+        async with aclosing(tenant_sessions(store, tenant)) as listed:
+            keys = [info.key async for info in listed]
+    for key in keys or () if retention.cuts else ():
+        if key not in expired:
+            with progress.unless_refused(key):
+                cut = await _cut(access, key, retention, now)
+                progress.kept_for += cut.kept_for
+                progress.pruned += await _prune(access, key, cut, terms, dry_run=dry_run)
+    if not dry_run and (progress.pruned or progress.expired):
+        await store.scrub()
+    return progress.report(dry_run=dry_run)
 
-    async def _finish(self, key: SessionKey, base: Origin) -> list[Pruned]:
-        """Remove what a pruning that failed, or was killed, has left in the store below its cut."""
-        store, before, freed = self._store, await self._first(key), 0
-        if not await store.has_removed(key, base):
-            return []
-        with suppress(LeaseHeldError, LeaseLostError, SessionNotFoundError):
-            async with self._access.exclusive(key):
-                session = self._access.sessions.get(key)
-                manifest, holder = await self._manifest(key), await store.holder(key)
-                # It was pruned further, or is gone.
-                if manifest.base != base or holder is None:
-                    pass
-                elif session is not None:
-                    freed = await store.trim(key, session.epoch, base.cut + 1)
-                elif holder.epoch == manifest.epoch:  # else it was held, and looked after, since
-                    async with self._access.held(key, _IF_FREE) as hold:
-                        freed = await store.trim(key, hold.epoch, base.cut + 1)
-        return [Pruned(key, base.cut, 0, freed)] if await self._first(key) > before else []
 
-    async def _first(self, key: SessionKey) -> int:
-        """Return the first record that the store has of a session's own log, 0 for none."""
-        first = await first_record(self._store.inner.read_log(key, limit=1))
-        return 0 if first is None else first.seq
+async def _expire(
+    access: ExclusiveAccess,
+    keys: list[SessionKey],
+    tenant: str,
+    terms: HandoverTerms,
+    progress: _Progress,
+) -> None:
+    """Forget sessions together: each search for what others reach reads all of them.
 
-    async def _cut(self, key: SessionKey, retention: Retention, now: float) -> _Cut:
-        ends, epochs = _TurnEnds(), [(0, 0)]
-        async with aclosing(self._store.read_log(key)) as log:
-            async for chunk in log:
-                for record in chunk.records:
-                    ends.feed(record)
-                    if record.epoch != epochs[-1][1]:
-                        epochs.append((record.seq, record.epoch))
-        turns, kept_for = ends.found, tuple[CheckpointHold, ...]()
-        after = cut_after(turns, retention, now)
-        needed, bound = (await self._chain(key)).needed, ends.bound
-        if needed is not None and needed.event_seq < min(after, bound):
-            bound = needed.event_seq
-            kept_for = (CheckpointHold(key, needed.id),)
-        if bound < after:
-            turns = [turn for turn in turns if turn.seq <= bound]
-            after = turns[-1].seq if turns else 0
-        # Proves later that the record at the cut is still this log's.
-        _, epoch = max(begun for begun in epochs if begun[0] <= after)
-        return _Cut(after, epoch, sum(turn.seq <= after for turn in turns), kept_for)
+    Where one of them is refused, nothing was removed: then each half is tried by itself.
+    """
+    forget = partial(forget_sessions, access, dry_run=False, look_for_carriers=False)
+    if len(keys) == 1:
+        with progress.unless_refused(keys[0]):
+            await forget(keys, tenant, terms)
+            progress.expired += keys
+        return
+    try:
+        # One that is held elsewhere is in use by others: no handover is asked for.
+        await forget(keys, tenant, HandoverTerms("raise", terms.wait))
+        progress.expired += keys
+    except (FormatError, LeaseHeldError, LeaseLostError, SessionError):
+        half = len(keys) // 2
+        for some in (keys[:half], keys[half:]):
+            await _expire(access, some, tenant, terms, progress)
 
-    async def _chain(self, key: SessionKey) -> CheckpointChain:
-        """Return the chain of a session's checkpoints, whichever process holds it."""
-        have = await self._store.read_documents(key, {CHECKPOINTS})
-        document = have.found.get(CHECKPOINTS)
-        data, since = (None, 0) if document is None else (document.data, document.as_of_seq)
-        async with aclosing(self._store.read_log(key, after=since)) as log:
-            records = (record async for chunk in log for record in chunk.records)
-            return CheckpointChain.of(
-                data, [one async for one in records if one.kind in CHAIN_KINDS]
-            )
 
-    async def _base(self, key: SessionKey, wanted: _Cut, epoch: int) -> Origin | None:
-        """Keep the session's state at the cut, as its holder.
+async def drop(access: ExclusiveAccess, key: SessionKey, cut: int, terms: HandoverTerms) -> None:
+    """Remove a session's records up to one, where no checkpoint of it needs them."""
+    needed = (await _chain(access, key)).needed
+    if needed is not None and needed.event_seq < cut:
+        return
+    last = await access.record(key, cut)
+    epoch = 0 if last is None else last.epoch
+    if await _prune(access, key, _Cut(cut, epoch, 0), terms, dry_run=False):
+        await access.store.scrub()
 
-        None if another pruning has cut as much since: a cut never goes back.
 
-        Raises:
-            SessionNotFoundError: The session was deleted, and maybe made again, since then.
+async def _expired(
+    access: ExclusiveAccess,
+    retention: Retention,
+    keys: list[SessionKey] | None,
+    tenant: str,
+    now: float,
+) -> list[SessionKey]:
+    """Return expired sessions; a default session, which holds what all share, expires last."""
+    if retention.expire_days is None:
+        return []
+    expired, open_here = list[SessionKey](), access.sessions
+    used = {key.agent for key in open_here if key.tenant == tenant}
+    async with aclosing(tenant_sessions(access.store, tenant)) as listed:
+        async for info in listed:
+            if not is_expired(info, retention, now):
+                used.add(info.key.agent)
+            elif info.key not in open_here and (keys is None or info.key in keys):
+                expired.append(info.key)
+    return [key for key in expired if key.session != DEFAULT_SESSION or key.agent not in used]
 
-        """
-        store, cut = self._store, wanted.after
-        before = await store.base_of(key) or Origin()
-        if cut <= before.cut:
-            return None
-        if not await store.has(key, cut, wanted.epoch):
-            raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
-        try:
-            was = await folded_at(store, key, cut, self._access.runtime.limits)
-        except CorruptRecordError:
-            # No damage if it was deleted, or taken over, while it was read.
-            await require_same(store, key, held=epoch)
-            raise
-        await put_blobs(store, key.blobs, was.blobs)
-        await self._keep_values(key, was.data)
-        documents = {name: Document(data, cut) for name, data in was.data.items()}
-        folded, blobs = kept_documents(Documents(was.manifest, documents))
-        if blobs:
-            await store.put_blobs(key.blobs, blobs)
-        return Origin(cut=cut, folded=folded, moved=before.moved)
 
-    async def _keep_values(self, key: SessionKey, data: Mapping[str, bytes]) -> None:
-        """Restore lost blobs, as long as the log still has their values."""
-        entries = MemoryIndex.of_document(data.get(MEMORY)).entries.values()
-        large = [entry for entry in entries if entry.sha256 is not UNSET]
-        present = set(await self._store.blob_names(key.blobs)) if large else set()
-        for entry in large:
-            if entry.sha256 is not UNSET and entry.sha256 not in present:
-                with suppress(CorruptRecordError):  # the log has lost it, too
-                    value = await SessionValues(self._store, key).read(entry)
-                    await self._store.put_blobs(key.blobs, {entry.sha256: value})
+async def _prune(
+    access: ExclusiveAccess, key: SessionKey, cut: _Cut, terms: HandoverTerms, *, dry_run: bool
+) -> list[Pruned]:
+    before = await access.store.base_of(key)
+    require_plain(key, before)
+    # Cut before. A pruning that was killed may have left records below.
+    if cut.after <= (before.cut if before else 0):
+        return [] if before is None or dry_run else await _finish(access, key, before)
+    if dry_run:
+        return [Pruned(key, cut.after, cut.turns)]
+    await require_unread(access.store, access.store.inner, key)
+    freed = await _rebase(access, key, cut, terms)
+    return [] if freed is None else [Pruned(key, cut.after, cut.turns, freed)]
 
-    async def _rebase(self, key: SessionKey, cut: _Cut, terms: HandoverTerms) -> int | None:
-        """Remove history, open here or not; return the bytes freed, None if it is gone already."""
-        access, store = self._access, self._store
-        async with access.exclusive(key), AsyncExitStack() as stack:
+
+async def _finish(access: ExclusiveAccess, key: SessionKey, base: Origin) -> list[Pruned]:
+    """Remove what a pruning that failed, or was killed, has left in the store below its cut."""
+    store, before, freed = access.store, await _first(access, key), 0
+    if not await store.has_removed(key, base):
+        return []
+    with suppress(LeaseHeldError, LeaseLostError, SessionNotFoundError):
+        async with access.exclusive(key):
             session = access.sessions.get(key)
-            append: Callable[[Entry], Awaitable[None]]
-            if session is not None:
-                epoch, append = session.epoch, partial(access.append_open, session)
-                fold = partial(access.fold_open, session)
-            else:
-                hold = await stack.enter_async_context(access.held(key, terms))
-                epoch, append, fold = hold.epoch, hold.append, partial(access.fold, hold)
-            # 1. Keep the documents as of the cut, in blobs.
-            base = await self._base(key, cut, epoch)
-            if base is None:
-                return None
-            # 2. Fold beyond the cut: from then on the documents need nothing below it.
+            manifest, holder = await _manifest(access, key), await store.holder(key)
+            # It was pruned further, or is gone.
+            if manifest.base != base or holder is None:
+                pass
+            elif session is not None:
+                freed = await store.trim(key, session.epoch, base.cut + 1)
+            elif holder.epoch == manifest.epoch:  # else it was held, and looked after, since
+                async with access.held(key, _IF_FREE) as hold:
+                    freed = await store.trim(key, hold.epoch, base.cut + 1)
+    return [Pruned(key, base.cut, 0, freed)] if await _first(access, key) > before else []
+
+
+async def _first(access: ExclusiveAccess, key: SessionKey) -> int:
+    """Return the first record that the store has of a session's own log, 0 for none."""
+    first = await first_record(access.store.inner.read_log(key, limit=1))
+    return 0 if first is None else first.seq
+
+
+async def _cut(access: ExclusiveAccess, key: SessionKey, retention: Retention, now: float) -> _Cut:
+    ends, epochs = _TurnEnds(), [(0, 0)]
+    async with aclosing(access.store.read_log(key)) as log:
+        async for chunk in log:
+            for record in chunk.records:
+                ends.feed(record)
+                if record.epoch != epochs[-1][1]:
+                    epochs.append((record.seq, record.epoch))
+    turns, kept_for = ends.found, tuple[CheckpointHold, ...]()
+    after = cut_after(turns, retention, now)
+    needed, bound = (await _chain(access, key)).needed, ends.bound
+    if needed is not None and needed.event_seq < min(after, bound):
+        bound = needed.event_seq
+        kept_for = (CheckpointHold(key, needed.id),)
+    if bound < after:
+        turns = [turn for turn in turns if turn.seq <= bound]
+        after = turns[-1].seq if turns else 0
+    # Proves later that the record at the cut is still this log's.
+    _, epoch = max(begun for begun in epochs if begun[0] <= after)
+    return _Cut(after, epoch, sum(turn.seq <= after for turn in turns), kept_for)
+
+
+async def _chain(access: ExclusiveAccess, key: SessionKey) -> CheckpointChain:
+    """Return the chain of a session's checkpoints, whichever process holds it."""
+    have = await access.store.read_documents(key, {CHECKPOINTS})
+    document = have.found.get(CHECKPOINTS)
+    data, since = (None, 0) if document is None else (document.data, document.as_of_seq)
+    async with aclosing(access.store.read_log(key, after=since)) as log:
+        records = (record async for chunk in log for record in chunk.records)
+        return CheckpointChain.of(data, [one async for one in records if one.kind in CHAIN_KINDS])
+
+
+async def _base(
+    access: ExclusiveAccess, key: SessionKey, wanted: _Cut, epoch: int
+) -> Origin | None:
+    """Keep the session's state at the cut, as its holder.
+
+    None if another pruning has cut as much since: a cut never goes back.
+
+    Raises:
+        SessionNotFoundError: The session was deleted, and maybe made again, since then.
+
+    """
+    store, cut = access.store, wanted.after
+    before = await store.base_of(key) or Origin()
+    if cut <= before.cut:
+        return None
+    if not await store.has(key, cut, wanted.epoch):
+        raise SessionNotFoundError(f"session {key} was deleted meanwhile", key=str(key))
+    try:
+        was = await folded_at(store, key, cut, access.runtime.limits)
+    except CorruptRecordError:
+        # No damage if it was deleted, or taken over, while it was read.
+        await require_same(store, key, held=epoch)
+        raise
+    await put_blobs(store, key.blobs, was.blobs)
+    await _keep_values(access, key, was.data)
+    documents = {name: Document(data, cut) for name, data in was.data.items()}
+    folded, blobs = kept_documents(Documents(was.manifest, documents))
+    if blobs:
+        await store.put_blobs(key.blobs, blobs)
+    return Origin(cut=cut, folded=folded, moved=before.moved)
+
+
+async def _keep_values(access: ExclusiveAccess, key: SessionKey, data: Mapping[str, bytes]) -> None:
+    """Restore lost blobs, as long as the log still has their values."""
+    entries = MemoryIndex.of_document(data.get(MEMORY)).entries.values()
+    large = [entry for entry in entries if entry.sha256 is not UNSET]
+    present = set(await access.store.blob_names(key.blobs)) if large else set()
+    for entry in large:
+        if entry.sha256 is not UNSET and entry.sha256 not in present:
+            with suppress(CorruptRecordError):  # the log has lost it, too
+                value = await SessionValues(access.store, key).read(entry)
+                await access.store.put_blobs(key.blobs, {entry.sha256: value})
+
+
+async def _rebase(
+    access: ExclusiveAccess, key: SessionKey, cut: _Cut, terms: HandoverTerms
+) -> int | None:
+    """Remove history, open here or not; return the bytes freed, None if it is gone already."""
+    store = access.store
+    async with access.exclusive(key), AsyncExitStack() as stack:
+        session = access.sessions.get(key)
+        append: Callable[[Entry], Awaitable[None]]
+        if session is not None:
+            epoch, append = session.epoch, partial(access.append_open, session)
+            fold_open = partial(access.lifecycle.fold, session)
+            fold = partial(access.runtime.saver.exclusive, session._tracked, fold_open)
+        else:
+            hold = await stack.enter_async_context(access.held(key, terms))
+            epoch, append, fold = hold.epoch, hold.append, partial(access.fold, hold)
+        # 1. Keep the documents as of the cut, in blobs.
+        base = await _base(access, key, cut, epoch)
+        if base is None:
+            return None
+        # 2. Fold beyond the cut: from then on the documents need nothing below it.
+        await fold()
+        if (await _manifest(access, key)).as_of_seq < base.cut:
+            raise await _not_folded(access, key, epoch)
+        # 3. Name the base in the log.
+        await append(Entry(BASE, encode(base)))
+        # 4. Name it in the manifest, which an open reads first.
+        with store.rebased(key, epoch, base):
             await fold()
-            if (await self._manifest(key)).as_of_seq < base.cut:
-                raise await self._not_folded(key, epoch)
-            # 3. Name the base in the log.
-            await append(Entry(BASE, encode(base)))
-            # 4. Name it in the manifest, which an open reads first.
-            with store.rebased(key, epoch, base):
-                await fold()
-                if (await self._manifest(key)).base != base:
-                    raise await self._not_folded(key, epoch)
-            # 5. Only now remove records.
-            return await store.trim(key, epoch, base.cut + 1)
+            if (await _manifest(access, key)).base != base:
+                raise await _not_folded(access, key, epoch)
+        # 5. Only now remove records.
+        return await store.trim(key, epoch, base.cut + 1)
 
-    async def _manifest(self, key: SessionKey) -> Manifest:
-        """Return the manifest of a session's own documents, an empty one if there are none."""
-        manifest = (await self._store.inner.read_documents(key, ())).manifest
-        return manifest or Manifest(key=key, epoch=0, as_of_seq=0)
 
-    async def _not_folded(self, key: SessionKey, epoch: int) -> PerdureError:
-        """Return why documents do not hold yet what is about to be removed, or raise it."""
-        await require_same(self._store, key, held=epoch)
-        message = f"session {key} could not be folded, so it was not pruned: try again"
-        return StoreUnavailableError(message, key=str(key))
+async def _manifest(access: ExclusiveAccess, key: SessionKey) -> Manifest:
+    """Return the manifest of a session's own documents, an empty one if there are none."""
+    manifest = (await access.store.inner.read_documents(key, ())).manifest
+    return manifest or Manifest(key=key, epoch=0, as_of_seq=0)
+
+
+async def _not_folded(access: ExclusiveAccess, key: SessionKey, epoch: int) -> PerdureError:
+    """Return why documents do not hold yet what is about to be removed, or raise it."""
+    await require_same(access.store, key, held=epoch)
+    return StoreUnavailableError(
+        f"session {key} could not be folded, so it was not pruned: try again", key=str(key)
+    )

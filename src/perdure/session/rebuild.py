@@ -104,8 +104,10 @@ async def rebuild(
     records = await all_records(store.read_log(key))
     if not records:
         await require_same(store, key)  # another process may have taken it over
-        message = f"session {key} has no records to rebuild from: restore its log from a copy"
-        raise CorruptRecordError(message, key=str(key))
+        raise CorruptRecordError(
+            f"session {key} has no records to rebuild from: restore its log from a copy",
+            key=str(key),
+        )
     work = FoldInput(key, began.found, records, records[-1].seq, limits)
     was = await anyio.to_thread.run_sync(fold_onto, work, began, {})
     remains = {name: have.found[name].data for name in wrong if name in have.found}
@@ -271,8 +273,10 @@ async def _rebuild_open(
 
     manifest = await runtime.saver.exclusive(session._tracked, work, urgent=True)
     if manifest is None:
-        message = f"session {session.key} cannot be rebuilt now: the store is not well; try again"
-        raise StoreUnavailableError(message, key=str(session.key))
+        raise StoreUnavailableError(
+            f"session {session.key} cannot be rebuilt now: the store is not well; try again",
+            key=str(session.key),
+        )
     return manifest
 
 

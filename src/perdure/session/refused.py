@@ -55,14 +55,16 @@ async def explain_refusal(store: Store, batch: Batch, outcome: Outcome, begun: i
 def records_lost(key: SessionKey, *, durable: int, kept: int) -> AcknowledgedRecordsLostError:
     """Return the error for a session of which the store has lost acknowledged records."""
     has = f"has only the first {kept}" if kept else "has none of them"
-    message = (
+    return AcknowledgedRecordsLostError(
         f"session {key}: the store had acknowledged {durable} records and {has}: it went back to "
         "an earlier state (a failover, a restart without its data, an older backup). Nothing more "
         "is written here. fork_unsaved(new_id) begins a session with the rest and what this "
         "process still holds in memory, discard_unsaved() gives that up; opening the session again "
-        "continues with what the store has"
+        "continues with what the store has",
+        key=str(key),
+        durable=durable,
+        kept=kept,
     )
-    return AcknowledgedRecordsLostError(message, key=str(key), durable=durable, kept=kept)
 
 
 async def _last_kept(

@@ -48,11 +48,16 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         for name, value in values.items():
             if value is not None and not value >= 0:
-                message = f"invalid Retention({name}={value!r}): it must be from 0 up"
-                raise InvalidArgumentError(message, option=name, value=value)
+                raise InvalidArgumentError(
+                    f"invalid Retention({name}={value!r}): it must be from 0 up",
+                    option=name,
+                    value=value,
+                )
         if all(value is None for value in values.values()):
-            message = "Retention() says nothing: give keep_turns, keep_days or expire_days"
-            raise InvalidArgumentError(message, option="keep_turns")
+            raise InvalidArgumentError(
+                "Retention() says nothing: give keep_turns, keep_days or expire_days",
+                option="keep_turns",
+            )
 
     @property
     def cuts(self) -> bool:

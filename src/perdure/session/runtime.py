@@ -184,13 +184,14 @@ class Hooks:
 
         """
         if event not in get_args(EventName):
-            message = f"event {event!r} is unknown: choose {', '.join(get_args(EventName))}"
-            raise InvalidArgumentError(message, event=event)
-        if not callable(hook):
-            message = (
-                f"a hook for {event} is a function of one argument, not a {type(hook).__name__}"
+            raise InvalidArgumentError(
+                f"event {event!r} is unknown: choose {', '.join(get_args(EventName))}", event=event
             )
-            raise InvalidArgumentError(message, event=event)
+        if not callable(hook):
+            raise InvalidArgumentError(
+                f"a hook for {event} is a function of one argument, not a {type(hook).__name__}",
+                event=event,
+            )
         hooks = self._hooks.setdefault(event, [])
         hooks.append(hook)
 
@@ -274,8 +275,7 @@ _AGAIN = 0.05
 def require_wait(wait: Any) -> None:
     """Raise InvalidArgumentError for a wait that is no number of seconds."""
     if not isinstance(wait, int | float) or not wait >= 0:
-        message = f"invalid wait={wait!r}: give seconds, 0 or more"
-        raise InvalidArgumentError(message, option="wait")
+        raise InvalidArgumentError(f"invalid wait={wait!r}: give seconds, 0 or more", option="wait")
 
 
 @final
@@ -307,12 +307,13 @@ class Patience:
                 await done.wait()
                 return
             if anyio.current_time() >= asks_at and not await self._signs() and not done.is_set():
-                message = (
+                raise StoreUnavailableError(
                     f"the store has not answered for {self.seconds:g} s; what was asked of session "
                     f"{self._key} continues in the background: look whether the store can be "
-                    "reached, and do it again"
+                    "reached, and do it again",
+                    key=str(self._key),
+                    wait=self.seconds,
                 )
-                raise StoreUnavailableError(message, key=str(self._key), wait=self.seconds)
 
     async def _signs(self) -> bool:
         """Ask the store for a sign; return False if it gives none within what is left."""

@@ -157,8 +157,10 @@ class Scope:
             yield values
             for key in values:
                 if not key.startswith(prefix):
-                    message = f"edit(prefix={prefix!r}): the key {key!r} does not begin with it"
-                    raise InvalidArgumentError(message, option="key")
+                    raise InvalidArgumentError(
+                        f"edit(prefix={prefix!r}): the key {key!r} does not begin with it",
+                        option="key",
+                    )
             types = session._runtime.registry
             changed = {
                 key: value

@@ -6,7 +6,6 @@ A session belongs to the event loop that opened it, and is written by one proces
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
@@ -244,21 +243,20 @@ class Session(SessionBase):
         """
         self._check_home()
         if version is not None and type(version) is not int:
-            message = f"invalid version={version!r}: give what append returned, or None"
-            raise InvalidArgumentError(message, option="version")
-        return self._receipt(await self._runtime.saver.wait_durable(self._tracked, version))
+            raise InvalidArgumentError(
+                f"invalid version={version!r}: give what append returned, or None", option="version"
+            )
+        runtime = self._runtime
+        durable = await runtime.saver.wait_durable(self._tracked, version)
+        return Receipt(durable, runtime.durability)
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
         self._check_home()
         tracked = self._tracked
-        pending, durable = tracked.pending, tracked.durable
-        unsaved = (
-            Record(durable + at, self.epoch, entry.kind, entry.payload, entry.end)
-            for at, entry in zip(range(len(pending), 0, -1), reversed(pending), strict=True)
-        )
+        unsaved = reversed(tracked.pending_records())
         return await self._contents.history(
-            before=before, limit=limit, unsaved=unsaved, durable=durable
+            before=before, limit=limit, unsaved=unsaved, durable=tracked.durable
         )
 
     async def aclose(self) -> None:
@@ -303,12 +301,9 @@ class Session(SessionBase):
         from perdure.session.plan import plan_of
 
         self._check_open()
-        runtime = self._runtime
         return await plan_of(
-            runtime.store,
+            self._runtime,
             self._tracked.key,
-            partial(SessionView, runtime.store, runtime.registry),
-            context_bytes=runtime.limits.context_bytes,
             target=target,
             system_prompt=system_prompt,
             options=options,

@@ -164,9 +164,8 @@ class ManagerShutdown:
             for pending_load in list(self.runtime.pending_loads.values()):
                 await pending_load.done.wait()
             for session in list(self._lifecycle.sessions.values()):
-                await session._turns.wait_idle()
+                await session._turns.pass_by(session.key)
         # 3. Accept nothing more, save all, and keep in files what the store did not take.
-        self.runtime.saver.seal()
         report = await self._spill(await self.runtime.saver.aclose(deadline), deadline)
         # 4. Fold and release what is durable. Other leases are kept: a save in doubt may still
         # land.

@@ -94,8 +94,11 @@ def require_usable(folder: str) -> None:
         reason = f"{there} " + ("cannot be written to" if there.is_dir() else "is no folder")
     except (OSError, RuntimeError, ValueError) as error:  # too long, or of no user, say
         reason = str(error)
-    message = f"shutdown: spill={folder!r} cannot be used: {reason}; name another folder"
-    raise ConfigError(message, option="spill", path=folder)
+    raise ConfigError(
+        f"shutdown: spill={folder!r} cannot be used: {reason}; name another folder",
+        option="spill",
+        path=folder,
+    )
 
 
 def exists(folder: str) -> bool:
@@ -292,8 +295,9 @@ def transformed(store: object, header: SpillHeader, entries: Sequence[Entry]) ->
     kept = wrapper.transform_spill(header.key, header.epoch, header.base, entries)
     if kept is None:
         key = header.key
-        message = f"the key of session {key} is not at hand, and plain text must not be spilled"
-        raise OSError(message)
+        raise OSError(
+            f"the key of session {key} is not at hand, and plain text must not be spilled"
+        )
     return kept
 
 

@@ -416,8 +416,7 @@ class SessionStore(DelegatingStore):
             try:
                 data = found or await self._read_inner(key, terms.names)
                 base = await lineage.base_of(self.inner, key, data)
-                is_plain = base is not None and not base.at
-                may_be_cut_short = base is not None and is_plain and data.may_have_removed
+                may_be_cut_short = base and not base.at and data.may_have_removed
                 if base and may_be_cut_short and await self.has_removed(key, base):
                     # A pruning failed, or was killed.
                     await self.inner.trim(key, taken.epoch, base.cut + 1)
