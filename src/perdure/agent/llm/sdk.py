@@ -12,12 +12,13 @@ import inspect
 import os
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
-from typing import Any, Final, Protocol, final
+from typing import Any, Final, final
 
 import anyio.to_thread
 import msgspec
 
 from perdure._lib.loop import Affinity
+from perdure.agent.llm.assembly import StreamedAnswer
 from perdure.agent.llm.failures import Endpoint, cut, ended, failure_of
 from perdure.agent.llm.model import Chunk, PrewarmContext, Usage
 from perdure.errors import ConfigError, InvalidArgumentError, MissingExtraError
@@ -131,31 +132,6 @@ def key_for(variable: str, given: str | None, *, keyless: bool = False) -> str:
         f"there is no key: set the environment variable {variable}, or give api_key=",
         variable=variable,
     )
-
-
-class StreamedAnswer(Protocol):
-    """A streamed answer, put together from its events: see `perdure.agent.llm.assembly`."""
-
-    error: Any
-    """The provider's error, in its own shape; None if there is none."""
-
-    def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
-        """Add an event; return what it says of the text and of the reasoning."""
-        ...
-
-    @property
-    def complete(self) -> bool:
-        """True once the last event has come."""
-        ...
-
-    @property
-    def usage(self) -> dict[str, Any] | None:
-        """Tokens used, as the provider counts them."""
-        ...
-
-    def whole(self) -> dict[str, Any]:
-        """Return the answer as it would have come in one piece."""
-        ...
 
 
 async def chunks_of(
