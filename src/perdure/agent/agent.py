@@ -34,7 +34,6 @@ from perdure.agent.memory import MemoryManager
 from perdure.agent.options import (
     Persistence,
     PersistentSession,
-    autosave_of,
     kept_as,
     memory_of,
     persistence_of,
@@ -43,6 +42,7 @@ from perdure.agent.plugins import AgentPlugins
 from perdure.agent.requests import LLMRequestAssembler
 from perdure.agent.tools import Toolbox
 from perdure.agent.worker import AgentRuntime, let_go
+from perdure.autosave.options import Autosave
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.memory.compaction import Compactor
@@ -405,7 +405,12 @@ class Agent:
             SessionError: The agent was not started.
 
         """
-        return self.context.declared.config
+        config = self.context.declared.config
+        if config is None:
+            raise SessionError(
+                "this agent has no config before it is started: use `async with agent`"
+            )
+        return config
 
     @property
     def home(self) -> Path:
@@ -865,9 +870,11 @@ async def _created(
             "two places for one agent: give sessions, or PersistentSession(storage=…)"
         )
     if isinstance(persistence, PersistentSession):
-        memory = memory_of(persistent, config.memory_storage)
+        interval = persistent.autosave_interval
         config = msgspec.structs.replace(
-            config, autosave=autosave_of(persistent), memory_storage=memory
+            config,
+            autosave=None if interval == 0 else Autosave(max_delay=interval),
+            memory_storage=memory_of(persistent, config.memory_storage),
         )
     release: Release | None = None
     if sessions is None or persistence is False:

@@ -30,7 +30,7 @@ from perdure.agent.events import (
 )
 from perdure.agent.hooks import received
 from perdure.agent.llm.failures import Overflow, overflow_of
-from perdure.agent.llm.model import Chunk, ReplyStream, ToolSpec, closing
+from perdure.agent.llm.model import ReplyStream, ToolSpec, closing
 from perdure.agent.requests import LLMRequest
 from perdure.errors import ContextOverflowError, SessionError
 from perdure.memory.traces import BEGIN
@@ -178,7 +178,9 @@ class LLMUserMessageReadyEventHandler:
             overflow = overflow_of(error)
             if overflow is None or reply.partial() is not None:
                 raise
-            tokens_before = memory.note_overflow(request.messages, overflow)
+            # The next request compacts to what fits.
+            tokens_before = memory.budget.note_overflow(request.messages, overflow)
+            memory.request_compaction()
             cause = error
         request = await context.assembler.prepare_request(
             context.turn_id, context.state.system_prompt
@@ -191,7 +193,8 @@ class LLMUserMessageReadyEventHandler:
             overflow = overflow_of(error)
             if overflow is None:
                 raise
-            memory.note_overflow(request.messages, overflow)
+            memory.budget.note_overflow(request.messages, overflow)
+            memory.request_compaction()
             cause = error
         raise _does_not_fit(context, tokens, overflow) from cause
 
@@ -207,7 +210,9 @@ class LLMUserMessageReadyEventHandler:
             async with closing(stream):
                 async for chunk in stream:
                     reply.take(chunk)
-                    _tell(chunk, context)
+                    if chunk.text or chunk.reasoning:
+                        said = {"text": chunk.text, "reasoning": chunk.reasoning}
+                        context.emit(Segment(**context.ids, **said))
         except BaseException:
             partial = reply.partial()
             if partial is not None and context.session.is_writable:
@@ -228,18 +233,6 @@ def _does_not_fit(context: AgentContext, tokens: int, overflow: Overflow) -> Con
         tokens=overflow.tokens or tokens,
         window=overflow.window,
     )
-
-
-def _tell(chunk: Chunk, context: AgentContext) -> None:
-    if chunk.text or chunk.reasoning:
-        context.emit(
-            Segment(
-                agent_id=context.agent_id,
-                turn_id=context.turn_id,
-                text=chunk.text,
-                reasoning=chunk.reasoning,
-            )
-        )
 
 
 @final

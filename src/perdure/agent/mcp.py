@@ -31,7 +31,7 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.tasks import Host
-from perdure.agent.tools import Tool, causes_of, within
+from perdure.agent.tools import Tool, causes_of
 from perdure.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -246,7 +246,7 @@ class McpServer:
     async def _call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
         connection = await self._connected()
         try:
-            with within(self._call_timeout):
+            with anyio.fail_after(self._call_timeout):
                 result = await connection.ask(lambda client: client.call_tool(tool, arguments))
         except ConnectionGoneError:
             raise

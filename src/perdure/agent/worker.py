@@ -405,9 +405,8 @@ class AgentRuntime:
         goes_on = False
         if isinstance(event, ResumeEvent):
             asked = event.unfinished.turn_id
-            if (
-                asked is not None
-            ):  # first: how often it was begun says how far back it is looked for
+            # First: how often it was begun says how far back it is looked for.
+            if asked is not None:
                 ledger.begin(posted.admitted, asked)
                 goes_on = True
         elif isinstance(event, UserMessageReceivedEvent):
@@ -427,7 +426,12 @@ class AgentRuntime:
                 ledger.begin(posted.admitted, turn.id)
             context.memory.turn_tracker.begin(turn.id, turn.number)
             try:
-                await self._work(posted, turn.id)
+                started = TurnStarted(agent_id=context.agent_id, turn_id=turn.id)
+                self._publish(started)
+                await lived(started, context)
+                await self._begin(posted)
+                await self._drain_internal()
+                keep_custom_data(context)
                 over.answer = context.last_message
                 # In the group of the turn's end: without it, the message would be answered again.
                 end_with(turn, *ledger.closing(posted.admitted, turn.id, how="answered"))
@@ -441,16 +445,6 @@ class AgentRuntime:
                 raise
             finally:
                 context.memory.turn_tracker.end()
-
-    async def _work(self, posted: QueuedMessage, turn_id: str) -> None:
-        """Do all that a turn consists of."""
-        context = self._context
-        started = TurnStarted(agent_id=context.agent_id, turn_id=turn_id)
-        self._publish(started)
-        await lived(started, context)
-        await self._begin(posted)
-        await self._drain_internal()
-        keep_custom_data(context)
 
     async def _begin(self, posted: QueuedMessage) -> None:
         """Queue what a turn begins or continues with, before everything else."""
@@ -610,8 +604,9 @@ async def let_go(
 
 async def _keep(context: AgentContext, *, save: bool) -> None:
     try:
-        if context.session.is_writable:
-            await context.declared.flush()
+        config = context.declared.config
+        if config is not None and context.session.is_writable:
+            await config.flush()
     finally:  # also without time for it: what is kept here is the manager's to save
         if save and context.session.is_writable:
             try:
