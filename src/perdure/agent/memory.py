@@ -38,7 +38,7 @@ from perdure.memory.traces import (
     read_turns,
     traces_of,
 )
-from perdure.providers.tool_pairs import interrupted_result
+from perdure.providers.tool_pairs import interrupted_result, paired
 from perdure.records.json import encode
 from perdure.records.media import decode_held, decode_read, lifted
 from perdure.records.messages import REDACTED_AT, Message, ToolCall, encode_message
@@ -50,7 +50,6 @@ from perdure.restore.rebuild import (
     context_entry,
     prompt_sha256,
     raw_part,
-    repair,
     system_prompt_of,
 )
 from perdure.restore.report import Source
@@ -544,7 +543,7 @@ class MemoryManager:
         done, dangling = compacted.done, self._options.dangling_calls
         raw = (*compacted.raw, *said_since)
         messages = self.builder.build(system_prompt, compacted.bundle, raw, dangling=dangling)
-        stored = repair(internals.contents_of(self.session).stored(), dangling)
+        stored = paired(internals.contents_of(self.session).stored(), dangling)
         context = internals.working_context(self.session)
         # A context that was cut was so by something larger than all of it.
         if done.episodic or not (context.cut or messages == stored.messages):
@@ -565,7 +564,7 @@ class MemoryManager:
 
     def safe_messages(self) -> tuple[Message, ...]:
         """Return the working context as every provider takes it."""
-        return repair(self.get_working_context_messages(), self._options.dangling_calls).messages
+        return paired(self.get_working_context_messages(), self._options.dangling_calls).messages
 
 
 def with_source(message: Message, event: str | None) -> Message:

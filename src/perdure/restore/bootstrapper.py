@@ -21,15 +21,13 @@ from typing import Any, Literal, Protocol, final
 import msgspec
 
 from perdure.errors import ConfigError, InvalidArgumentError
-from perdure.memory.compaction import MemoryBundle
+from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import BEGIN
-from perdure.providers.tool_pairs import Dangling
+from perdure.providers.tool_pairs import Dangling, PairedHistory, paired
 from perdure.records.messages import Message
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,
-    Repair,
     prompt_sha256,
-    repair,
     system_prompt_of,
 )
 from perdure.restore.report import RestoreStep, Source
@@ -105,14 +103,6 @@ class SnapshotStore(Protocol):
         ...
 
 
-class SupportsRetrieve(Protocol):
-    """A retriever of memories."""
-
-    async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle:
-        """Return the memories that a working context is rebuilt with."""
-        ...
-
-
 class RestorableMemory(Protocol):
     """The part of a memory manager that the bootstrapper needs."""
 
@@ -142,7 +132,7 @@ class RestorableMemory(Protocol):
         ...
 
     @property
-    def retriever(self) -> SupportsRetrieve:
+    def retriever(self) -> Retriever:
         """The retriever of memories."""
         ...
 
@@ -216,7 +206,7 @@ class WorkingContextSnapshotBootstrapper:
             steps.append(RestoreStep("rebuilt", f"from {what} messages"))
         if changed:
             steps.append(RestoreStep("system prompt", options.system_prompt_policy))
-        mended = repair(target, options.dangling_calls)
+        mended = paired(target, options.dangling_calls)
         steps.extend(repair_steps(mended))
         # A hash that was never stored is stored with the first context that is written.
         await apply_repair(memory, current, target, mended, prompt)
@@ -247,20 +237,19 @@ async def apply_repair(
     memory: RestorableMemory,
     current: tuple[Message, ...],
     target: tuple[Message, ...],
-    mended: Repair,
+    mended: PairedHistory,
     prompt: str | None,
 ) -> None:
     """Make a context that is *current* the one that mends *target*."""
-    if mended.messages == current:
+    messages = mended.messages
+    if messages == current:
         return
     # Results at its end are all that it lacks: the context itself stays.
-    if target == current and mended.appended:
-        await memory.append_repairs(mended.appended)
+    if target == current and (made_up := mended.appended):
+        await memory.append_repairs(made_up)
         return
     reason = "restore" if current else BEGIN
-    await memory.reset_working_context_snapshot(
-        mended.messages, system_prompt=prompt, reason=reason
-    )
+    await memory.reset_working_context_snapshot(messages, system_prompt=prompt, reason=reason)
 
 
 def _prompt(
@@ -299,7 +288,7 @@ def _with_prompt(messages: Sequence[Message], prompt: str | None) -> tuple[Messa
     return (*((Message.system(prompt),) if prompt else ()), *others)
 
 
-def repair_steps(mended: Repair) -> list[RestoreStep]:
+def repair_steps(mended: PairedHistory) -> list[RestoreStep]:
     """Return the steps of a repair."""
     counts = {
         "closed": (mended.closed, "tool calls as interrupted"),
