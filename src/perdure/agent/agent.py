@@ -6,6 +6,7 @@ effects whose outcome is unknown.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -683,8 +684,7 @@ async def assemble(
         SessionError: It is stored as another kind of agent.
 
     """
-    context: AgentContext | None = None
-    undo: list[Callable[[], object]] = []
+    undo = contextlib.ExitStack()
     try:
         _check_type(session, config)
         restore = restore or (load and has_content(session))
@@ -694,11 +694,11 @@ async def assemble(
         context.sets_aside = not restore and has_content(session)
         context.declared.sessions = sessions
         claim(session, context)
-        undo.append(lambda: disclaim(session, context))
+        undo.callback(disclaim, session, context)
         if not config.features.history:
             context.memory.replace_context((), system_prompt=None, reason=BEGIN)
         forget = sessions.on("drain", lambda _: runtime.drain())
-        undo.append(forget)
+        undo.callback(forget)
 
         async def give_back() -> None:
             forget()
@@ -707,8 +707,7 @@ async def assemble(
 
         return kind(context, runtime, save_on_close=save_on_close, release=give_back)
     except BaseException:
-        for step in reversed(undo):
-            step()
+        undo.close()
         await session.__aexit__(None, None, None)
         raise
 

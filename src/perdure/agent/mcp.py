@@ -213,35 +213,26 @@ class McpServer:
             ToolServerError: The tool failed, or the server died; the message says which.
 
         """
-        try:
-            return await self._call(tool, arguments, repeatable=repeatable)
-        except ConnectionGoneError as gone:
-            self._require_repeatable(tool, gone, repeatable=repeatable)
-        # Nothing was done, or it does no harm to do it again.
-        try:
-            return await self._call(tool, arguments, repeatable=repeatable)
-        except ConnectionGoneError as gone:
-            self._require_repeatable(tool, gone, repeatable=repeatable)
-            self._log_end()
-            raise ToolServerError(
-                f"MCP server {self} died twice while it ran {tool!r}",
-                server=self.name,
-                tool=tool,
-            ) from gone
+        again = False
+        while True:
+            try:
+                return await self._call(tool, arguments, repeatable=repeatable)
+            except ConnectionGoneError as gone:
+                # It may be made once more if nothing was done, or if that does no harm.
+                if again or (gone.asked and not repeatable):
+                    self._log_end()
+                    raise self._died(tool, is_unknown=gone.asked and not repeatable) from gone
+            again = True
 
-    def _require_repeatable(
-        self, tool: str, gone: ConnectionGoneError, *, repeatable: bool
-    ) -> None:
-        """Raise, unless a call during which the server died may be made once more."""
-        if repeatable or not gone.asked:
-            return
-        self._log_end()
-        raise ToolOutcomeUnknownError(
-            f"MCP server {self} died while it ran {tool!r}: whether that has taken effect is "
-            "unknown, and it was not called again",
-            server=self.name,
-            tool=tool,
-        ) from gone
+    def _died(self, tool: str, *, is_unknown: bool) -> ToolServerError:
+        facts = {"server": self.name, "tool": tool}
+        if is_unknown:
+            return ToolOutcomeUnknownError(
+                f"MCP server {self} died while it ran {tool!r}: whether that has taken effect is "
+                "unknown, and it was not called again",
+                **facts,
+            )
+        return ToolServerError(f"MCP server {self} died twice while it ran {tool!r}", **facts)
 
     async def _call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
         connection = await self._connected()

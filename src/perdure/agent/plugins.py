@@ -459,7 +459,16 @@ class AgentPlugins:
         if features.in_context_memory:
             self.notes = InContextMemory()
         if features.persistent_instructions:
-            self.instructions = PersistentInstructions(_instructions_path(instructions, session))
+            folder = folder_of(session)
+            if instructions is None and folder is None:
+                raise ConfigError(
+                    f"agent {session.id!r}: persistent_instructions needs a file, and this store "
+                    "has no folder for it: give custom_instructions=PATH",
+                    option="custom_instructions",
+                )
+            # In the agent's folder, as the store names it.
+            path = instructions or os.path.join(folder or "", INSTRUCTIONS)  # noqa: PTH118
+            self.instructions = PersistentInstructions(os.fspath(path))
         self._session = session
         parts: tuple[Contributor | None, ...] = (
             self.tools,
@@ -488,16 +497,3 @@ class AgentPlugins:
         """Detach from the session, so that the next worker can attach."""
         while self._attached:
             self._attached.pop().detach()
-
-
-def _instructions_path(given: str | os.PathLike[str] | None, session: Session) -> str:
-    if given is not None:
-        return os.fspath(given)
-    folder = folder_of(session)
-    if folder is None:
-        raise ConfigError(
-            f"agent {session.id!r}: persistent_instructions needs a file, and this store has no "
-            "folder for it: give custom_instructions=PATH",
-            option="custom_instructions",
-        )
-    return os.path.join(folder, INSTRUCTIONS)  # noqa: PTH118  # as the store names it

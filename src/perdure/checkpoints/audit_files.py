@@ -178,16 +178,6 @@ def saved_snapshots(
             yield number, snapshot
 
 
-def saved_events(
-    folder: Path, tell: Callable[[str, int], object], go_on: Callable[[], bool] = lambda: True
-) -> Iterator[tuple[int, SavedEvent]]:
-    """Give the events of a folder as they stand there, with the numbers of their lines."""
-    for event in _decoded(folder / EVENTS_FILE, SavedEvent, tell):
-        if not go_on():
-            return
-        yield event
-
-
 def replay_folder(
     folder: Path,
     *,
@@ -290,12 +280,14 @@ def events_by_time(
     *each* is called before that, with every event in the order of the file; *go_on* ends it by
     False.
     """
-    newest, is_in_order = 0, True
-    for number, event in saved_events(folder, tell, go_on):
+    path, newest, is_in_order = folder / EVENTS_FILE, 0, True
+    for number, event in _decoded(path, SavedEvent, tell):
+        if not go_on():
+            return
         each(number, event)
         is_in_order = is_in_order and event.timestamp >= newest
         newest = event.timestamp
-    events = saved_events(folder, lambda *_: None, go_on)
+    events = _decoded(path, SavedEvent, lambda *_: None)
     if is_in_order:
         yield from events
         return
