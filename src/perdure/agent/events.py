@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, Self, final
 
@@ -296,20 +296,10 @@ class EventStream:
 
 
 @dataclass(eq=False, slots=True)
-class LoadRequest:
-    """A request to restore the stored conversation, between two messages."""
-
-    done: anyio.Event = field(default_factory=anyio.Event)
-    error: Exception | None = None
-    found: bool = False
-    """True if there was one."""
-
-
-@dataclass(eq=False, slots=True)
 class QueuedMessage:
     """A message in the inbox, and who waits for what comes of it."""
 
-    event: UserMessageReceivedEvent | ResumeEvent | LoadRequest
+    event: UserMessageReceivedEvent | ResumeEvent
     stream: EventStream | None = None
     admitted: str | None = None
     """Its entry in the agent's ledger."""

@@ -415,6 +415,7 @@ class Connection:
         self._ready = anyio.Event()
         self._ended = anyio.Event()
         self._opening = anyio.CancelScope()
+        self._asking: set[anyio.CancelScope] = set()  # those who wait for an answer
         self.error: BaseException | None = None
         """The error that it failed or ended with; None if the server just went away."""
 
@@ -438,6 +439,8 @@ class Connection:
         finally:
             self._over.set()
             self._ready.set()
+            for scope in self._asking:
+                scope.cancel()
             self._ended.set()
 
     async def opened(self) -> None:
@@ -462,26 +465,19 @@ class Connection:
 
         if not self.is_open:
             raise ConnectionGoneError(asked=False)
-        answers: list[Any] = []
-        errors: list[Exception] = []
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._cancel_at_end, group.cancel_scope)
+        with anyio.CancelScope() as scope:
+            self._asking.add(scope)
             try:
-                answers.append(await ask(self._client))
-            except Exception as error:  # noqa: BLE001  # raised below, outside of the group
-                errors.append(error)
-            group.cancel_scope.cancel()
-        if answers:
-            return answers[0]
-        if errors and getattr(errors[0], "code", None) != CONNECTION_CLOSED:
-            raise errors[0]
+                return await ask(self._client)
+            except Exception as error:
+                if getattr(error, "code", None) != CONNECTION_CLOSED:
+                    raise
+            finally:
+                self._asking.discard(scope)
+        # It has ended: its client said so, or `run` has cancelled the wait.
         await self.aclose()  # only then it is known why
         kinds = {kind.__name__ for kind in type(self.error).__mro__}
         raise ConnectionGoneError(asked="ConnectError" not in kinds)  # else no server was there
-
-    async def _cancel_at_end(self, scope: anyio.CancelScope) -> None:
-        await self._ended.wait()
-        scope.cancel()
 
     async def aclose(self) -> None:
         """End it, and wait for its end."""

@@ -32,7 +32,6 @@ from perdure.agent.events import (
     BootstrapStartedEvent,
     EventStream,
     InputQueues,
-    LoadRequest,
     QueuedMessage,
     ResumeEvent,
     TurnEnded,
@@ -101,6 +100,7 @@ class AgentRuntime:
         self._done = anyio.Event()  # set while no loop runs
         self._done.set()
         self._error: Exception | None = None  # that ended the loop
+        self._between_turns = anyio.Lock(fast_acquire=True)
         self._draining = False
         self._posted: QueuedMessage | None = None  # what is being answered
         self._turn_scope: anyio.CancelScope | None = None
@@ -220,13 +220,13 @@ class AgentRuntime:
         """
         self._require_running()
         refuse_to_wait(self._context, *_LATER)
-        request = LoadRequest()
-        await self._inputs.room()
-        self._inputs.put(QueuedMessage(request))
-        await request.done.wait()
-        if request.error is not None:
-            raise request.error
-        return request.found
+        assert self._host is not None  # it runs
+
+        async def restored() -> bool:
+            async with self._between_turns:
+                return await load_now(self._context)
+
+        return await self._host.call(restored)
 
     def _require_running(self) -> None:
         if not self.is_running:
@@ -347,18 +347,13 @@ class AgentRuntime:
     async def _answer_all(self) -> None:
         session = self._context.session
         while not self._draining:
-            posted = await self._inputs.next_posted()
+            self._posted = posted = await self._inputs.next_posted()
             if posted is None:
                 break
-            # It began to drain during the wait.
-            if self._draining:
-                self._refuse(posted)
-                break
-            if isinstance(posted.event, LoadRequest):
-                await self._load(posted.event)
-                continue
-            self._posted = posted
-            await self._answer(posted)
+            async with self._between_turns:  # a stored conversation may be loaded just now
+                if self._draining:  # it began to during the wait
+                    break
+                await self._answer(posted)
             self._posted = None
             self._inputs.internal.clear()  # what a turn that did not end has left
             if not session.is_writable:
@@ -409,7 +404,7 @@ class AgentRuntime:
             if asked is not None:
                 ledger.begin(posted.admitted, asked)
                 goes_on = True
-        elif isinstance(event, UserMessageReceivedEvent):
+        else:
             asked = event.turn_id
             if event.message is not None and context.config.features.history:
                 request = _request_of(event.message, context.session)
@@ -486,14 +481,6 @@ class AgentRuntime:
             facts = {"agent": self._context.agent_id, "error": type(error).__name__}
             log.warning("not all that a turn leaves could be kept", extra=facts)
 
-    async def _load(self, request: LoadRequest) -> None:
-        try:
-            request.found = await load_now(self._context)
-        except Exception as error:  # noqa: BLE001  # raised where it was asked for
-            request.error = error
-        finally:
-            request.done.set()
-
     def _refuse(self, posted: QueuedMessage) -> None:
         self._keep(posted)
         self._context.ledger.underway.discard(posted.admitted or "")
@@ -503,9 +490,6 @@ class AgentRuntime:
         )
         if posted.stream is not None:
             posted.stream.feed(AgentStopped(agent_id=self._context.agent_id, error=error))
-        if isinstance(posted.event, LoadRequest):
-            posted.event.error = error
-            posted.event.done.set()
 
     def _stopped(self) -> AgentStopped:
         return AgentStopped(agent_id=self._context.agent_id, error=self._error)
