@@ -171,7 +171,6 @@ class BootstrapStep(Protocol):
 
     async def execute(self, context: AgentContext) -> bool:
         """Do it; False, or an exception, ends the bootstrap."""
-        ...
 
 
 @final

@@ -43,7 +43,6 @@ class Handler(Protocol):
 
     async def handle(self, event: Any, context: AgentContext) -> None:
         """Do what the event asks for."""
-        ...
 
 
 @final

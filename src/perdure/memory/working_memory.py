@@ -120,42 +120,33 @@ class MemoryStorage(Protocol):
 
     async def get(self, key: str) -> MemoryItem | None:
         """Return an entry, None if there is none; it counts as used now."""
-        ...
 
     async def set(self, item: MemoryItem) -> None:
         """Store an entry, replacing the one with the same key.
 
         Raises NotStorableError for a value that cannot be stored.
         """
-        ...
 
     async def delete(self, key: str) -> None:
         """Delete an entry; no error if there is none."""
-        ...
 
     async def has(self, key: str) -> bool:
         """Return whether there is an entry; it does not count as used."""
-        ...
 
     async def entries(self, *, scope: str | None = None) -> list[MemoryInfo]:
         """Return the entries without their values, oldest first; of one scope, or all."""
-        ...
 
     async def clear(self, *, scope: str | None = None) -> None:
         """Delete the entries of one scope, or all."""
-        ...
 
     async def size(self) -> int:
         """Return the bytes of all values' JSON."""
-        ...
 
     async def flush(self) -> None:
         """Return when all changes are durable."""
-        ...
 
     async def aclose(self) -> None:
         """Flush, and close all resources."""
-        ...
 
 
 class MemoryOwner(Protocol):
@@ -164,11 +155,9 @@ class MemoryOwner(Protocol):
     @property
     def memory(self) -> WorkingMemory:
         """Its working memory."""
-        ...
 
     async def save(self) -> Any:
         """Make everything durable."""
-        ...
 
 
 @final

@@ -96,11 +96,9 @@ class SnapshotStore(Protocol):
 
     async def exists(self, agent_id: str) -> bool:
         """Return whether there is a snapshot."""
-        ...
 
     async def read(self, agent_id: str) -> dict[str, Any] | None:
         """Return the snapshot, None if there is none."""
-        ...
 
 
 class RestorableMemory(Protocol):
@@ -109,52 +107,42 @@ class RestorableMemory(Protocol):
     @property
     def agent_id(self) -> str:
         """The agent's id."""
-        ...
 
     @property
     def restored_from(self) -> Source:
         """The source of the working context when the session was opened."""
-        ...
 
     @property
     def system_prompt_sha256(self) -> str | None:
         """The hash of the prompt that the context was made with, if known."""
-        ...
 
     @property
     def snapshot_was_written(self) -> bool:
         """True if the cache was ever written."""
-        ...
 
     @property
     def working_context_snapshot_store(self) -> SnapshotStore:
         """The storage of the snapshot."""
-        ...
 
     @property
     def retriever(self) -> Retriever:
         """The retriever of memories."""
-        ...
 
     def get_working_context_messages(self) -> list[Message]:
         """Return the working context."""
-        ...
 
     async def get_raw_tail(
         self, tail_turns: int | None, exclude_turn_id: str | None = None
     ) -> Sequence[Message]:
         """Return the newest turns' messages."""
-        ...
 
     async def reset_working_context_snapshot(
         self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
     ) -> None:
         """Replace the working context, durably."""
-        ...
 
     async def append_repairs(self, messages: Sequence[Message]) -> None:
         """Append made-up results, durably."""
-        ...
 
 
 @final

@@ -40,7 +40,6 @@ class RunExclusively(Protocol):
 
     async def __call__(self, job: Callable[[], Awaitable[None]], *, fold: bool = False) -> None:
         """Run the job, after a fold if requested."""
-        ...
 
 
 @final
