@@ -154,14 +154,16 @@ class Agent:
             InvalidArgumentError: Something is invalid.
 
         """
-        given: dict[str, Any] = {
-            "model": model,
-            "tools": tools,
-            "mcp": mcp,
-            "instructions": instructions,
-        }
         kept_as(persistent_session)
-        settings = merged(config, id, **given, options=options)
+        settings = merged(
+            config,
+            id,
+            model=model,
+            tools=tools,
+            mcp=mcp,
+            instructions=instructions,
+            options=options,
+        )
         return AgentCreation(
             lambda: _created(cls, settings, id, sessions, persistent_session, if_exists)
         )

@@ -79,14 +79,12 @@ async def refusal(call: ToolCall, context: AgentContext) -> str | None:
             answer = await answer if inspect.isawaitable(answer) else answer
     except Exception as error:  # noqa: BLE001  # it was not approved
         return f"the tool {name!r} could not be approved: {error_text(error)}"
-    return await _asked(call, context) if answer == "ask" else _answered(answer, call, context)
-
-
-def _answered(answer: object, call: ToolCall, context: AgentContext) -> str | None:
+    if answer == "ask":
+        return await _asked(call, context)
     if answer not in {True, "always"}:
-        return f"the tool {call.name!r} was not approved"
+        return f"the tool {name!r} was not approved"
     if answer == "always":
-        context.plugins.permissions.approve(call.name)
+        plugins.permissions.approve(name)
     _emit("capability_granted", call, context, by="function")
     return None
 

@@ -29,7 +29,7 @@ from perdure.agent.events import (
     UserMessageReceivedEvent,
 )
 from perdure.agent.hooks import received
-from perdure.agent.llm.failures import Overflow, overflow_of
+from perdure.agent.llm.failures import overflow_of
 from perdure.agent.llm.model import ReplyStream, ToolSpec, closing
 from perdure.agent.requests import LLMRequest
 from perdure.errors import ContextOverflowError, SessionError
@@ -195,7 +195,17 @@ class LLMUserMessageReadyEventHandler:
             memory.budget.note_overflow(request.messages, overflow)
             memory.request_compaction()
             cause = error
-        raise _does_not_fit(context, tokens, overflow) from cause
+        tokens = overflow.tokens or tokens
+        window = "" if overflow.window is None else f" of {overflow.window} tokens"
+        raise ContextOverflowError(
+            f"agent {context.agent_id!r}: turn {context.turn_id} does not fit into the model's "
+            f"window{window}: even compacted, the request has about {tokens} tokens; ask with "
+            "less, have tools return less, or choose a model with a larger window",
+            agent=context.agent_id,
+            turn=context.turn_id,
+            tokens=tokens,
+            window=overflow.window,
+        ) from cause
 
     async def _ask(
         self,
@@ -219,19 +229,6 @@ class LLMUserMessageReadyEventHandler:
                 context.memory.ingest_assistant_response(partial, context.turn_id)
             raise
         return reply
-
-
-def _does_not_fit(context: AgentContext, tokens: int, overflow: Overflow) -> ContextOverflowError:
-    window = "" if overflow.window is None else f" of {overflow.window} tokens"
-    return ContextOverflowError(
-        f"agent {context.agent_id!r}: turn {context.turn_id} does not fit into the model's window"
-        f"{window}: even compacted, the request has about {overflow.tokens or tokens} tokens; ask "
-        "with less, have tools return less, or choose a model with a larger window",
-        agent=context.agent_id,
-        turn=context.turn_id,
-        tokens=overflow.tokens or tokens,
-        window=overflow.window,
-    )
 
 
 @final

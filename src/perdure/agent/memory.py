@@ -263,7 +263,6 @@ class MemoryManager:
 
         """
         self._enter(turn_id)
-        self.turn_tracker.check(turn_id)
         message = with_source(message, source_event)
         seq = self._append(message)
         self._opened = (turn_id, seq, message)
@@ -305,23 +304,22 @@ class MemoryManager:
     ) -> int:
         """Keep the model's answer."""
         self._enter(turn_id)
-        self.turn_tracker.check(turn_id)
         return self._append(with_source(message, source_event))
 
     def _enter(self, turn_id: str) -> None:
-        """Begin a turn that no worker runs: its first message names it."""
-        tracker = self.turn_tracker
-        if tracker.turn_id == turn_id or internals.has_worker(self.session):
-            return
-        if tracker.turn_id != self._by_hand:  # another caller has begun it, and will end it
-            return
-        session, number = self.session, internals.running_turn(self.session)
-        if not number:
-            number = internals.next_turn(session)
-            turned = TurnPayload(turn=turn_id, number=number, phase="begin", at=self._clock())
-            self._accept(Entry(TURN, encode(turned)))
-        tracker.begin(turn_id, number)
-        self._by_hand = turn_id
+        """Begin a turn that no worker runs, since its first message names it; refuse another's."""
+        tracker, session = self.turn_tracker, self.session
+        # Where another caller has begun one, that caller ends it.
+        is_new = tracker.turn_id != turn_id and tracker.turn_id == self._by_hand
+        if is_new and not internals.has_worker(session):
+            number = internals.running_turn(session)
+            if not number:
+                number = internals.next_turn(session)
+                turned = TurnPayload(turn=turn_id, number=number, phase="begin", at=self._clock())
+                self._accept(Entry(TURN, encode(turned)))
+            tracker.begin(turn_id, number)
+            self._by_hand = turn_id
+        tracker.check(turn_id)
 
     def _append(self, message: Message) -> int:
         self._accept(entry_of(message, internals.registry_of(self.session)))

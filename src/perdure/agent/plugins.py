@@ -7,7 +7,6 @@ was configured with. They are restored in the bootstrap, and asked for their sta
 from __future__ import annotations
 
 import datetime
-import hashlib
 import logging
 import os
 import time
@@ -23,6 +22,7 @@ from perdure.agent.tools import Tool
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.index import Priority, weight_of
 from perdure.memory.working_memory import SessionMemoryStorage
+from perdure.records.chunks import name_of
 from perdure.records.values import redact
 from perdure.session.contributors import Attachment, Contributor, RestoreContext
 from perdure.session.internals import attach, folder_of
@@ -376,7 +376,7 @@ class PersistentInstructions:
         if not self.text:
             return None
         data = self.text.encode()
-        return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        return {"sha256": name_of(data), "bytes": len(data)}
 
     async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
         """Say so if the file has changed since: the file counts."""

@@ -382,7 +382,15 @@ class AgentRuntime:
                 agent_id=context.agent_id, turn_id=over.turn_id, error=_innermost(error)
             )
         else:
-            ended = over.event(context)
+            ids: dict[str, Any] = {"agent_id": context.agent_id, "turn_id": over.turn_id}
+            last = context.last_message
+            ended = TurnInterrupted(text="" if last is None else last.text, **ids)
+            # Interrupted while its end was being saved, it has ended all the same.
+            if over.answer is not None:
+                version = context.session.durable_version
+                ended = TurnEnded(
+                    message=over.answer, version=version, replayed=over.replayed, **ids
+                )
         finally:
             self._turn_scope = None
             self._keep(posted)
@@ -524,15 +532,6 @@ class _TurnOutcome(msgspec.Struct):
     replayed: bool = False
     answer: Message | None = None
     """None unless it has ended."""
-
-    def event(self, context: AgentContext) -> AgentEvent:
-        ids: dict[str, Any] = {"agent_id": context.agent_id, "turn_id": self.turn_id}
-        # Interrupted while its end was being saved, it has ended all the same.
-        if self.answer is not None:
-            version = context.session.durable_version
-            return TurnEnded(message=self.answer, version=version, replayed=self.replayed, **ids)
-        last = context.last_message
-        return TurnInterrupted(text="" if last is None else last.text, **ids)
 
 
 # What is done about an agent that has stopped: keep what it has, then close what it had open

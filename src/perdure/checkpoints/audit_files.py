@@ -37,6 +37,7 @@ from perdure.records.checkpoints import (
     ExplicitState,
     KernelEvent,
 )
+from perdure.records.chunks import name_of
 from perdure.records.json import (
     MAX_VALUE_DEPTH,
     as_utf8,
@@ -107,11 +108,6 @@ class EventSigner:
         """Return the line of the next event."""
         sealed = {**msgspec.to_builtins(event), "hash": self.next(event)}
         return msgspec.json.encode(sealed) + b"\n"
-
-
-def state_digest(state: bytes) -> str:
-    """Return the digest of a state's JSON, byte for byte as in its line."""
-    return hashlib.sha256(state).hexdigest()
 
 
 def has_pair(folder: Path) -> bool:
@@ -327,7 +323,7 @@ class _Snapshots:
                 what = f"checkpoint {snapshot.snapshot_id} is in line {before}, too"
                 run.problem(f"{CHECKPOINTS_FILE}: {what}", number)
                 continue
-            digest = state_digest(bytes(snapshot.state))
+            digest = name_of(bytes(snapshot.state))
             self._headers[snapshot.snapshot_id] = _CheckpointHeader(
                 number, snapshot.label, snapshot.timestamp, digest
             )
@@ -413,7 +409,7 @@ async def _checkpoint_lines(
             state = canonical({**captured, "context": list(captured["context"].values())})
         else:
             continue  # its history was pruned
-        digests[checkpoint.id] = state_digest(state)
+        digests[checkpoint.id] = name_of(state)
         line = SavedSnapshot(
             checkpoint.id, checkpoint.label, checkpoint.timestamp, msgspec.Raw(state)
         )

@@ -8,7 +8,6 @@ document is a function of the log's records alone, so it can always be built aga
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from perdure.errors import ConfigError, InvalidArgumentError, TooLargeError
+from perdure.records.chunks import name_of
 from perdure.records.json import decode
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, Record
 
@@ -131,7 +131,7 @@ class MemoryIndex:
             data = bytes(entry.value)
             is_large = len(data) > INLINE
             # Those in the record do not count: they are another writer's.
-            entry.sha256 = hash_of(data) if is_large else UNSET
+            entry.sha256 = name_of(data) if is_large else UNSET
             entry.seq = record.seq if is_large else UNSET
             replaced = self.entries.get(entry.key)
             self.entries[entry.key] = entry  # in the place of the one before
@@ -161,11 +161,6 @@ class MemoryIndex:
             for entry in self.entries.values()
             if entry.sha256 is not UNSET and not entry.is_apart
         }
-
-
-def hash_of(data: bytes) -> str:
-    """Return the name of the blob that holds these bytes."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _written(entry: MemoryEntry) -> MemoryEntry | _EntryWithoutValue:
@@ -214,7 +209,7 @@ def value_names(records: Iterable[Record]) -> set[str]:
     """Return the blobs that a fold makes of the large values in records."""
     changes = [decode(one.payload, MemoryEntry) for one in records if one.kind == MEMORY_SET]
     values = [bytes(entry.value) for entry in changes]
-    return {hash_of(value) for value in values if len(value) > INLINE}
+    return {name_of(value) for value in values if len(value) > INLINE}
 
 
 Priority = Literal["low", "normal", "high", "critical"]

@@ -31,11 +31,11 @@ from perdure.memory.index import (
     check_priority,
     entry_text,
     evicted,
-    hash_of,
     points_of,
     ranked,
     words_of,
 )
+from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, Entry, Record
@@ -291,7 +291,7 @@ class SessionValues:
         record = await first_record(log, lambda record: record.kind == MEMORY_SET)
         if record is not None:
             data = bytes(decode(record.payload, MemoryEntry).value)
-            if hash_of(data) == name:
+            if name_of(data) == name:
                 return data
         # Before it counts as damage: another process may have forgotten the session meanwhile.
         await require_same(self._store, self._key, seen=self._seen)

@@ -68,12 +68,17 @@ class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_onl
         for name in ("max_episodic", "max_semantic", "raw_tail_turns"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                message = f"restore: invalid {name}={value!r}: it must be from 0 up"
-                raise InvalidArgumentError(message, option=name, value=value)
+                raise InvalidArgumentError(
+                    f"restore: invalid {name}={value!r}: it must be from 0 up",
+                    option=name,
+                    value=value,
+                )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                message = f"restore: {name}={getattr(self, name)!r}: choose {', '.join(choices)}"
-                raise InvalidArgumentError(message, option=name)
+                raise InvalidArgumentError(
+                    f"restore: {name}={getattr(self, name)!r}: choose {', '.join(choices)}",
+                    option=name,
+                )
 
 
 _CHOICES = {
@@ -258,11 +263,11 @@ def _prompt(
         return system_prompt, False
     policy = options.system_prompt_policy
     if policy == "error" and known is not None:
-        message = (
+        raise ConfigError(
             f"the system prompt of {memory.agent_id!r} is not the one that its context was made "
-            "with: give that one, or choose system_prompt_policy replace, rebuild or keep"
+            "with: give that one, or choose system_prompt_policy replace, rebuild or keep",
+            agent=memory.agent_id,
         )
-        raise ConfigError(message, agent=memory.agent_id)
     if policy == "keep":
         return had, True
     return system_prompt, True
