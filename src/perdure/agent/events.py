@@ -7,8 +7,9 @@ The first kind reports what has happened to listeners (`Agent.events`, `Agent.st
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, Self, final
@@ -323,8 +324,11 @@ class InputQueues:
         self.internal: deque[Any] = deque()
         """The worker's own events: they come before all messages."""
 
-    async def room(self) -> None:
-        """Wait for room in the inbox, and take it: `put` follows, with nothing awaited between.
+    @contextlib.asynccontextmanager
+    async def room(self) -> AsyncGenerator[None, None]:
+        """Wait for room in the inbox, and keep it for the block, which calls `put`.
+
+        If the block raises, the room is free again.
 
         Raises:
             SessionClosedError: The agent takes no more messages.
@@ -334,13 +338,10 @@ class InputQueues:
         await self._room.acquire()
         try:
             self._check_open()
-        except SessionClosedError:
+            yield
+        except BaseException:
             self._room.release()
             raise
-
-    def no_room_needed(self) -> None:
-        """Give back the room that was taken: nothing comes."""
-        self._room.release()
 
     @property
     def has_posted(self) -> bool:

@@ -169,8 +169,7 @@ class AgentRuntime:
                 raise turn_reused(session.key, event.turn_id or "")
             self._go_on(known, stream)
             return
-        await inputs.room()
-        try:
+        async with inputs.room():
             admitted = None
             if event.message is not None:
                 # A stream gets it from the turn, which has the message then: if that begins at
@@ -179,13 +178,9 @@ class AgentRuntime:
                 is_plain = self._is_usual and not context.config.input_processors
                 at_once = stream is not None and is_idle and is_plain
                 admitted = context.ledger.admit(event.message, event.turn_id, at_once=at_once)
-        except BaseException:
-            # The room that was kept for it is free again.
-            inputs.no_room_needed()
-            raise
-        if admitted is not None:
-            context.ledger.underway.add(admitted)
-        inputs.put(QueuedMessage(event, stream, admitted))
+            if admitted is not None:
+                context.ledger.underway.add(admitted)
+            inputs.put(QueuedMessage(event, stream, admitted))
 
     async def resume(
         self, unfinished_messages: Sequence[UnfinishedMessage]

@@ -91,10 +91,6 @@ class DroppedPayload(msgspec.Struct):
     touched: dict[str, int] | UnsetType = UNSET
 
 
-class _Touched(msgspec.Struct):
-    touched: dict[str, int] | UnsetType = UNSET
-
-
 class MemoryDocument(msgspec.Struct, kw_only=True):
     """memory.json, without the totals next to its entries."""
 
@@ -126,8 +122,9 @@ class MemoryIndex:
     def apply(self, record: Record) -> None:
         """Apply the next record; records of other kinds change nothing."""
         if record.kind == MEMORY_SET:
-            entry = decode(record.payload, MemoryEntry)
-            self._touch(decode(record.payload, _Touched))
+            entry = decode(record.payload, MemoryChange)
+            self._touch(entry.touched)
+            entry.touched = UNSET  # the document has it in the entries themselves
             data = bytes(entry.value)
             is_large = len(data) > INLINE
             # Those in the record do not count: they are another writer's.
@@ -138,12 +135,12 @@ class MemoryIndex:
             self.size += entry.size_bytes - (0 if replaced is None else replaced.size_bytes)
         elif record.kind == MEMORY_DROP:
             dropped = decode(record.payload, DroppedPayload)
-            self._touch(dropped)
+            self._touch(dropped.touched)
             removed = self.entries.pop(dropped.key, None)
             self.size -= 0 if removed is None else removed.size_bytes
 
-    def _touch(self, change: DroppedPayload | _Touched) -> None:
-        for key, at in (change.touched or {}).items():
+    def _touch(self, touched: dict[str, int] | UnsetType) -> None:
+        for key, at in (touched or {}).items():
             entry = self.entries.get(key)
             if entry is not None:
                 entry.last_accessed_at = max(entry.last_accessed_at, at)

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from perdure.memory.context import Retractions
+from perdure.memory.context import MessageRole, Retractions
 from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -23,10 +23,6 @@ from perdure.store import Store
 
 BEGIN: Final = "begin"
 """The reason of a context that begins a new conversation: older messages do not count."""
-
-
-class _Role(msgspec.Struct):
-    role: str = ""
 
 
 class _Reason(msgspec.Struct):
@@ -200,7 +196,7 @@ def _grouped(records: Iterable[Record]) -> list[RawTurn]:
 
 
 def _opens(record: Record) -> bool:
-    return decode(record.payload, _Role).role == "user"
+    return decode(record.payload, MessageRole).role == "user"
 
 
 SOURCE: Final = "perdure_source_event"
