@@ -28,7 +28,7 @@ from perdure.agent.events import (
     ToolResultEvent,
     UserMessageReceivedEvent,
 )
-from perdure.agent.hooks import received
+from perdure.agent.hooks import applied
 from perdure.agent.llm.failures import overflow_of
 from perdure.agent.llm.model import ReplyStream, ToolSpec, closing
 from perdure.agent.requests import LLMRequest
@@ -100,7 +100,8 @@ class UserInputMessageEventHandler:
     async def handle(self, event: UserMessageReceivedEvent, context: AgentContext) -> None:
         """Keep a user's message; the results of tools are kept already."""
         if event.message is not None and event.sender == "user":
-            message = await received(event.message, context)
+            processors = context.config.input_processors
+            message = await applied(processors, event.message, Message, "input_processors", context)
             with grouped(context.session):
                 seq = context.memory.ingest_user_message(message, context.turn_id)
                 context.ledger.said(seq)

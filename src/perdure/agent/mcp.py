@@ -293,7 +293,7 @@ class McpServer:
         self._host.spawn(connection.run)
         try:
             with anyio.fail_after(self._start_timeout):
-                await connection.opened()
+                await connection.ready.wait()
                 listed = await connection.ask(_list_tools)
         # Even if cancelled: the process that was started must not be left running.
         except BaseException as error:
@@ -412,7 +412,8 @@ class Connection:
         self._transport = transport
         self._client: Any = None
         self._over = anyio.Event()
-        self._ready = anyio.Event()
+        self.ready: anyio.Event = anyio.Event()
+        """Set when it is open, or could not be opened."""
         self._ended = anyio.Event()
         self._opening = anyio.CancelScope()
         self._asking: set[anyio.CancelScope] = set()  # those who wait for an answer
@@ -432,27 +433,16 @@ class Connection:
             with self._opening:
                 async with Client(self._watched(), cache=None) as client:
                     self._client = client
-                    self._ready.set()
+                    self.ready.set()
                     await self._over.wait()
         except Exception as error:  # noqa: BLE001  # raised in the waiter
             self.error = causes_of(error)[0]
         finally:
             self._over.set()
-            self._ready.set()
+            self.ready.set()
             for scope in self._asking:
                 scope.cancel()
             self._ended.set()
-
-    async def opened(self) -> None:
-        """Wait until it is open.
-
-        Raises:
-            ConnectionGoneError: It could not be opened: see ``error``.
-
-        """
-        await self._ready.wait()
-        if self._client is None:
-            raise ConnectionGoneError(asked=False)
 
     async def ask(self, ask: Callable[[Any], Any]) -> Any:
         """Return what a function of the client returns.
