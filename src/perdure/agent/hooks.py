@@ -108,19 +108,18 @@ async def applied(
 async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -> ToolResult:
     """Return a result as the processors make it; one that fails makes it an error."""
     try:
-        for process in context.config.tool_result_processors:
-            with stray_cancellation_fails():
-                result = await applied(
-                    [process], result, ToolResult, "tool_result_processors", context
-                )
-            result = replace(result, call_id=call.id)  # in any case, this call is answered
+        processors = context.config.tool_result_processors
+        with stray_cancellation_fails():
+            result = await applied(
+                processors, result, ToolResult, "tool_result_processors", context
+            )
     except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
         return ToolResult(
             call.id,
             call.name,
             error=f"the result could not be processed: {error_text(error)}",
         )
-    return result
+    return replace(result, call_id=call.id)  # in any case, this call is answered
 
 
 async def lived(event: AgentEvent, context: AgentContext) -> None:
