@@ -104,7 +104,6 @@ MADE_BY_PERDURE = {
 
 NOT_FOR_USERS = {
     "perdure.PersistentConfig.of": "an agent makes its config by it",
-    "perdure.agent.MemoryManager.note_overflow": "the worker calls it",
 }
 
 

@@ -174,7 +174,7 @@ async def test_after_a_fold_what_is_left_is_found_in_a_document(
     async with world.connect() as sessions:
         agent = await AgentFactory(sessions).create_agent(configured(), agent_id="ada")
         await agent.start()
-        agent.runtime.worker.drain()  # type: ignore[union-attr]
+        agent.runtime.drain()
         agent.context.ledger.admit(Message.user("left"), None)
         await agent.stop()
     async with world.connect() as sessions:

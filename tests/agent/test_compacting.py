@@ -23,7 +23,8 @@ from perdure.agent import (
 )
 from perdure.agent.llm.model import Chunk, Usage
 from perdure.memory.compaction import Compactor, EpisodicItem, Fact, Summary, TurnTrace, item_entry
-from perdure.restore.rebuild import is_memory, repair
+from perdure.providers.tool_pairs import paired
+from perdure.restore.rebuild import is_memory
 from perdure.session.internals import working_context
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryStore
@@ -49,7 +50,7 @@ def words(message: Message) -> int:
 
 def check_pairs(messages: Sequence[Message]) -> None:
     """Refuse what a provider would: a call without its result right behind it, or the reverse."""
-    assert repair(messages).messages == tuple(messages)
+    assert paired(messages).messages == tuple(messages)
     for before, message in itertools.pairwise(messages):
         if message.role == "tool":
             assert before.role == "tool" or before.tool_calls

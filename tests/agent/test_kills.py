@@ -12,7 +12,7 @@ import pytest
 from perdure import Message, Shutdown, connect
 from perdure.agent import AgentConfig, AgentFactory, CompactionPolicy, ScriptedModel, call
 from perdure.memory.context import SNAPSHOT
-from perdure.restore.rebuild import repair
+from perdure.providers.tool_pairs import paired
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.agent.conftest import World
 from tests.agent.test_worker import Blocked
@@ -96,7 +96,7 @@ async def test_a_kill_after_any_write_loses_nothing_that_was_acknowledged() -> N
         for question, reply in life.acknowledged[:count]:
             assert question in said  # in this order
             assert reply in said
-        assert repair(context).messages == tuple(context)
+        assert paired(context).messages == tuple(context)
         assert context[0].text == "Be kind."
 
 

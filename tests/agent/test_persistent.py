@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Autosave, ConfigError
 from perdure.agent import Agent, AgentConfig, EchoModel, PersistentSession
-from perdure.agent.options import autosave_of, persistence_of
+from perdure.agent.options import persistence_of
 
 FIVE = PersistentSession(autosave_interval=5.0)
 
@@ -38,10 +38,16 @@ def test_two_that_differ_are_refused(given: Any, configured: Any) -> None:
         persistence_of(given, configured)
 
 
-def test_the_interval_is_the_longest_delay_and_0_is_no_timer() -> None:
-    assert autosave_of(PersistentSession()) == Autosave(max_delay=30.0)
-    assert autosave_of(PersistentSession(autosave_interval=1.0)) == Autosave(max_delay=1.0)
-    assert autosave_of(PersistentSession(autosave_interval=0)) is None
+@pytest.mark.parametrize(
+    ("interval", "timers"),
+    [(30.0, Autosave(max_delay=30.0)), (1.0, Autosave(max_delay=1.0)), (0, None)],
+)
+async def test_the_interval_is_the_longest_delay_and_0_is_no_timer(
+    interval: float, timers: Autosave | None
+) -> None:
+    kept = PersistentSession(storage="memory:", autosave_interval=interval)
+    async with Agent.create("ada", model=EchoModel(), persistent_session=kept) as agent:
+        assert agent.context.config.autosave == timers
 
 
 @pytest.mark.parametrize("bad", [-1.0, float("inf"), float("nan")])

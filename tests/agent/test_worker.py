@@ -647,7 +647,8 @@ async def test_a_stolen_session_ends_the_worker(memory_world: World, configured:
                 last = [event async for event in stream][-1]
         assert isinstance(last, TurnFailed)
         assert isinstance(last.error, LeaseLostError)
-        await agent.runtime.worker.done.wait()  # type: ignore[union-attr]
+        await anyio.wait_all_tasks_blocked()
+        assert not agent.runtime.is_running
         with pytest.raises(SessionClosedError):
             await agent.ask("anybody?")
         await agent.stop()

@@ -11,9 +11,8 @@ import pytest
 from perdure import Message, ToolCall
 from perdure.providers import FORMATS, Format, parse, render
 from perdure.providers.context_fit import EMPTY, OPENING
-from perdure.providers.tool_pairs import INTERRUPTED
+from perdure.providers.tool_pairs import INTERRUPTED, paired
 from perdure.records.messages import decode_message, encode_message
-from perdure.restore.rebuild import repair
 from tests.providers.replies import ANTHROPIC, GEMINI, RESPONSES
 from tests.providers.rules import wrongs
 from tests.providers.sdk import assert_accepted
@@ -221,7 +220,7 @@ def test_reasoning_that_led_to_nothing_is_not_sent() -> None:
 def test_reasoning_goes_when_its_calls_were_dropped() -> None:
     reply = {**RESPONSES, "output": [RESPONSES["output"][0], RESPONSES["output"][2]]}
     log = [Message.user("go"), parse(reply, "openai-responses")]
-    assert sent(list(repair(log, "drop").messages), "openai-responses") == [
+    assert sent(list(paired(log, "drop").messages), "openai-responses") == [
         {"role": "user", "content": "go"}
     ]
 
@@ -275,7 +274,7 @@ def test_what_the_provider_did_goes_with_the_reasoning_that_led_to_it() -> None:
 def test_reasoning_goes_when_one_of_its_calls_was_dropped() -> None:
     """Responses: what follows reasoning has to be what it led to."""
     log = [Message.user("go"), after_reasoning(CALLED, SAID)]
-    shown = sent(list(repair(log, "drop").messages), "openai-responses")
+    shown = sent(list(paired(log, "drop").messages), "openai-responses")
     assert shown[1:] == [{"role": "assistant", "content": "Waves."}]
 
 

@@ -14,7 +14,6 @@ from perdure import Message
 from perdure.providers import FORMATS, ReasoningPolicy, RenderedContext, render
 from perdure.providers.tool_pairs import paired
 from perdure.records.messages import decode_message, encode_message
-from perdure.restore.rebuild import repair
 from tests.providers.conversations import conversations
 from tests.providers.rules import wrongs
 from tests.providers.sdk import assert_accepted
@@ -78,8 +77,8 @@ def test_the_first_result_of_a_call_is_kept(messages: list[Message]) -> None:
 
 @given(messages=conversations(), policy=st.sampled_from(["interrupted", "drop"]))
 def test_a_second_repair_changes_nothing(messages: list[Message], policy: str) -> None:
-    once = repair(messages, policy)  # type: ignore[arg-type]
-    again = repair(once.messages, policy)  # type: ignore[arg-type]
+    once = paired(messages, policy)  # type: ignore[arg-type]
+    again = paired(once.messages, policy)  # type: ignore[arg-type]
     assert again.messages == once.messages
     assert again.appended == ()
     for format in FORMATS:
@@ -89,7 +88,7 @@ def test_a_second_repair_changes_nothing(messages: list[Message], policy: str) -
 @given(messages=conversations())
 def test_a_durable_repair_shows_what_the_projection_showed(messages: list[Message]) -> None:
     """What a model sees does not depend on whether the repair has been written down yet."""
-    repaired = repair(messages).messages
+    repaired = paired(messages).messages
     for format in FORMATS:
         assert render(repaired, format) == render(messages, format)
 

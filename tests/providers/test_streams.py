@@ -50,7 +50,7 @@ def test_chat_chunks_become_the_reply_that_they_were() -> None:
         ),
     ]
     assert taken[1:3] == [("He", ""), ("llo", "Hm.")]
-    assert answer.finish_reason is None
+    assert not answer.complete
     answer.take(chunk({}, "tool_calls", mood="good"))
     answer.take({"id": "c", "choices": [], "usage": {"prompt_tokens": 1}})
     whole = answer.whole()

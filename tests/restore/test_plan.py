@@ -28,6 +28,7 @@ from perdure.restore.report import RestoreStep
 from perdure.session.internals import store_below
 from perdure.session.manager import SessionManager
 from perdure.store import Store
+from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.types import RestorePlan
 from tests.agent.conftest import World
 from tests.session.conftest import Connect, again
@@ -238,6 +239,22 @@ async def test_a_rebuild_under_an_open_session_leaves_it_open(tmp_path: Path) ->
         assert (await sessions.rebuild_working_context("ada", dry_run=True)).wrong == ()
         with pytest.raises(SessionNotFoundError, match="no session nobody"):
             await sessions.rebuild_working_context("nobody")
+
+
+async def test_documents_ahead_of_the_log_are_not_rebuilt() -> None:
+    """S0-Q3: they know what the log lacks."""
+    backing = MemoryBacking()
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        async with sessions.open("ada") as ada:
+            ada.append(Message.user("hello"), Message.assistant("hi"))
+    stored = backing.sessions[SessionKey("ada")]
+    del stored.entries[2:], stored.epochs[2:]  # as after a log that was restored from an old copy
+    documents = dict(stored.documents)
+    async with connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        for dry_run in (True, False):
+            with pytest.raises(CorruptRecordError, match="the log ends at 2: records are missing"):
+                await sessions.rebuild_working_context("ada", dry_run=dry_run)
+    assert stored.documents == documents
 
 
 async def test_an_agent_can_be_strict(tmp_path: Path) -> None:

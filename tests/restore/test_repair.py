@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from perdure import Message, ToolCall
-from perdure.providers.tool_pairs import INTERRUPTED, interrupted_result, is_synthetic
-from perdure.restore.rebuild import repair
+from perdure.providers.tool_pairs import INTERRUPTED, interrupted_result, is_synthetic, paired
 
 
 def asks(*ids: str, text: str | None = None) -> Message:
@@ -31,7 +30,7 @@ def shape(messages: object) -> list[str]:
 
 def test_a_call_at_the_end_is_closed_by_an_appended_result() -> None:
     given_messages = (Message.user("go"), asks("a", "b"), result("b"))
-    mended = repair(given_messages)
+    mended = paired(given_messages)
     assert mended.appended is not None
     assert mended.messages == (*given_messages, *mended.appended)
     (made_up,) = mended.appended
@@ -48,64 +47,64 @@ def test_the_made_up_result_is_the_same_each_time() -> None:
 
 
 def test_a_call_in_the_middle_is_closed_in_its_place() -> None:
-    mended = repair((asks("a"), Message.user("hello?")))
+    mended = paired((asks("a"), Message.user("hello?")))
     assert shape(mended.messages) == ["assistant", "result a", "user"]
     assert mended.appended is None
 
 
 def test_a_result_that_came_late_stands_behind_its_call() -> None:
-    mended = repair((asks("a"), Message.user("hello?"), result("a")))
+    mended = paired((asks("a"), Message.user("hello?"), result("a")))
     assert shape(mended.messages) == ["assistant", "result a", "user"]
     assert (mended.moved, mended.closed) == (1, 0)
 
 
 def test_a_real_result_takes_the_place_of_a_made_up_one() -> None:
-    closed = repair((asks("a"),)).messages
-    mended = repair((*closed, result("a")))
+    closed = paired((asks("a"),)).messages
+    mended = paired((*closed, result("a")))
     assert mended.messages == (asks("a"), result("a"))
 
 
 def test_a_result_without_a_call_is_left_out() -> None:
-    mended = repair((Message.user("go"), result("nobody's"), Message.assistant("done")))
+    mended = paired((Message.user("go"), result("nobody's"), Message.assistant("done")))
     assert shape(mended.messages) == ["user", "assistant"]
     assert mended.orphans == 1
 
 
 def test_a_second_result_of_a_call_is_left_out() -> None:
-    mended = repair((asks("a"), Message.user("x"), asks("a"), result("a"), result("a", "again")))
+    mended = paired((asks("a"), Message.user("x"), asks("a"), result("a"), result("a", "again")))
     assert shape(mended.messages) == ["assistant", "result a", "user", "assistant", "result a"]
     assert mended.orphans == 1
 
 
 def test_drop_leaves_out_calls_without_results_and_keeps_the_others() -> None:
-    mended = repair((Message.user("go"), asks("a", "b", text="Let me see"), result("b")), "drop")
+    mended = paired((Message.user("go"), asks("a", "b", text="Let me see"), result("b")), "drop")
     assert mended.messages == (Message.user("go"), asks("b", text="Let me see"), result("b"))
     assert mended.dropped == 1
 
 
 def test_drop_leaves_out_a_message_of_which_nothing_is_left() -> None:
-    assert repair((Message.user("go"), asks("a")), "drop").messages == (Message.user("go"),)
+    assert paired((Message.user("go"), asks("a")), "drop").messages == (Message.user("go"),)
 
 
 def test_keep_leaves_calls_as_they_are() -> None:
     messages = (Message.user("go"), asks("a"))
-    assert repair(messages, "keep").messages == messages
+    assert paired(messages, "keep").messages == messages
 
 
 def test_an_answer_with_nothing_in_it_is_left_out() -> None:
-    mended = repair((Message.user("go"), Message.assistant(""), Message.user("well?")))
+    mended = paired((Message.user("go"), Message.assistant(""), Message.user("well?")))
     assert shape(mended.messages) == ["user", "user"]
 
 
 def test_what_the_provider_said_beside_an_empty_answer_is_kept() -> None:
     signed = Message(role="assistant", extra={"signature": msgspec.Raw(b'"s"')})
-    assert repair((signed,)).messages == (signed,)
+    assert paired((signed,)).messages == (signed,)
 
 
 @pytest.mark.parametrize("policy", ["interrupted", "drop", "keep"])
 def test_a_context_that_is_sound_is_not_touched(policy: str) -> None:
     sound = (Message.system("s"), Message.user("u"), asks("a"), result("a"), Message.assistant("x"))
-    mended = repair(sound, policy)  # type: ignore[arg-type]
+    mended = paired(sound, policy)  # type: ignore[arg-type]
     assert mended.messages == sound
     assert mended.appended == ()
 
@@ -123,7 +122,7 @@ conversations = st.lists(some_messages, max_size=14)
 @given(conversations, st.sampled_from(["interrupted", "drop"]))
 def test_every_call_has_one_result_right_behind_it(messages: list[Message], policy: str) -> None:
     waiting: Counter[str] = Counter()
-    for message in repair(messages, policy).messages:  # type: ignore[arg-type]
+    for message in paired(messages, policy).messages:  # type: ignore[arg-type]
         if message.tool_result is not None:
             assert waiting[message.tool_result.call_id] == 1
             del waiting[message.tool_result.call_id]
@@ -135,8 +134,8 @@ def test_every_call_has_one_result_right_behind_it(messages: list[Message], poli
 
 @given(conversations, st.sampled_from(["interrupted", "drop", "keep"]))
 def test_mending_what_is_mended_changes_nothing(messages: list[Message], policy: str) -> None:
-    once = repair(messages, policy).messages  # type: ignore[arg-type]
-    again = repair(once, policy)  # type: ignore[arg-type]
+    once = paired(messages, policy).messages  # type: ignore[arg-type]
+    again = paired(once, policy)  # type: ignore[arg-type]
     assert again.messages == once
     assert again.appended == ()
 
@@ -153,12 +152,12 @@ def said_in(messages: Sequence[Message]) -> Counter[str]:
 
 @given(conversations)
 def test_closing_keeps_everything_that_was_said(messages: list[Message]) -> None:
-    assert said_in(repair(messages).messages) == said_in(messages)
+    assert said_in(paired(messages).messages) == said_in(messages)
 
 
 @given(conversations)
 def test_what_is_appended_is_what_was_missing(messages: list[Message]) -> None:
-    mended = repair(messages)
+    mended = paired(messages)
     if mended.appended is not None:
         assert (*messages, *mended.appended) == mended.messages
         assert all(map(is_synthetic, mended.appended))
@@ -169,15 +168,15 @@ def test_a_conversation_cut_anywhere_and_mended_goes_on_as_it_was(
     messages: list[Message], cut: int
 ) -> None:
     """A kill at any record, a restore, and the rest: no real result is lost by the repair."""
-    whole = repair(messages)
+    whole = paired(messages)
     real = [one for one in whole.messages if one.tool_result and not is_synthetic(one)]
-    went_on = repair((*repair(messages[:cut], "keep").messages, *messages[cut:]))
+    went_on = paired((*paired(messages[:cut], "keep").messages, *messages[cut:]))
     assert [one for one in went_on.messages if one.tool_result and not is_synthetic(one)] == real
 
 
 def test_a_reply_in_pieces_is_put_together_for_good() -> None:
     """REQUIREMENTS 2.1: the trace of an answer's text followed that of its calls."""
-    mended = repair((asks("a"), asks("b"), Message.assistant("Both."), result("b"), result("a")))
+    mended = paired((asks("a"), asks("b"), Message.assistant("Both."), result("b"), result("a")))
     assert mended.messages == (asks("a", "b", text="Both."), result("b"), result("a"))
     assert mended.joined == 2
-    assert repair(mended.messages).messages == mended.messages
+    assert paired(mended.messages).messages == mended.messages

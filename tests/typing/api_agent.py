@@ -17,7 +17,6 @@ from perdure.agent import (
     AgentRuntime,
     AgentRuntimeState,
     AgentStopped,
-    AgentWorker,
     BootstrapEventHandler,
     BootstrapStarted,
     BootstrapStartedEvent,
@@ -162,7 +161,6 @@ class Listener:
 
     def __init__(self, agent: Agent) -> None:
         self.runtime: AgentRuntime = agent.runtime
-        self.worker: AgentWorker | None = agent.runtime.worker
         self.memory: MemoryManager = agent.memory
 
     async def snapshot(self) -> list[Message]:

@@ -86,5 +86,5 @@ async def parts(session: Session, tracker: TurnTracker) -> None:
     assert_type(found[0].item, EpisodicItem | SemanticItem)
     async for trace in memory.raw_traces():
         assert_type(trace, RawTrace)
-    tokens = memory.is_over_budget(memory.get_working_context_messages())
+    tokens = memory.budget.is_over(memory.get_working_context_messages())
     assert_type(tokens, bool)

@@ -101,7 +101,7 @@ if TYPE_CHECKING:
         resolved as resolved,
     )
     from perdure.agent.tools import Tool as Tool, tool as tool
-    from perdure.agent.worker import AgentRuntime as AgentRuntime, AgentWorker as AgentWorker
+    from perdure.agent.worker import AgentRuntime as AgentRuntime
     from perdure.formats.memory_files import FileMemoryStorage as FileMemoryStorage
     from perdure.memory.compaction import (
         Compaction as Compaction,
@@ -226,7 +226,7 @@ _HOMES = {
         "resolved",
     ),
     "perdure.agent.compaction": ("ModelSummarizer",),
-    "perdure.agent.worker": ("AgentRuntime", "AgentWorker"),
+    "perdure.agent.worker": ("AgentRuntime",),
     "perdure.formats.memory_files": ("FileMemoryStorage",),
     "perdure.memory.context": ("estimated_tokens",),
     "perdure.memory.compaction": (

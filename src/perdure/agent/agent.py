@@ -6,6 +6,7 @@ effects whose outcome is unknown.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -34,7 +35,6 @@ from perdure.agent.memory import MemoryManager
 from perdure.agent.options import (
     Persistence,
     PersistentSession,
-    autosave_of,
     kept_as,
     memory_of,
     persistence_of,
@@ -43,6 +43,7 @@ from perdure.agent.plugins import AgentPlugins
 from perdure.agent.requests import LLMRequestAssembler
 from perdure.agent.tools import Toolbox
 from perdure.agent.worker import AgentRuntime, let_go
+from perdure.autosave.options import Autosave
 from perdure.config.locations import check_state_key
 from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
 from perdure.memory.compaction import Compactor
@@ -153,14 +154,16 @@ class Agent:
             InvalidArgumentError: Something is invalid.
 
         """
-        given: dict[str, Any] = {
-            "model": model,
-            "tools": tools,
-            "mcp": mcp,
-            "instructions": instructions,
-        }
         kept_as(persistent_session)
-        settings = merged(config, id, **given, options=options)
+        settings = merged(
+            config,
+            id,
+            model=model,
+            tools=tools,
+            mcp=mcp,
+            instructions=instructions,
+            options=options,
+        )
         return AgentCreation(
             lambda: _created(cls, settings, id, sessions, persistent_session, if_exists)
         )
@@ -405,7 +408,12 @@ class Agent:
             SessionError: The agent was not started.
 
         """
-        return self.context.declared.config
+        config = self.context.declared.config
+        if config is None:
+            raise SessionError(
+                "this agent has no config before it is started: use `async with agent`"
+            )
+        return config
 
     @property
     def home(self) -> Path:
@@ -678,8 +686,7 @@ async def assemble(
         SessionError: It is stored as another kind of agent.
 
     """
-    context: AgentContext | None = None
-    undo: list[Callable[[], object]] = []
+    undo = contextlib.ExitStack()
     try:
         _check_type(session, config)
         restore = restore or (load and has_content(session))
@@ -689,11 +696,11 @@ async def assemble(
         context.sets_aside = not restore and has_content(session)
         context.declared.sessions = sessions
         claim(session, context)
-        undo.append(lambda: disclaim(session, context))
+        undo.callback(disclaim, session, context)
         if not config.features.history:
             context.memory.replace_context((), system_prompt=None, reason=BEGIN)
         forget = sessions.on("drain", lambda _: runtime.drain())
-        undo.append(forget)
+        undo.callback(forget)
 
         async def give_back() -> None:
             forget()
@@ -702,8 +709,7 @@ async def assemble(
 
         return kind(context, runtime, save_on_close=save_on_close, release=give_back)
     except BaseException:
-        for step in reversed(undo):
-            step()
+        undo.close()
         await session.__aexit__(None, None, None)
         raise
 
@@ -865,9 +871,11 @@ async def _created(
             "two places for one agent: give sessions, or PersistentSession(storage=…)"
         )
     if isinstance(persistence, PersistentSession):
-        memory = memory_of(persistent, config.memory_storage)
+        interval = persistent.autosave_interval
         config = msgspec.structs.replace(
-            config, autosave=autosave_of(persistent), memory_storage=memory
+            config,
+            autosave=None if interval == 0 else Autosave(max_delay=interval),
+            memory_storage=memory_of(persistent, config.memory_storage),
         )
     release: Release | None = None
     if sessions is None or persistence is False:

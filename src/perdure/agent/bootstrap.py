@@ -18,7 +18,7 @@ from perdure.agent import events
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import EffectProgress, is_unknown, progress
 from perdure.agent.home import bring_home, declare
-from perdure.agent.hooks import lived, maybe_await, require
+from perdure.agent.hooks import applied, lived, maybe_await
 from perdure.agent.ledger import whole_ledger
 from perdure.agent.mcp import McpServer
 from perdure.errors import ConfigError, SessionError
@@ -171,7 +171,6 @@ class BootstrapStep(Protocol):
 
     async def execute(self, context: AgentContext) -> bool:
         """Do it; False, or an exception, ends the bootstrap."""
-        ...
 
 
 @final
@@ -240,9 +239,8 @@ class SystemPromptProcessingStep:
         custom = context.plugins.instructions
         if custom is not None:
             prompt = "\n\n".join(filter(None, (prompt, await custom.read())))
-        for process in context.config.system_prompt_processors:
-            prompt_made = await maybe_await(process(prompt, context), context)
-            prompt = require(prompt_made, str, process, "system_prompt_processors")
+        processors = context.config.system_prompt_processors
+        prompt = await applied(processors, prompt, str, "system_prompt_processors", context)
         context.state.system_prompt = prompt
         return True
 

@@ -79,14 +79,12 @@ async def refusal(call: ToolCall, context: AgentContext) -> str | None:
             answer = await answer if inspect.isawaitable(answer) else answer
     except Exception as error:  # noqa: BLE001  # it was not approved
         return f"the tool {name!r} could not be approved: {error_text(error)}"
-    return await _asked(call, context) if answer == "ask" else _answered(answer, call, context)
-
-
-def _answered(answer: object, call: ToolCall, context: AgentContext) -> str | None:
+    if answer == "ask":
+        return await _asked(call, context)
     if answer not in {True, "always"}:
-        return f"the tool {call.name!r} was not approved"
+        return f"the tool {name!r} was not approved"
     if answer == "always":
-        context.plugins.permissions.approve(call.name)
+        plugins.permissions.approve(name)
     _emit("capability_granted", call, context, by="function")
     return None
 
@@ -97,8 +95,7 @@ async def _asked(call: ToolCall, context: AgentContext) -> str | None:
     if approval.answer is None:
         # Durable before anyone sees the question, so that the answer finds it after a restart.
         await context.session.save()
-        context_ids = {"agent_id": context.agent_id, "turn_id": context.turn_id}
-        context.emit(ApprovalRequested(call=call, **context_ids))
+        context.emit(ApprovalRequested(call=call, **context.ids))
         approval = await context.ledger.answered(approval)
     if approval.answer == "approved":
         _emit("capability_granted", call, context, by="person")
@@ -151,8 +148,8 @@ def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> PlannedCall
 
 async def make(planned: PlannedCall, context: AgentContext) -> ToolResult | None:
     """Do what was decided, and keep the result; None if the call had one already."""
-    call, context_ids = planned.call, {"agent_id": context.agent_id, "turn_id": context.turn_id}
-    context.emit(ToolStarted(call=call, **context_ids))
+    call = planned.call
+    context.emit(ToolStarted(call=call, **context.ids))
     try:
         how, result = await _outcome(planned, context)
     except BaseException:
@@ -170,7 +167,7 @@ async def make(planned: PlannedCall, context: AgentContext) -> ToolResult | None
         _keep(result, how, planned, context)  # it is complete: only its looks are not
         raise
     is_new = _keep(stored, how, planned, context)
-    context.emit(ToolFinished(call=call, result=stored, **context_ids))
+    context.emit(ToolFinished(call=call, result=stored, **context.ids))
     if planned.effect is not None and planned.effect.told:
         context.emit(EffectUnknown(agent_id=context.agent_id, effect=planned.effect))
     return stored if is_new else None
@@ -183,25 +180,19 @@ async def _outcome(planned: PlannedCall, context: AgentContext) -> tuple[str, To
         context.emit(EffectUnknown(agent_id=context.agent_id, effect=effect))
         effect = planned.effect = await context.ledger.decided(effect)
         what = "again" if effect.decision == "replay" else effect.decision or "skip"
-    if what in {"run", "again"}:
-        refused = await _refused(what, call, context)
-        return refused or await _run(planned, context)
+    if what == "run":
+        reason = await refusal(call, context)
+        return await _run(planned, context) if reason is None else ("refused", failed(call, reason))
+    if what == "again":
+        reason = barred(call, context)  # by now; what the first call has done stays unknown
+        if reason is not None:
+            return "unknown", failed(call, f"{SKIPPED}: {reason}")
+        return await _run(planned, context)
     if what == "done" and effect is not None:
         return "done", ToolResult(call.id, call.name, decode(bytes(effect.result)))
     if what == "skip":
         return "skipped", failed(call, SKIPPED)
     return "interrupted", failed(call, INTERRUPTED)
-
-
-async def _refused(
-    what: Verdict, call: ToolCall, context: AgentContext
-) -> tuple[str, ToolResult] | None:
-    """Return what comes of a call that may not be made; None if it may."""
-    if what == "run":
-        reason = await refusal(call, context)
-        return None if reason is None else ("refused", failed(call, reason))
-    reason = barred(call, context)  # by now; what the first call has done stays unknown
-    return None if reason is None else ("unknown", failed(call, f"{SKIPPED}: {reason}"))
 
 
 async def _run(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolResult]:
@@ -242,9 +233,7 @@ def lost(planned: PlannedCall, context: AgentContext) -> ToolResult:
     log.warning("a tool cancelled its own task", extra={"tool": call.name, "call": call.id})
     result = failed(call, reason)
     _keep(result, "unknown", planned, context)
-    context.emit(
-        ToolFinished(agent_id=context.agent_id, turn_id=context.turn_id, call=call, result=result)
-    )
+    context.emit(ToolFinished(call=call, result=result, **context.ids))
     return result
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, Final, final
 
@@ -63,34 +63,36 @@ class Compacted(msgspec.Struct, frozen=True):
 
 @final
 class LogCompaction:
-    """Compact the records of a log after the newest episode.
+    """One compaction of the records of a log after the newest episode.
 
     Args:
         session: Whose log.
-        policy: How much may stay.
+        budget: How much may stay.
         compactor: Makes items of turns.
         builder: Puts the context together, to see how large memories are in it.
         clock: Seconds since 1970.
-        beside: How many tokens of a request are not counted here, such as those of the tools.
 
     """
 
     def __init__(
         self,
         session: Session,
-        policy: CompactionPolicy,
+        budget: ContextBudget,
         compactor: Compactor,
         builder: CompactionSnapshotBuilder,
         clock: Callable[[], float],
-        *,
-        beside: int = 0,
     ) -> None:
         self._session = session
-        self._policy = policy
-        self._beside = min(beside / policy.max_tokens, _MOST_BESIDE) if policy.max_tokens else 0.0
+        self._policy = policy = budget.policy
+        tokens = policy.max_tokens
+        self._beside = min(budget.beside / tokens, _MOST_BESIDE) if tokens else 0.0
         self._compactor = compactor
         self._builder = builder
         self._clock = clock
+        self._turns_each = policy.episode_turns  # turns of one episode
+        self._turns: list[TurnTrace] = []  # of the next one
+        self._done: list[Compaction] = []
+        self._known: dict[str, float] = {}  # salience by a fact's key
 
     def _share_of(self, message: Message) -> float:
         return self._policy.share_of(message, bytes_of(message))
@@ -124,27 +126,35 @@ class LogCompaction:
         after = max(
             (item.as_of_seq for item in known.episodic if item.as_of_seq <= upto), default=0
         )
-        policy, turns = self._policy, 0
+        policy = self._policy
         if upto - after > policy.max_summaries * policy.episode_turns:  # as many records, or more
-            turns = await self._count(after, upto)
+            async with aclosing(self._read(after, upto)) as counted:
+                turns = sum([1 async for _ in counted])
+            self._turns_each = max(policy.episode_turns, -(-turns // policy.max_summaries))
+        self._note(known.semantic)
         fixed = self._fixed(head)
-        episodes = _Episodes(policy, turns, self._compactor, self._clock, known)
         frontier = Frontier(policy.keep_turns, max(TARGET_SHARE - MEMORY_SHARE - fixed, 0.0))
         running: list[TurnBlock] = []
-        async with aclosing(self._turns(after, upto, current)) as read:
+        async with aclosing(self._read_blocks(after, upto, current)) as read:
             async for blocks, is_running in read:
                 if is_running:
                     running += blocks
                     continue
-                for block in frontier.add(blocks):
-                    await episodes.add(block)
+                await self._sum_up(frontier.add(blocks))
         opening = None
         if running:
             first = running[0]
             opening = first.messages[0] if first.opener == "user" else await self._opening(current)
         room = 1.0 - MEMORY_SHARE - fixed
-        running = await self._squeeze(frontier, running, opening, room, episodes)
-        done = await episodes.finish()
+        running = await self._squeeze(frontier, running, opening, room)
+        if self._turns:
+            await self._end_episode()
+        turn_ids = dict.fromkeys(turn_id for done in self._done for turn_id in done.turn_ids)
+        done = Compaction(
+            tuple(item for done in self._done for item in done.episodic),
+            tuple(item for done in self._done for item in done.semantic),
+            tuple(turn_ids),
+        )
         blocks = [*frontier.raw, *running]
         raw = tuple(message for block in blocks for message in block.messages)
         if opening is not None and all(message is not opening for message in raw):
@@ -164,14 +174,7 @@ class LogCompaction:
             )
         return Compacted(done, bundle, raw)
 
-    async def _count(self, after: int, upto: int) -> int:
-        count = 0
-        async with aclosing(self._read(after, upto)) as turns:
-            async for _ in turns:
-                count += 1
-        return count
-
-    async def _turns(
+    async def _read_blocks(
         self, after: int, upto: int, current: str | None
     ) -> AsyncGenerator[tuple[list[TurnBlock], bool], None]:
         """Yield turns as blocks, and whether it runs: all from the running one on is running."""
@@ -231,21 +234,42 @@ class LogCompaction:
         running: list[TurnBlock],
         opening: Message | None,
         room: float,
-        episodes: _Episodes,
     ) -> list[TurnBlock]:
         """Drop what does not fit next to the running turn, then the beginning of that turn."""
         share = sum(block.share for block in running)
-        for block in frontier.shrink(room - share):
-            await episodes.add(block)
+        await self._sum_up(frontier.shrink(room - share))
         if share <= room or len(running) < 2:
             return running
         *older, newest = running
         opens = 0.0 if opening is None else self._share_of(opening)
         frontier.keep_turns += 1
         frontier.room = room - newest.share - opens
-        for block in frontier.add(older):
-            await episodes.add(block)
+        await self._sum_up(frontier.add(older))
         return [newest]
+
+    async def _sum_up(self, leaving: Iterable[TurnBlock]) -> None:
+        """Take in the blocks that leave; so many turns at a time are an episode."""
+        for block in leaving:
+            said = tuple(noted(message, _UNSEEN) for message in block.messages)
+            newest = self._turns[-1] if self._turns else None
+            if newest is not None and block.turn_id == newest.id and block.opener != "user":
+                self._turns[-1] = TurnTrace(newest.id, (*newest.messages, *said), block.last)
+                continue
+            is_whole = len(self._turns) >= self._turns_each
+            if is_whole and len(self._done) < self._policy.max_summaries - 1:
+                await self._end_episode()
+            self._turns.append(TurnTrace(block.turn_id, said, block.last))
+
+    async def _end_episode(self) -> None:
+        turns, self._turns = tuple(self._turns), []
+        done = await self._compactor.compact(turns, now=self._clock(), known=self._known)
+        self._note(done.semantic)
+        self._done.append(done)
+
+    def _note(self, facts: Sequence[SemanticItem]) -> None:
+        for item in facts:
+            key = key_of(item.fact)
+            self._known[key] = max(self._known.get(key, 0.0), item.salience)
 
 
 def decoded(turn: RawTurn, session: Session) -> list[Message]:
@@ -273,61 +297,6 @@ def trimmed(
             break
         bundle = smaller(bundle)
     return bundle
-
-
-@final
-class _Episodes:
-    """Makes an episode of so many turns at a time."""
-
-    def __init__(
-        self,
-        policy: CompactionPolicy,
-        turns: int,
-        compactor: Compactor,
-        clock: Callable[[], float],
-        known: MemoryBundle,
-    ) -> None:
-        self._turns_each = max(policy.episode_turns, -(-turns // policy.max_summaries))
-        self._most = policy.max_summaries
-        self._compactor = compactor
-        self._clock = clock
-        self._known: dict[str, float] = {}
-        self._note(known.semantic)
-        self._turns: list[TurnTrace] = []
-        self._done: list[Compaction] = []
-
-    async def add(self, block: TurnBlock) -> None:
-        """Take in a block that has left."""
-        said = tuple(noted(message, _UNSEEN) for message in block.messages)
-        newest = self._turns[-1] if self._turns else None
-        if newest is not None and block.turn_id == newest.id and block.opener != "user":
-            messages = (*newest.messages, *said)
-            self._turns[-1] = TurnTrace(newest.id, messages, block.last)
-            return
-        if len(self._turns) >= self._turns_each and len(self._done) < self._most - 1:
-            await self._sum_up()
-        self._turns.append(TurnTrace(block.turn_id, said, block.last))
-
-    async def finish(self) -> Compaction:
-        """Return what has become of all of them."""
-        if self._turns:
-            await self._sum_up()
-        return Compaction(
-            tuple(item for done in self._done for item in done.episodic),
-            tuple(item for done in self._done for item in done.semantic),
-            tuple(dict.fromkeys(turn_id for done in self._done for turn_id in done.turn_ids)),
-        )
-
-    async def _sum_up(self) -> None:
-        turns, self._turns = tuple(self._turns), []
-        done = await self._compactor.compact(turns, now=self._clock(), known=self._known)
-        self._note(done.semantic)
-        self._done.append(done)
-
-    def _note(self, facts: Sequence[SemanticItem]) -> None:
-        for item in facts:
-            key = key_of(item.fact)
-            self._known[key] = max(self._known.get(key, 0.0), item.salience)
 
 
 # Budget of a context: how many tokens a model may be asked with, and how many it has read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 
@@ -21,7 +22,7 @@ from perdure.agent.requests import LLMRequestAssembler
 from perdure.agent.tools import Tool, Toolbox
 from perdure.autosave.options import KEEP, Autosave, Inherit
 from perdure.config.persistent_config import Declared, PersistentConfig
-from perdure.errors import ConfigError, InvalidArgumentError, SessionError
+from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.lease import OnHeld
 from perdure.memory.compaction import CompactionPolicy, Summarizer
 from perdure.memory.working_memory import MemoryStorage
@@ -39,48 +40,25 @@ if TYPE_CHECKING:
 # Declarations next to the code of an agent
 
 
-@final
+@dataclass(eq=False)
 class AgentDeclared:
     """Declarations next to an agent's code, and their values; filled by the bootstrap."""
 
-    def __init__(self) -> None:
-        self.sessions: SessionManager | None = None
-        """The manager that keeps the agent's session."""
-        self.found: Declared | None = None
-        """Contents of persistence.yaml; None before the bootstrap."""
-        self.code_dir: Path | None = None
-        """Folder of persistence.yaml, unless `AgentConfig.agent_dir` names one."""
-        self.setup: Callable[[], object] | None = None
-        """The agent's own."""
-        self._config: PersistentConfig | None = None
+    sessions: SessionManager | None = None
+    """The manager that keeps the agent's session."""
+    code_dir: Path | None = None
+    """Folder of persistence.yaml, unless `AgentConfig.agent_dir` names one."""
+    setup: Callable[[], object] | None = None
+    """The agent's own."""
+    found: Declared | None = None
+    """Contents of persistence.yaml; None before the bootstrap."""
+    config: PersistentConfig | None = None
+    """The values that it declares; None before the bootstrap."""
 
     @property
     def persist_paths(self) -> tuple[str, ...]:
         """The folders in its home that persistence.yaml names; none before the bootstrap."""
         return () if self.found is None else self.found.declaration.persist_paths
-
-    @property
-    def config(self) -> PersistentConfig:
-        """The values that it declares.
-
-        Raises:
-            SessionError: The agent was not started.
-
-        """
-        if self._config is None:
-            raise SessionError(
-                "this agent has no config before it is started: use `async with agent`"
-            )
-        return self._config
-
-    @config.setter
-    def config(self, config: PersistentConfig) -> None:
-        self._config = config
-
-    async def flush(self) -> None:
-        """Keep what was set in the config and not awaited."""
-        if self._config is not None:
-            await self._config.flush()
 
 
 @final
@@ -161,6 +139,11 @@ class AgentContext:
     def agent_id(self) -> str:
         """The agent's id."""
         return self.state.agent_id
+
+    @property
+    def ids(self) -> dict[str, str]:
+        """Ids of the agent and of the running turn, as events have them."""
+        return {"agent_id": self.agent_id, "turn_id": self.turn_id}
 
     @property
     def model(self) -> Model:

@@ -7,9 +7,10 @@ The first kind reports what has happened to listeners (`Agent.events`, `Agent.st
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Literal, Self, final
 
@@ -296,20 +297,10 @@ class EventStream:
 
 
 @dataclass(eq=False, slots=True)
-class LoadRequest:
-    """A request to restore the stored conversation, between two messages."""
-
-    done: anyio.Event = field(default_factory=anyio.Event)
-    error: Exception | None = None
-    found: bool = False
-    """True if there was one."""
-
-
-@dataclass(eq=False, slots=True)
 class QueuedMessage:
     """A message in the inbox, and who waits for what comes of it."""
 
-    event: UserMessageReceivedEvent | ResumeEvent | LoadRequest
+    event: UserMessageReceivedEvent | ResumeEvent
     stream: EventStream | None = None
     admitted: str | None = None
     """Its entry in the agent's ledger."""
@@ -333,8 +324,11 @@ class InputQueues:
         self.internal: deque[Any] = deque()
         """The worker's own events: they come before all messages."""
 
-    async def room(self) -> None:
-        """Wait for room in the inbox, and take it: `put` follows, with nothing awaited between.
+    @contextlib.asynccontextmanager
+    async def room(self) -> AsyncGenerator[None, None]:
+        """Wait for room in the inbox, and keep it for the block, which calls `put`.
+
+        If the block raises, the room is free again.
 
         Raises:
             SessionClosedError: The agent takes no more messages.
@@ -344,13 +338,10 @@ class InputQueues:
         await self._room.acquire()
         try:
             self._check_open()
-        except SessionClosedError:
+            yield
+        except BaseException:
             self._room.release()
             raise
-
-    def no_room_needed(self) -> None:
-        """Give back the room that was taken: nothing comes."""
-        self._room.release()
 
     @property
     def has_posted(self) -> bool:

@@ -28,9 +28,9 @@ from perdure.agent.events import (
     ToolResultEvent,
     UserMessageReceivedEvent,
 )
-from perdure.agent.hooks import received
-from perdure.agent.llm.failures import Overflow, overflow_of
-from perdure.agent.llm.model import Chunk, ReplyStream, ToolSpec, closing
+from perdure.agent.hooks import applied
+from perdure.agent.llm.failures import overflow_of
+from perdure.agent.llm.model import ReplyStream, ToolSpec, closing
 from perdure.agent.requests import LLMRequest
 from perdure.errors import ContextOverflowError, SessionError
 from perdure.memory.traces import BEGIN
@@ -43,7 +43,6 @@ class Handler(Protocol):
 
     async def handle(self, event: Any, context: AgentContext) -> None:
         """Do what the event asks for."""
-        ...
 
 
 @final
@@ -101,7 +100,8 @@ class UserInputMessageEventHandler:
     async def handle(self, event: UserMessageReceivedEvent, context: AgentContext) -> None:
         """Keep a user's message; the results of tools are kept already."""
         if event.message is not None and event.sender == "user":
-            message = await received(event.message, context)
+            processors = context.config.input_processors
+            message = await applied(processors, event.message, Message, "input_processors", context)
             with grouped(context.session):
                 seq = context.memory.ingest_user_message(message, context.turn_id)
                 context.ledger.said(seq)
@@ -178,7 +178,9 @@ class LLMUserMessageReadyEventHandler:
             overflow = overflow_of(error)
             if overflow is None or reply.partial() is not None:
                 raise
-            tokens_before = memory.note_overflow(request.messages, overflow)
+            # The next request compacts to what fits.
+            tokens_before = memory.budget.note_overflow(request.messages, overflow)
+            memory.request_compaction()
             cause = error
         request = await context.assembler.prepare_request(
             context.turn_id, context.state.system_prompt
@@ -191,9 +193,20 @@ class LLMUserMessageReadyEventHandler:
             overflow = overflow_of(error)
             if overflow is None:
                 raise
-            memory.note_overflow(request.messages, overflow)
+            memory.budget.note_overflow(request.messages, overflow)
+            memory.request_compaction()
             cause = error
-        raise _does_not_fit(context, tokens, overflow) from cause
+        tokens = overflow.tokens or tokens
+        window = "" if overflow.window is None else f" of {overflow.window} tokens"
+        raise ContextOverflowError(
+            f"agent {context.agent_id!r}: turn {context.turn_id} does not fit into the model's "
+            f"window{window}: even compacted, the request has about {tokens} tokens; ask with "
+            "less, have tools return less, or choose a model with a larger window",
+            agent=context.agent_id,
+            turn=context.turn_id,
+            tokens=tokens,
+            window=overflow.window,
+        ) from cause
 
     async def _ask(
         self,
@@ -207,7 +220,9 @@ class LLMUserMessageReadyEventHandler:
             async with closing(stream):
                 async for chunk in stream:
                     reply.take(chunk)
-                    _tell(chunk, context)
+                    if chunk.text or chunk.reasoning:
+                        said = {"text": chunk.text, "reasoning": chunk.reasoning}
+                        context.emit(Segment(**context.ids, **said))
         except BaseException:
             partial = reply.partial()
             if partial is not None and context.session.is_writable:
@@ -215,31 +230,6 @@ class LLMUserMessageReadyEventHandler:
                 context.memory.ingest_assistant_response(partial, context.turn_id)
             raise
         return reply
-
-
-def _does_not_fit(context: AgentContext, tokens: int, overflow: Overflow) -> ContextOverflowError:
-    window = "" if overflow.window is None else f" of {overflow.window} tokens"
-    return ContextOverflowError(
-        f"agent {context.agent_id!r}: turn {context.turn_id} does not fit into the model's window"
-        f"{window}: even compacted, the request has about {overflow.tokens or tokens} tokens; ask "
-        "with less, have tools return less, or choose a model with a larger window",
-        agent=context.agent_id,
-        turn=context.turn_id,
-        tokens=overflow.tokens or tokens,
-        window=overflow.window,
-    )
-
-
-def _tell(chunk: Chunk, context: AgentContext) -> None:
-    if chunk.text or chunk.reasoning:
-        context.emit(
-            Segment(
-                agent_id=context.agent_id,
-                turn_id=context.turn_id,
-                text=chunk.text,
-                reasoning=chunk.reasoning,
-            )
-        )
 
 
 @final

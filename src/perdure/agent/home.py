@@ -29,7 +29,7 @@ from perdure.config.persistent_config import (
 from perdure.config.schema import DOCUMENT, own, shared
 from perdure.errors import ConfigError
 from perdure.records.keys import DEFAULT_SESSION
-from perdure.session.internals import folder_of, in_background, is_branch
+from perdure.session.internals import in_background, is_branch
 
 if TYPE_CHECKING:
     from perdure.config.schema import ConfigKey
@@ -39,8 +39,9 @@ log: logging.Logger = logging.getLogger("perdure.agent")
 
 def archives_of(context: AgentContext) -> Archives:
     """Return the archives of an agent's home, with the paths that persistence.yaml names."""
-    paths = context.declared.persist_paths
-    return Archives(context.session, context.config.home, paths=paths)
+    home, paths = context.config.home, context.declared.persist_paths
+    expanded = None if home is None else Path(home).expanduser()
+    return Archives(context.session, expanded, paths=paths)
 
 
 def _wanted(context: AgentContext) -> Archives | None:
@@ -81,17 +82,15 @@ def home_of(context: AgentContext) -> Path:
         ConfigError: The store has no folders, and none was given.
 
     """
-    if context.config.home is not None:
-        return Path(context.config.home).expanduser().absolute()
-    folder = folder_of(context.session)
-    if folder is None:
+    home = archives_of(context).home
+    if home is None:
         raise ConfigError(
             f"agent {context.agent_id!r} has no home, since its store has no folders: "
             "give AgentConfig(home=…)",
             option="home",
             agent=context.agent_id,
         )
-    return Path(folder) / "files"
+    return Path(home)
 
 
 async def declare(context: AgentContext) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from perdure.agent.context import AgentContext
 from perdure.agent.events import AgentEvent
 from perdure.agent.tools import error_text
 from perdure.errors import ConfigError, SessionError
-from perdure.records.messages import Message, ToolCall, ToolResult
+from perdure.records.messages import ToolCall, ToolResult
 
 log: logging.Logger = logging.getLogger("perdure.agent")
 
@@ -78,47 +78,48 @@ async def maybe_await(value: Any, context: AgentContext) -> Any:
         return await value
 
 
-def require(value: Any, kind: type[T], process: Any, option: str) -> T:
-    """Return what a processor has made.
+async def applied(
+    processors: Sequence[Callable[[T, AgentContext], T | Awaitable[T]]],
+    value: T,
+    kind: type[T],
+    option: str,
+    context: AgentContext,
+) -> T:
+    """Return what processors make of a value, one after the other.
 
     Raises:
-        ConfigError: It is of another kind, as where a ``return`` was forgotten.
+        ConfigError: One returned something of another kind, as where a ``return`` was forgotten.
 
     """
-    if isinstance(value, kind):
-        return value
-    name = getattr(process, "__qualname__", type(process).__name__)
-    shown = "None" if value is None else f"a {type(value).__name__}"
-    raise ConfigError(
-        f"{option}: {name} returned {shown}: it must return a {kind.__name__}",
-        option=option,
-        value=value,
-    )
-
-
-async def received(message: Message, context: AgentContext) -> Message:
-    """Return a user's message as the input processors make it."""
-    for process in context.config.input_processors:
-        processed = await maybe_await(process(message, context), context)
-        message = require(processed, Message, process, "input_processors")
-    return message
+    for process in processors:
+        made: object = await maybe_await(process(value, context), context)
+        if not isinstance(made, kind):
+            name = getattr(process, "__qualname__", type(process).__name__)
+            shown = "None" if made is None else f"a {type(made).__name__}"
+            raise ConfigError(
+                f"{option}: {name} returned {shown}: it must return a {kind.__name__}",
+                option=option,
+                value=made,
+            )
+        value = made
+    return value
 
 
 async def processed(result: ToolResult, call: ToolCall, context: AgentContext) -> ToolResult:
     """Return a result as the processors make it; one that fails makes it an error."""
     try:
-        for process in context.config.tool_result_processors:
-            with stray_cancellation_fails():
-                changed = await maybe_await(process(result, context), context)
-            result = require(changed, ToolResult, process, "tool_result_processors")
-            result = replace(result, call_id=call.id)  # in any case, this call is answered
+        processors = context.config.tool_result_processors
+        with stray_cancellation_fails():
+            result = await applied(
+                processors, result, ToolResult, "tool_result_processors", context
+            )
     except Exception as error:  # noqa: BLE001  # as if the tool itself had failed
         return ToolResult(
             call.id,
             call.name,
             error=f"the result could not be processed: {error_text(error)}",
         )
-    return result
+    return replace(result, call_id=call.id)  # in any case, this call is answered
 
 
 async def lived(event: AgentEvent, context: AgentContext) -> None:

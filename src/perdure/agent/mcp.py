@@ -31,7 +31,7 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.tasks import Host
-from perdure.agent.tools import Tool, causes_of, within
+from perdure.agent.tools import Tool, causes_of
 from perdure.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -213,40 +213,31 @@ class McpServer:
             ToolServerError: The tool failed, or the server died; the message says which.
 
         """
-        try:
-            return await self._call(tool, arguments, repeatable=repeatable)
-        except ConnectionGoneError as gone:
-            self._require_repeatable(tool, gone, repeatable=repeatable)
-        # Nothing was done, or it does no harm to do it again.
-        try:
-            return await self._call(tool, arguments, repeatable=repeatable)
-        except ConnectionGoneError as gone:
-            self._require_repeatable(tool, gone, repeatable=repeatable)
-            self._log_end()
-            raise ToolServerError(
-                f"MCP server {self} died twice while it ran {tool!r}",
-                server=self.name,
-                tool=tool,
-            ) from gone
+        again = False
+        while True:
+            try:
+                return await self._call(tool, arguments, repeatable=repeatable)
+            except ConnectionGoneError as gone:
+                # It may be made once more if nothing was done, or if that does no harm.
+                if again or (gone.asked and not repeatable):
+                    self._log_end()
+                    raise self._died(tool, is_unknown=gone.asked and not repeatable) from gone
+            again = True
 
-    def _require_repeatable(
-        self, tool: str, gone: ConnectionGoneError, *, repeatable: bool
-    ) -> None:
-        """Raise, unless a call during which the server died may be made once more."""
-        if repeatable or not gone.asked:
-            return
-        self._log_end()
-        raise ToolOutcomeUnknownError(
-            f"MCP server {self} died while it ran {tool!r}: whether that has taken effect is "
-            "unknown, and it was not called again",
-            server=self.name,
-            tool=tool,
-        ) from gone
+    def _died(self, tool: str, *, is_unknown: bool) -> ToolServerError:
+        facts = {"server": self.name, "tool": tool}
+        if is_unknown:
+            return ToolOutcomeUnknownError(
+                f"MCP server {self} died while it ran {tool!r}: whether that has taken effect is "
+                "unknown, and it was not called again",
+                **facts,
+            )
+        return ToolServerError(f"MCP server {self} died twice while it ran {tool!r}", **facts)
 
     async def _call(self, tool: str, arguments: dict[str, Any], *, repeatable: bool) -> Any:
         connection = await self._connected()
         try:
-            with within(self._call_timeout):
+            with anyio.fail_after(self._call_timeout):
                 result = await connection.ask(lambda client: client.call_tool(tool, arguments))
         except ConnectionGoneError:
             raise
@@ -302,7 +293,7 @@ class McpServer:
         self._host.spawn(connection.run)
         try:
             with anyio.fail_after(self._start_timeout):
-                await connection.opened()
+                await connection.ready.wait()
                 listed = await connection.ask(_list_tools)
         # Even if cancelled: the process that was started must not be left running.
         except BaseException as error:
@@ -421,9 +412,11 @@ class Connection:
         self._transport = transport
         self._client: Any = None
         self._over = anyio.Event()
-        self._ready = anyio.Event()
+        self.ready: anyio.Event = anyio.Event()
+        """Set when it is open, or could not be opened."""
         self._ended = anyio.Event()
         self._opening = anyio.CancelScope()
+        self._asking: set[anyio.CancelScope] = set()  # those who wait for an answer
         self.error: BaseException | None = None
         """The error that it failed or ended with; None if the server just went away."""
 
@@ -440,25 +433,16 @@ class Connection:
             with self._opening:
                 async with Client(self._watched(), cache=None) as client:
                     self._client = client
-                    self._ready.set()
+                    self.ready.set()
                     await self._over.wait()
         except Exception as error:  # noqa: BLE001  # raised in the waiter
             self.error = causes_of(error)[0]
         finally:
             self._over.set()
-            self._ready.set()
+            self.ready.set()
+            for scope in self._asking:
+                scope.cancel()
             self._ended.set()
-
-    async def opened(self) -> None:
-        """Wait until it is open.
-
-        Raises:
-            ConnectionGoneError: It could not be opened: see ``error``.
-
-        """
-        await self._ready.wait()
-        if self._client is None:
-            raise ConnectionGoneError(asked=False)
 
     async def ask(self, ask: Callable[[Any], Any]) -> Any:
         """Return what a function of the client returns.
@@ -471,26 +455,19 @@ class Connection:
 
         if not self.is_open:
             raise ConnectionGoneError(asked=False)
-        answers: list[Any] = []
-        errors: list[Exception] = []
-        async with anyio.create_task_group() as group:
-            group.start_soon(self._cancel_at_end, group.cancel_scope)
+        with anyio.CancelScope() as scope:
+            self._asking.add(scope)
             try:
-                answers.append(await ask(self._client))
-            except Exception as error:  # noqa: BLE001  # raised below, outside of the group
-                errors.append(error)
-            group.cancel_scope.cancel()
-        if answers:
-            return answers[0]
-        if errors and getattr(errors[0], "code", None) != CONNECTION_CLOSED:
-            raise errors[0]
+                return await ask(self._client)
+            except Exception as error:
+                if getattr(error, "code", None) != CONNECTION_CLOSED:
+                    raise
+            finally:
+                self._asking.discard(scope)
+        # It has ended: its client said so, or `run` has cancelled the wait.
         await self.aclose()  # only then it is known why
         kinds = {kind.__name__ for kind in type(self.error).__mro__}
         raise ConnectionGoneError(asked="ConnectError" not in kinds)  # else no server was there
-
-    async def _cancel_at_end(self, scope: anyio.CancelScope) -> None:
-        await self._ended.wait()
-        scope.cancel()
 
     async def aclose(self) -> None:
         """End it, and wait for its end."""

@@ -16,9 +16,8 @@ from typing import final
 
 import msgspec
 
-from perdure.agent.compaction import Compacted, ContextBudget, LogCompaction, decoded, trimmed
+from perdure.agent.compaction import ContextBudget, LogCompaction, decoded, trimmed
 from perdure.agent.effects import close_call
-from perdure.agent.llm.failures import Overflow
 from perdure.agent.tools import storable
 from perdure.errors import NotStorableError, SessionError
 from perdure.memory.compaction import (
@@ -39,7 +38,7 @@ from perdure.memory.traces import (
     read_turns,
     traces_of,
 )
-from perdure.providers.tool_pairs import interrupted_result
+from perdure.providers.tool_pairs import interrupted_result, paired
 from perdure.records.json import encode
 from perdure.records.media import decode_held, decode_read, lifted
 from perdure.records.messages import REDACTED_AT, Message, ToolCall, encode_message
@@ -51,7 +50,6 @@ from perdure.restore.rebuild import (
     context_entry,
     prompt_sha256,
     raw_part,
-    repair,
     system_prompt_of,
 )
 from perdure.restore.report import Source
@@ -265,7 +263,6 @@ class MemoryManager:
 
         """
         self._enter(turn_id)
-        self.turn_tracker.check(turn_id)
         message = with_source(message, source_event)
         seq = self._append(message)
         self._opened = (turn_id, seq, message)
@@ -307,23 +304,22 @@ class MemoryManager:
     ) -> int:
         """Keep the model's answer."""
         self._enter(turn_id)
-        self.turn_tracker.check(turn_id)
         return self._append(with_source(message, source_event))
 
     def _enter(self, turn_id: str) -> None:
-        """Begin a turn that no worker runs: its first message names it."""
-        tracker = self.turn_tracker
-        if tracker.turn_id == turn_id or internals.has_worker(self.session):
-            return
-        if tracker.turn_id != self._by_hand:  # another caller has begun it, and will end it
-            return
-        session, number = self.session, internals.running_turn(self.session)
-        if not number:
-            number = internals.next_turn(session)
-            turned = TurnPayload(turn=turn_id, number=number, phase="begin", at=self._clock())
-            self._accept(Entry(TURN, encode(turned)))
-        tracker.begin(turn_id, number)
-        self._by_hand = turn_id
+        """Begin a turn that no worker runs, since its first message names it; refuse another's."""
+        tracker, session = self.turn_tracker, self.session
+        # Where another caller has begun one, that caller ends it.
+        is_new = tracker.turn_id != turn_id and tracker.turn_id == self._by_hand
+        if is_new and not internals.has_worker(session):
+            number = internals.running_turn(session)
+            if not number:
+                number = internals.next_turn(session)
+                turned = TurnPayload(turn=turn_id, number=number, phase="begin", at=self._clock())
+                self._accept(Entry(TURN, encode(turned)))
+            tracker.begin(turn_id, number)
+            self._by_hand = turn_id
+        tracker.check(turn_id)
 
     def _append(self, message: Message) -> int:
         self._accept(entry_of(message, internals.registry_of(self.session)))
@@ -451,23 +447,11 @@ class MemoryManager:
         Of a model that does not say it, what it would read next is counted.
         """
         if tokens is None:
-            is_due = self.is_over_budget(self.safe_messages())
+            is_due = self.budget.is_over(self.safe_messages())
         else:
             is_due = self.budget.note_usage(asked_with, tokens)
         if is_due:
             self.request_compaction()
-
-    def note_overflow(self, asked_with: Sequence[Message], overflow: Overflow) -> int:
-        """Take note that the model was asked with too much, and return how much that was.
-
-        The next request compacts to what fits.
-        """
-        self.request_compaction()
-        return self.budget.note_overflow(asked_with, overflow)
-
-    def is_over_budget(self, messages: Sequence[Message]) -> bool:
-        """Say whether messages are more than what the model may be asked with."""
-        return self.budget.is_over(messages)
 
     def is_due(self, messages: Sequence[Message]) -> bool:
         """Say whether a request with these messages compacts first.
@@ -476,7 +460,7 @@ class MemoryManager:
         cut its context: what it has left out is to be summed up, not just gone.
         """
         was_cut = self._history and internals.working_context(self.session).cut
-        return self.compaction_required or was_cut or self.is_over_budget(messages)
+        return self.compaction_required or was_cut or self.budget.is_over(messages)
 
     async def leave_out_turn(self, turn_id: str) -> None:
         """Take back what was said in the running turn; the log has it.
@@ -525,18 +509,11 @@ class MemoryManager:
 
         """
         head = [Message.system(text) for text in (system_prompt, notes) if text]
-        compaction = LogCompaction(
-            self.session,
-            self.budget.policy,
-            self.compactor,
-            self.builder,
-            self._clock,
-            beside=self.budget.beside,
-        )
+        parts = (self.session, self.budget, self.compactor, self.builder, self._clock)
         if not self._history:  # there is no log: the oldest messages go
-            context = raw_part(internals.contents_of(self.session).stored())
-            messages = compaction.cut(context, head=head)
-            if messages != context:
+            said = raw_part(internals.contents_of(self.session).stored())
+            messages = LogCompaction(*parts).cut(said, head=head)
+            if messages != said:
                 prompt = (Message.system(system_prompt),) if system_prompt else ()
                 self.replace_context(
                     (*prompt, *messages), system_prompt=system_prompt or None, reason="cut"
@@ -549,7 +526,7 @@ class MemoryManager:
             known = MemoryBundle(
                 tuple(await self.retriever.episodic()), tuple(await self.retriever.semantic())
             )
-            compacted = await compaction.run(
+            compacted = await LogCompaction(*parts).run(
                 known,
                 upto=upto,
                 head=head,
@@ -561,36 +538,31 @@ class MemoryManager:
                 break
         types = internals.registry_of(self.session)
         said_since = [decode_held(payload, types) for payload in late]
-        self._write(compacted, said_since, system_prompt)
+        done, dangling = compacted.done, self._options.dangling_calls
+        raw = (*compacted.raw, *said_since)
+        messages = self.builder.build(system_prompt, compacted.bundle, raw, dangling=dangling)
+        stored = paired(internals.contents_of(self.session).stored(), dangling)
+        context = internals.working_context(self.session)
+        # A context that was cut was so by something larger than all of it.
+        if done.episodic or not (context.cut or messages == stored.messages):
+            items = (*map(item_entry, done.episodic), *map(item_entry, done.semantic))
+            replaced = context_entry(
+                messages,
+                epoch_id=context.epoch_id + 1,
+                last_compaction_ts=self._clock(),
+                system_prompt_sha256=prompt_sha256(system_prompt) if system_prompt else None,
+                reason="compaction",
+                types=types,
+            )
+            self._accept(*items, replaced)
         await self.persist_working_context_snapshot()
         self.compaction_required = False
         internals.fold_soon(self.session)
-        return compacted.done
-
-    def _write(self, compacted: Compacted, late: Sequence[Message], prompt: str) -> None:
-        done, context = compacted.done, internals.working_context(self.session)
-        dangling = self._options.dangling_calls
-        messages = self.builder.build(
-            prompt, compacted.bundle, (*compacted.raw, *late), dangling=dangling
-        )
-        stored = repair(internals.contents_of(self.session).stored(), dangling)
-        # A context that was cut was so by something larger than all of it.
-        if not done.episodic and (context.cut or messages == stored.messages):
-            return
-        replaced = context_entry(
-            messages,
-            epoch_id=context.epoch_id + 1,
-            last_compaction_ts=self._clock(),
-            system_prompt_sha256=prompt_sha256(prompt) if prompt else None,
-            reason="compaction",
-            types=internals.registry_of(self.session),
-        )
-        items = (*map(item_entry, done.episodic), *map(item_entry, done.semantic))
-        self._accept(*items, replaced)
+        return done
 
     def safe_messages(self) -> tuple[Message, ...]:
         """Return the working context as every provider takes it."""
-        return repair(self.get_working_context_messages(), self._options.dangling_calls).messages
+        return paired(self.get_working_context_messages(), self._options.dangling_calls).messages
 
 
 def with_source(message: Message, event: str | None) -> Message:

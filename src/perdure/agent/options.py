@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from perdure.autosave.options import Autosave
 from perdure.errors import InvalidArgumentError
 from perdure.formats.state import StateStorage
 from perdure.memory.working_memory import MemoryStorage
@@ -136,12 +135,6 @@ def memory_of(
             option="memory_storage",
         )
     return configured if persistence.memory is None else persistence.memory
-
-
-def autosave_of(persistence: PersistentSession) -> Autosave | None:
-    """Return the timers of a session that is kept so."""
-    interval = persistence.autosave_interval
-    return None if interval == 0 else Autosave(max_delay=interval)
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,7 +7,6 @@ was configured with. They are restored in the bootstrap, and asked for their sta
 from __future__ import annotations
 
 import datetime
-import hashlib
 import logging
 import os
 import time
@@ -23,6 +22,7 @@ from perdure.agent.tools import Tool
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.index import Priority, weight_of
 from perdure.memory.working_memory import SessionMemoryStorage
+from perdure.records.chunks import name_of
 from perdure.records.values import redact
 from perdure.session.contributors import Attachment, Contributor, RestoreContext
 from perdure.session.internals import attach, folder_of
@@ -376,7 +376,7 @@ class PersistentInstructions:
         if not self.text:
             return None
         data = self.text.encode()
-        return {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
+        return {"sha256": name_of(data), "bytes": len(data)}
 
     async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
         """Say so if the file has changed since: the file counts."""
@@ -459,7 +459,16 @@ class AgentPlugins:
         if features.in_context_memory:
             self.notes = InContextMemory()
         if features.persistent_instructions:
-            self.instructions = PersistentInstructions(_instructions_path(instructions, session))
+            folder = folder_of(session)
+            if instructions is None and folder is None:
+                raise ConfigError(
+                    f"agent {session.id!r}: persistent_instructions needs a file, and this store "
+                    "has no folder for it: give custom_instructions=PATH",
+                    option="custom_instructions",
+                )
+            # In the agent's folder, as the store names it.
+            path = instructions or os.path.join(folder or "", INSTRUCTIONS)  # noqa: PTH118
+            self.instructions = PersistentInstructions(os.fspath(path))
         self._session = session
         parts: tuple[Contributor | None, ...] = (
             self.tools,
@@ -488,16 +497,3 @@ class AgentPlugins:
         """Detach from the session, so that the next worker can attach."""
         while self._attached:
             self._attached.pop().detach()
-
-
-def _instructions_path(given: str | os.PathLike[str] | None, session: Session) -> str:
-    if given is not None:
-        return os.fspath(given)
-    folder = folder_of(session)
-    if folder is None:
-        raise ConfigError(
-            f"agent {session.id!r}: persistent_instructions needs a file, and this store has no "
-            "folder for it: give custom_instructions=PATH",
-            option="custom_instructions",
-        )
-    return os.path.join(folder, INSTRUCTIONS)  # noqa: PTH118  # as the store names it

@@ -259,7 +259,7 @@ class LLMRequestAssembler:
                 *await resolved(memory.session, [shown[at]]),
                 *shown[at + 1 :],
             ]
-            if not memory.is_over_budget(resolved_messages):
+            if not memory.budget.is_over(resolved_messages):
                 apart += reference.bytes
                 shown = resolved_messages
         return tuple(shown)

@@ -8,7 +8,6 @@ lets out; nothing but the cancellation of the call itself comes out of `Toolbox.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 import re
@@ -254,7 +253,7 @@ class Toolbox:
             known = ", ".join(self._tools) or "none"
             return failed(call, f"there is no tool {call.name!r}; there are: {known}")
         try:
-            with within(limit):
+            with anyio.fail_after(limit):
                 result = await tool.run(call.arguments, context, idempotency_key=idempotency_key)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             return failed(call, f"the arguments do not fit: {error}")
@@ -272,11 +271,6 @@ class Toolbox:
                 log.warning("a tool let a cancellation out", extra=facts, exc_info=error)
             return failed(call, error_text(error))  # the model's to deal with
         return ToolResult(call.id, call.name, result)
-
-
-def within(limit: float | None) -> contextlib.AbstractContextManager[object]:
-    """Return a scope of so many seconds; without end for None."""
-    return contextlib.nullcontext() if limit is None else anyio.fail_after(limit)
 
 
 def _check_choice(option: str, value: object, choices: tuple[object, ...]) -> None:

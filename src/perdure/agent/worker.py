@@ -32,7 +32,6 @@ from perdure.agent.events import (
     BootstrapStartedEvent,
     EventStream,
     InputQueues,
-    LoadRequest,
     QueuedMessage,
     ResumeEvent,
     TurnEnded,
@@ -76,98 +75,258 @@ LAST_WORDS: Final = 5.0
 """Seconds that hooks have when the agent stops."""
 
 
+_LATER = ("its tools, hooks and processors", "may post_user_message(), which is answered later")
+
+
 @final
-class AgentWorker:
-    """Answer messages until the inbox is closed.
+class AgentRuntime:
+    """Run one agent's worker: the loop, the host task that it runs in, and who listens to it.
 
     Args:
-        context: The agent's.
-        dispatcher: Who gets which event.
-        publish: Called with events for the agent's listeners.
+        dispatcher: Who gets which event; None for the usual handlers.
 
     """
 
-    def __init__(
-        self,
-        context: AgentContext,
-        dispatcher: WorkerEventDispatcher,
-        publish: Callable[[AgentEvent], None],
-    ) -> None:
-        self._context = context
-        self._dispatcher = dispatcher
-        self._publish = publish
-        self._inputs = context.inputs = InputQueues(context.config.inbox_size)
-        self._posted: QueuedMessage | None = None
+    def __init__(self, *, dispatcher: WorkerEventDispatcher | None = None) -> None:
+        self._is_usual = dispatcher is None
+        self._dispatcher = dispatcher or WorkerEventDispatcher(usual_handlers())
+        self._listeners: WeakSet[EventStream] = WeakSet()  # who listens holds it
+        self._host: Host | None = None
+        # These three are there from the start on.
+        self._context: AgentContext
+        self._inputs: InputQueues
+        self._life: anyio.CancelScope
+        self._ready = anyio.Event()  # set when the bootstrap is over, well or not
+        self._done = anyio.Event()  # set while no loop runs
+        self._done.set()
+        self._error: Exception | None = None  # that ended the loop
+        self._between_turns = anyio.Lock(fast_acquire=True)
+        self._draining = False
+        self._posted: QueuedMessage | None = None  # what is being answered
         self._turn_scope: anyio.CancelScope | None = None
         self._by_hand = False  # whether the turn is stopped for good, and not with the agent
-        self._life = anyio.CancelScope()
-        self._draining = False
-        self.ready: anyio.Event = anyio.Event()
-        """Set when the bootstrap is over, well or not."""
-        self.done: anyio.Event = anyio.Event()
-        """Set when the loop has ended."""
-        self.error: Exception | None = None
-        """The error that ended it; None if it was asked to end."""
 
-    async def run(self) -> None:
-        """Run the loop: bootstrap, then message after message."""
-        try:
-            with self._life:
-                # First: what is posted meanwhile waits until the agent is restored.
-                self._inputs.internal.append(BootstrapStartedEvent())
-                await self._drain_internal()
-                self._resume_what_is_left()
-                self.ready.set()
-                await self._answer_all()
-        except Exception as error:  # noqa: BLE001  # raised in the waiter
-            self.error = error
-        finally:
-            try:
-                with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_WORDS):
-                    await told_of(self._stopped(), self._context)
-            finally:
-                self._end()
+    @property
+    def is_running(self) -> bool:
+        """True while the worker takes messages."""
+        return not self._done.is_set()
+
+    async def start(self, context: AgentContext) -> None:
+        """Start the worker, and wait until it is ready.
+
+        Raises:
+            SessionError: It was started before. Errors of the bootstrap are raised, too.
+
+        """
+        if self._host is not None:
+            raise SessionError(
+                f"agent {context.agent_id!r} was started before: make a new one",
+                agent=context.agent_id,
+            )
+        self._context = context
+        self._host = Host(on_teardown=self._torn_down)
+        await self._host.start()
+        self._life = anyio.CancelScope()
+        self._inputs = context.inputs = InputQueues(context.config.inbox_size)
+        self._host.spawn(self._run)
+        self._done = anyio.Event()  # from here on a caller may wait for its end
+        await self._ready.wait()
+        if self._error is not None:
+            raise self._error
+        if self._done.is_set():
+            raise SessionClosedError(
+                f"agent {context.agent_id!r} was stopped before it was ready",
+                agent=context.agent_id,
+            )
+
+    async def submit_event(
+        self, event: UserMessageReceivedEvent, stream: EventStream | None = None
+    ) -> None:
+        """Admit a message, and put it into the inbox; waits while that is full.
+
+        It is durable with the session's next save, which comes before any work on it. If its
+        turn's id is that of one that is unfinished, that one is continued.
+
+        Raises:
+            NotStorableError: The message cannot be stored.
+            TurnReusedError: Its turn was begun with another message.
+            SessionError: The caller is code that the agent waits for, and wants to wait for it.
+            SessionClosedError: The agent does not run.
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
+        """
+        self._require_running()
+        inputs, context = self._inputs, self._context
+        if stream is not None:
+            refuse_to_wait(context, *_LATER)
+        for known in () if event.turn_id is None else unfinished(context):
+            if known.turn_id != event.turn_id:
+                continue
+            session = context.session
+            if event.message is not None and _request_of(event.message, session) != _request_of(
+                known.message, session
+            ):
+                raise turn_reused(session.key, event.turn_id or "")
+            self._go_on(known, stream)
+            return
+        async with inputs.room():
+            admitted = None
+            if event.message is not None:
+                # A stream gets it from the turn, which has the message then: if that begins at
+                # once, and nothing is done with the message before.
+                is_idle = self._turn_scope is None and not inputs.has_posted
+                is_plain = self._is_usual and not context.config.input_processors
+                at_once = stream is not None and is_idle and is_plain
+                admitted = context.ledger.admit(event.message, event.turn_id, at_once=at_once)
+            if admitted is not None:
+                context.ledger.underway.add(admitted)
+            inputs.put(QueuedMessage(event, stream, admitted))
+
+    async def resume(
+        self, unfinished_messages: Sequence[UnfinishedMessage]
+    ) -> tuple[EventStream, ...]:
+        """Continue messages that were not answered, ahead of the inbox; return their events.
+
+        Raises:
+            SessionClosedError: The agent does not run.
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
+        """
+        self._require_running()
+        refuse_to_wait(self._context, *_LATER)
+        streams = tuple(
+            EventStream(TurnEnded, TurnInterrupted, TurnFailed) for _ in unfinished_messages
+        )
+        for message, stream in zip(unfinished_messages, streams, strict=True):
+            self._go_on(message, stream)
+        return streams
+
+    def _go_on(self, message: UnfinishedMessage, stream: EventStream | None) -> None:
+        self._inputs.put_first(QueuedMessage(ResumeEvent(message), stream, message.id))
+        self._context.ledger.underway.add(message.id)
+
+    async def load(self) -> bool:
+        """Restore the stored conversation of an agent that was made without it.
+
+        Raises:
+            SessionClosedError: The agent does not run.
+            SessionError: It has begun a new conversation.
+
+        """
+        self._require_running()
+        refuse_to_wait(self._context, *_LATER)
+        assert self._host is not None  # it runs
+
+        async def restored() -> bool:
+            async with self._between_turns:
+                return await load_now(self._context)
+
+        return await self._host.call(restored)
+
+    def _require_running(self) -> None:
+        if not self.is_running:
+            raise SessionClosedError("this agent does not run: start it, or use `async with agent`")
+        self._check_home()
+
+    def _check_home(self) -> None:
+        stray = None if self._host is None else home_of(self._context.session).stray()
+        if stray is not None:
+            raise wrong_loop(f"agent {self._context.agent_id!r}", stray)
+
+    def listen(self) -> EventStream:
+        """Return a stream of all events from now on."""
+        stream = EventStream(on_close=self._listeners.discard)
+        self._listeners.add(stream)
+        return stream
 
     def emit(self, event: AgentEvent) -> None:
-        """Send an event to the listeners, and to those that wait for this turn."""
+        """Send an event to every listener, and to those that wait for the running turn.
+
+        Raises:
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
+        """
+        self._check_home()
         self._publish(event)
+
+    def _publish(self, event: AgentEvent) -> None:
+        for stream in tuple(self._listeners):
+            stream.feed(event)
         if self._posted is not None and self._posted.stream is not None:
             self._posted.stream.feed(event)
 
-    @property
-    def busy(self) -> bool:
-        """True while a turn is running."""
-        return self._turn_scope is not None
+    async def stop(self, *, finish: bool) -> None:
+        """End the worker, and wait for its end; may be called again after a cancellation.
 
-    def interrupt(self) -> bool:
-        """Stop the running turn for good; False if there is none."""
-        self._by_hand = True
-        return self._stop_turn()
+        Raises:
+            SessionError: It is the agent's own tool, or hook, that asks for it.
 
-    def _stop_turn(self) -> bool:
-        if self._turn_scope is None:
-            return False
-        self._turn_scope.cancel()
-        return True
+        """
+        if self.is_running:
+            refuse_to_wait(self._context, "stop it", "from outside of its tools and hooks")
+            if finish:
+                self._inputs.close()  # those that wait are answered
+            else:
+                self._cancel()
+            await self._done.wait()
+        if self._host is not None:
+            await self._host.aclose()
 
-    def close(self) -> None:
-        """Take no more messages; those that wait are answered."""
-        self._inputs.close()
-
-    def drain(self) -> None:
-        """Begin no further turn."""
-        self._draining = True
-        self.close()
-
-    def cancel(self) -> None:
+    def _cancel(self) -> None:
         """Stop now, in the turn or the bootstrap, and begin nothing else.
 
         Unlike an interrupted turn, one that is stopped with the agent may be resumed.
         """
         # Before the turn is cut: the loop begins no other one in between.
         self.drain()
-        if not self._stop_turn():
+        if self._turn_scope is None:
             self._life.cancel()
+        else:
+            self._turn_scope.cancel()
+
+    def interrupt(self) -> bool:
+        """Stop the running turn for good; False if there is none.
+
+        Raises:
+            WrongLoopError: The agent belongs to another loop, thread or process.
+
+        """
+        self._check_home()
+        if self._turn_scope is None:
+            return False
+        self._by_hand = True
+        self._turn_scope.cancel()
+        return True
+
+    def drain(self) -> None:
+        """Begin no further turn; the running one continues."""
+        if self.is_running:
+            self._draining = True
+            self._inputs.close()
+
+    async def _torn_down(self) -> None:
+        self.drain()  # the loop is being closed: what the turn has is the manager's to save
+
+    # the loop, in the host's task
+
+    async def _run(self) -> None:
+        """Bootstrap, then answer message after message."""
+        try:
+            with self._life:
+                # First: what is posted meanwhile waits until the agent is restored.
+                self._inputs.internal.append(BootstrapStartedEvent())
+                await self._drain_internal()
+                self._resume_what_is_left()
+                self._ready.set()
+                await self._answer_all()
+        except Exception as error:  # noqa: BLE001  # raised in the waiter
+            self._error = error
+        finally:
+            try:
+                with anyio.CancelScope(shield=True), anyio.move_on_after(LAST_WORDS):
+                    await told_of(self._stopped(), self._context)
+            finally:
+                self._end()
 
     def _resume_what_is_left(self) -> None:
         context = self._context
@@ -183,22 +342,17 @@ class AgentWorker:
     async def _answer_all(self) -> None:
         session = self._context.session
         while not self._draining:
-            posted = await self._inputs.next_posted()
+            self._posted = posted = await self._inputs.next_posted()
             if posted is None:
                 break
-            # It began to drain during the wait.
-            if self._draining:
-                self._refuse(posted)
-                break
-            if isinstance(posted.event, LoadRequest):
-                await self._load(posted.event)
-                continue
-            self._posted = posted
-            await self._answer(posted)
+            async with self._between_turns:  # a stored conversation may be loaded just now
+                if self._draining:  # it began to during the wait
+                    break
+                await self._answer(posted)
             self._posted = None
             self._inputs.internal.clear()  # what a turn that did not end has left
             if not session.is_writable:
-                self.error = refusal_of(session)
+                self._error = refusal_of(session)
                 break
 
     async def _answer(self, posted: QueuedMessage) -> None:
@@ -223,12 +377,20 @@ class AgentWorker:
                 agent_id=context.agent_id, turn_id=over.turn_id, error=_innermost(error)
             )
         else:
-            ended = over.event(context)
+            ids: dict[str, Any] = {"agent_id": context.agent_id, "turn_id": over.turn_id}
+            last = context.last_message
+            ended = TurnInterrupted(text="" if last is None else last.text, **ids)
+            # Interrupted while its end was being saved, it has ended all the same.
+            if over.answer is not None:
+                version = context.session.durable_version
+                ended = TurnEnded(
+                    message=over.answer, version=version, replayed=over.replayed, **ids
+                )
         finally:
             self._turn_scope = None
             self._keep(posted)
         context.ledger.underway.discard(posted.admitted or "")
-        self.emit(ended)
+        self._publish(ended)
         await told_of(ended, context)
         self._try(keep_custom_data, context)  # a hook may have changed it: with the next save
 
@@ -241,12 +403,11 @@ class AgentWorker:
         goes_on = False
         if isinstance(event, ResumeEvent):
             asked = event.unfinished.turn_id
-            if (
-                asked is not None
-            ):  # first: how often it was begun says how far back it is looked for
+            # First: how often it was begun says how far back it is looked for.
+            if asked is not None:
                 ledger.begin(posted.admitted, asked)
                 goes_on = True
-        elif isinstance(event, UserMessageReceivedEvent):
+        else:
             asked = event.turn_id
             if event.message is not None and context.config.features.history:
                 request = _request_of(event.message, context.session)
@@ -263,7 +424,12 @@ class AgentWorker:
                 ledger.begin(posted.admitted, turn.id)
             context.memory.turn_tracker.begin(turn.id, turn.number)
             try:
-                await self._work(posted, turn.id)
+                started = TurnStarted(agent_id=context.agent_id, turn_id=turn.id)
+                self._publish(started)
+                await lived(started, context)
+                await self._begin(posted)
+                await self._drain_internal()
+                keep_custom_data(context)
                 over.answer = context.last_message
                 # In the group of the turn's end: without it, the message would be answered again.
                 end_with(turn, *ledger.closing(posted.admitted, turn.id, how="answered"))
@@ -277,16 +443,6 @@ class AgentWorker:
                 raise
             finally:
                 context.memory.turn_tracker.end()
-
-    async def _work(self, posted: QueuedMessage, turn_id: str) -> None:
-        """Do all that a turn consists of."""
-        context = self._context
-        started = TurnStarted(agent_id=context.agent_id, turn_id=turn_id)
-        self.emit(started)
-        await lived(started, context)
-        await self._begin(posted)
-        await self._drain_internal()
-        keep_custom_data(context)
 
     async def _begin(self, posted: QueuedMessage) -> None:
         """Queue what a turn begins or continues with, before everything else."""
@@ -328,29 +484,18 @@ class AgentWorker:
             facts = {"agent": self._context.agent_id, "error": type(error).__name__}
             log.warning("not all that a turn leaves could be kept", extra=facts)
 
-    async def _load(self, request: LoadRequest) -> None:
-        try:
-            request.found = await load_now(self._context)
-        except Exception as error:  # noqa: BLE001  # raised where it was asked for
-            request.error = error
-        finally:
-            request.done.set()
-
     def _refuse(self, posted: QueuedMessage) -> None:
         self._keep(posted)
         self._context.ledger.underway.discard(posted.admitted or "")
-        error = self.error or SessionClosedError(
+        error = self._error or SessionClosedError(
             f"agent {self._context.agent_id!r} stopped before it came to this message: it is "
             "kept, and found when the agent comes back"
         )
         if posted.stream is not None:
             posted.stream.feed(AgentStopped(agent_id=self._context.agent_id, error=error))
-        if isinstance(posted.event, LoadRequest):
-            posted.event.error = error
-            posted.event.done.set()
 
     def _stopped(self) -> AgentStopped:
-        return AgentStopped(agent_id=self._context.agent_id, error=self.error)
+        return AgentStopped(agent_id=self._context.agent_id, error=self._error)
 
     def _end(self) -> None:
         for posted in self._inputs.abandon():
@@ -358,8 +503,8 @@ class AgentWorker:
         if self._posted is not None:
             self._refuse(self._posted)
         self._publish(self._stopped())
-        self.ready.set()
-        self.done.set()
+        self._ready.set()
+        self._done.set()
 
 
 def _request_of(message: Message, session: Session) -> bytes:
@@ -382,240 +527,6 @@ class _TurnOutcome(msgspec.Struct):
     replayed: bool = False
     answer: Message | None = None
     """None unless it has ended."""
-
-    def event(self, context: AgentContext) -> AgentEvent:
-        ids: dict[str, Any] = {"agent_id": context.agent_id, "turn_id": self.turn_id}
-        # Interrupted while its end was being saved, it has ended all the same.
-        if self.answer is not None:
-            version = context.session.durable_version
-            return TurnEnded(message=self.answer, version=version, replayed=self.replayed, **ids)
-        last = context.last_message
-        return TurnInterrupted(text="" if last is None else last.text, **ids)
-
-
-# The runtime: the worker, the host task that it runs in, and who listens to it
-
-
-_LATER = ("its tools, hooks and processors", "may post_user_message(), which is answered later")
-
-
-@final
-class AgentRuntime:
-    """Run one agent's worker.
-
-    Args:
-        dispatcher: Who gets which event; None for the usual handlers.
-
-    """
-
-    def __init__(self, *, dispatcher: WorkerEventDispatcher | None = None) -> None:
-        self._is_usual = dispatcher is None
-        self._dispatcher = dispatcher or WorkerEventDispatcher(usual_handlers())
-        self._listeners: WeakSet[EventStream] = WeakSet()  # who listens holds it
-        self._host: Host | None = None
-        self._context: AgentContext | None = None
-        self.worker: AgentWorker | None = None
-        """None before the start."""
-
-    @property
-    def is_running(self) -> bool:
-        """True while the worker takes messages."""
-        return self.worker is not None and not self.worker.done.is_set()
-
-    async def start(self, context: AgentContext) -> None:
-        """Start the worker, and wait until it is ready.
-
-        Raises:
-            SessionError: It was started before. Errors of the bootstrap are raised, too.
-
-        """
-        if self._host is not None:
-            raise SessionError(
-                f"agent {context.agent_id!r} was started before: make a new one",
-                agent=context.agent_id,
-            )
-        self._context = context
-        self._host = Host(on_teardown=self._torn_down)
-        await self._host.start()
-        worker = AgentWorker(context, self._dispatcher, self.publish)
-        self._host.spawn(worker.run)
-        self.worker = worker  # from here on a caller may wait for its end
-        await worker.ready.wait()
-        if worker.error is not None:
-            raise worker.error
-        if worker.done.is_set():
-            raise SessionClosedError(
-                f"agent {context.agent_id!r} was stopped before it was ready",
-                agent=context.agent_id,
-            )
-
-    async def submit_event(
-        self, event: UserMessageReceivedEvent, stream: EventStream | None = None
-    ) -> None:
-        """Admit a message, and put it into the inbox; waits while that is full.
-
-        It is durable with the session's next save, which comes before any work on it. If its
-        turn's id is that of one that is unfinished, that one is continued.
-
-        Raises:
-            NotStorableError: The message cannot be stored.
-            TurnReusedError: Its turn was begun with another message.
-            SessionError: The caller is code that the agent waits for, and wants to wait for it.
-            SessionClosedError: The agent does not run.
-            WrongLoopError: The agent belongs to another loop, thread or process.
-
-        """
-        inputs, context = self._inputs(), self._of
-        if stream is not None:
-            refuse_to_wait(context, *_LATER)
-        for known in () if event.turn_id is None else unfinished(context):
-            if known.turn_id != event.turn_id:
-                continue
-            session = context.session
-            if event.message is not None and _request_of(event.message, session) != _request_of(
-                known.message, session
-            ):
-                raise turn_reused(session.key, event.turn_id or "")
-            self._go_on(known, stream)
-            return
-        await inputs.room()
-        try:
-            admitted = None
-            if event.message is not None:
-                # A stream gets it from the turn, which has the message then.
-                at_once = stream is not None and self._is_idle(inputs)
-                admitted = context.ledger.admit(event.message, event.turn_id, at_once=at_once)
-        except BaseException:
-            # The room that was kept for it is free again.
-            inputs.no_room_needed()
-            raise
-        if admitted is not None:
-            context.ledger.underway.add(admitted)
-        inputs.put(QueuedMessage(event, stream, admitted))
-
-    def _is_idle(self, inputs: InputQueues) -> bool:
-        """Return True if a message's turn begins at once, and nothing is done with it before."""
-        busy = self.worker is None or self.worker.busy or inputs.has_posted
-        return self._is_usual and not (busy or self._of.config.input_processors)
-
-    async def resume(
-        self, unfinished_messages: Sequence[UnfinishedMessage]
-    ) -> tuple[EventStream, ...]:
-        """Continue messages that were not answered, ahead of the inbox; return their events.
-
-        Raises:
-            SessionClosedError: The agent does not run.
-            WrongLoopError: The agent belongs to another loop, thread or process.
-
-        """
-        self._inputs()
-        refuse_to_wait(self._of, *_LATER)
-        streams = tuple(
-            EventStream(TurnEnded, TurnInterrupted, TurnFailed) for _ in unfinished_messages
-        )
-        for message, stream in zip(unfinished_messages, streams, strict=True):
-            self._go_on(message, stream)
-        return streams
-
-    def _go_on(self, message: UnfinishedMessage, stream: EventStream | None) -> None:
-        self._inputs().put_first(QueuedMessage(ResumeEvent(message), stream, message.id))
-        self._of.ledger.underway.add(message.id)
-
-    async def load(self) -> bool:
-        """Restore the stored conversation of an agent that was made without it.
-
-        Raises:
-            SessionClosedError: The agent does not run.
-            SessionError: It has begun a new conversation.
-
-        """
-        request = LoadRequest()
-        inputs = self._inputs()
-        refuse_to_wait(self._of, *_LATER)
-        await inputs.room()
-        inputs.put(QueuedMessage(request))
-        await request.done.wait()
-        if request.error is not None:
-            raise request.error
-        return request.found
-
-    @property
-    def _of(self) -> AgentContext:
-        assert self._context is not None  # it runs
-        return self._context
-
-    def _inputs(self) -> InputQueues:
-        context = self._context
-        if context is None or context.inputs is None or not self.is_running:
-            raise SessionClosedError("this agent does not run: start it, or use `async with agent`")
-        self._check_home()
-        return context.inputs
-
-    def _check_home(self) -> None:
-        context = self._context
-        stray = None if context is None else home_of(context.session).stray()
-        if context is not None and stray is not None:
-            raise wrong_loop(f"agent {context.agent_id!r}", stray)
-
-    def listen(self) -> EventStream:
-        """Return a stream of all events from now on."""
-        stream = EventStream(on_close=self._listeners.discard)
-        self._listeners.add(stream)
-        return stream
-
-    def publish(self, event: AgentEvent) -> None:
-        """Send an event to every listener."""
-        for stream in tuple(self._listeners):
-            stream.feed(event)
-
-    def emit(self, event: AgentEvent) -> None:
-        """Send an event to every listener, and to those that wait for the running turn.
-
-        Raises:
-            WrongLoopError: The agent belongs to another loop, thread or process.
-
-        """
-        self._check_home()
-        if self.worker is None:
-            self.publish(event)
-        else:
-            self.worker.emit(event)
-
-    async def stop(self, *, finish: bool) -> None:
-        """End the worker, and wait for its end; may be called again after a cancellation.
-
-        Raises:
-            SessionError: It is the agent's own tool, or hook, that asks for it.
-
-        """
-        worker = self.worker
-        if worker is not None:
-            refuse_to_wait(self._of, "stop it", "from outside of its tools and hooks")
-            if not finish:
-                worker.cancel()
-            else:
-                worker.close()
-            await worker.done.wait()
-        if self._host is not None:
-            await self._host.aclose()
-
-    def interrupt(self) -> bool:
-        """Stop the running turn for good; False if there is none.
-
-        Raises:
-            WrongLoopError: The agent belongs to another loop, thread or process.
-
-        """
-        self._check_home()
-        return self.worker is not None and self.worker.interrupt()
-
-    def drain(self) -> None:
-        """Begin no further turn; the running one continues."""
-        if self.worker is not None:
-            self.worker.drain()
-
-    async def _torn_down(self) -> None:
-        self.drain()  # the loop is being closed: what the turn has is the manager's to save
 
 
 # What is done about an agent that has stopped: keep what it has, then close what it had open
@@ -671,8 +582,9 @@ async def let_go(
 
 async def _keep(context: AgentContext, *, save: bool) -> None:
     try:
-        if context.session.is_writable:
-            await context.declared.flush()
+        config = context.declared.config
+        if config is not None and context.session.is_writable:
+            await config.flush()
     finally:  # also without time for it: what is kept here is the manager's to save
         if save and context.session.is_writable:
             try:

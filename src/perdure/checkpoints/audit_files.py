@@ -37,6 +37,7 @@ from perdure.records.checkpoints import (
     ExplicitState,
     KernelEvent,
 )
+from perdure.records.chunks import name_of
 from perdure.records.json import (
     MAX_VALUE_DEPTH,
     as_utf8,
@@ -109,11 +110,6 @@ class EventSigner:
         return msgspec.json.encode(sealed) + b"\n"
 
 
-def state_digest(state: bytes) -> str:
-    """Return the digest of a state's JSON, byte for byte as in its line."""
-    return hashlib.sha256(state).hexdigest()
-
-
 def has_pair(folder: Path) -> bool:
     """Say whether there is something to replay in a folder."""
     return (folder / EVENTS_FILE).is_file()
@@ -176,16 +172,6 @@ def saved_snapshots(
             tell(f"{CHECKPOINTS_FILE}: {what}: the line was left out", number)
         else:
             yield number, snapshot
-
-
-def saved_events(
-    folder: Path, tell: Callable[[str, int], object], go_on: Callable[[], bool] = lambda: True
-) -> Iterator[tuple[int, SavedEvent]]:
-    """Give the events of a folder as they stand there, with the numbers of their lines."""
-    for event in _decoded(folder / EVENTS_FILE, SavedEvent, tell):
-        if not go_on():
-            return
-        yield event
 
 
 def replay_folder(
@@ -290,12 +276,14 @@ def events_by_time(
     *each* is called before that, with every event in the order of the file; *go_on* ends it by
     False.
     """
-    newest, is_in_order = 0, True
-    for number, event in saved_events(folder, tell, go_on):
+    path, newest, is_in_order = folder / EVENTS_FILE, 0, True
+    for number, event in _decoded(path, SavedEvent, tell):
+        if not go_on():
+            return
         each(number, event)
         is_in_order = is_in_order and event.timestamp >= newest
         newest = event.timestamp
-    events = saved_events(folder, lambda *_: None, go_on)
+    events = _decoded(path, SavedEvent, lambda *_: None)
     if is_in_order:
         yield from events
         return
@@ -335,7 +323,7 @@ class _Snapshots:
                 what = f"checkpoint {snapshot.snapshot_id} is in line {before}, too"
                 run.problem(f"{CHECKPOINTS_FILE}: {what}", number)
                 continue
-            digest = state_digest(bytes(snapshot.state))
+            digest = name_of(bytes(snapshot.state))
             self._headers[snapshot.snapshot_id] = _CheckpointHeader(
                 number, snapshot.label, snapshot.timestamp, digest
             )
@@ -421,7 +409,7 @@ async def _checkpoint_lines(
             state = canonical({**captured, "context": list(captured["context"].values())})
         else:
             continue  # its history was pruned
-        digests[checkpoint.id] = state_digest(state)
+        digests[checkpoint.id] = name_of(state)
         line = SavedSnapshot(
             checkpoint.id, checkpoint.label, checkpoint.timestamp, msgspec.Raw(state)
         )

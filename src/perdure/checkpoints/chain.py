@@ -25,7 +25,7 @@ from perdure.records.checkpoints import (
     Pruning,
     Tombstone,
 )
-from perdure.records.chunks import ContentChunk, chunks_of
+from perdure.records.chunks import ContentChunk, chunks_of, name_of
 from perdure.records.json import decode, decode_with, decoder_of
 from perdure.records.media import LIFTED_KINDS, lifted
 from perdure.records.records import (
@@ -55,7 +55,7 @@ def canonical(value: Any) -> bytes:
 
 def digest(data: bytes) -> str:
     """Return the digest of bytes, prefixed with the name of the algorithm."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+    return f"sha256:{name_of(data)}"
 
 
 def hash_of(link: Checkpoint | Pruning) -> str:
@@ -324,7 +324,7 @@ def tree_of(data: bytes, before: MerkleTree | None = None) -> MerkleTree:
         nodes: list[ContentChunk] = []
         for below in _groups(layer):
             node = msgspec.json.encode(TreeNode(level, below))
-            name = hashlib.sha256(node).hexdigest()
+            name = name_of(node)
             if name not in known:
                 blobs[name] = node
             nodes.append(ContentChunk(name, sum(chunk.size for chunk in below)))

@@ -87,10 +87,6 @@ class _Run(NamedTuple):
     upto: int
     digest: str
 
-    def problem(self) -> ChainProblem:
-        what = f"a record from {self.since + 1} to {self.upto} was changed or is missing"
-        return ChainProblem(self.id, what)
-
 
 class _Compared(msgspec.Struct):
     """Checkpoints of the session itself, compared with the log."""
@@ -136,7 +132,14 @@ async def _compared(
                 break
         if cut == await reading.cut():  # else history was pruned meanwhile, which is no loss
             unchecked = tuple(run.id for run in sealed if run.since < cut)
-            return _Compared(unchecked, written, [run.problem() for run in wrong])
+            problems = [
+                ChainProblem(
+                    run.id,
+                    f"a record from {run.since + 1} to {run.upto} was changed or is missing",
+                )
+                for run in wrong
+            ]
+            return _Compared(unchecked, written, problems)
 
 
 @final

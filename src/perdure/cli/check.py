@@ -366,14 +366,8 @@ def _payload_problems(records: list[Record]) -> Iterator[str]:
 
 def _document_problems(log: WholeLog, documents: Documents) -> Iterator[CheckFinding]:
     """Compare what is stored with a fresh fold of the log."""
-    manifest = documents.manifest
-    if manifest is not None and manifest.as_of_seq > log.head:
-        yield CheckFinding(
-            "log",
-            f"the documents are as of record {manifest.as_of_seq}, the log ends at {log.head}: "
-            "records are missing",
-            "restore the log's files from a copy",
-        )
+    if lack := log.lacks(documents):
+        yield CheckFinding("log", lack, "restore the log's files from a copy")
         return
     for difference in differences(log, documents):
         yield CheckFinding(

@@ -307,7 +307,6 @@ class Summarizer(Protocol):
 
     async def summarize(self, turns: Sequence[TurnTrace]) -> Summary:
         """Return the summary; may call a model. An exception stops the compaction."""
-        ...
 
 
 class Compaction(msgspec.Struct, frozen=True):

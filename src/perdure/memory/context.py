@@ -80,7 +80,9 @@ class WorkingContextSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     last_compaction_ts: float | None = None
 
 
-class _Role(msgspec.Struct):
+class MessageRole(msgspec.Struct):
+    """The role of a stored message, and nothing else of it."""
+
     role: str = ""
 
 
@@ -512,7 +514,7 @@ class WorkingContext:
 
 
 def _role(payload: bytes) -> str:
-    return decoder_of(_Role).decode(payload).role
+    return decoder_of(MessageRole).decode(payload).role
 
 
 # Budgets count bytes of the stored JSON, and tokens by ``count_tokens``: by default a quarter of

@@ -8,7 +8,6 @@ document is a function of the log's records alone, so it can always be built aga
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, get_args
@@ -17,6 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from perdure.errors import ConfigError, InvalidArgumentError, TooLargeError
+from perdure.records.chunks import name_of
 from perdure.records.json import decode
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, Record
 
@@ -91,10 +91,6 @@ class DroppedPayload(msgspec.Struct):
     touched: dict[str, int] | UnsetType = UNSET
 
 
-class _Touched(msgspec.Struct):
-    touched: dict[str, int] | UnsetType = UNSET
-
-
 class MemoryDocument(msgspec.Struct, kw_only=True):
     """memory.json, without the totals next to its entries."""
 
@@ -126,24 +122,25 @@ class MemoryIndex:
     def apply(self, record: Record) -> None:
         """Apply the next record; records of other kinds change nothing."""
         if record.kind == MEMORY_SET:
-            entry = decode(record.payload, MemoryEntry)
-            self._touch(decode(record.payload, _Touched))
+            entry = decode(record.payload, MemoryChange)
+            self._touch(entry.touched)
+            entry.touched = UNSET  # the document has it in the entries themselves
             data = bytes(entry.value)
             is_large = len(data) > INLINE
             # Those in the record do not count: they are another writer's.
-            entry.sha256 = hash_of(data) if is_large else UNSET
+            entry.sha256 = name_of(data) if is_large else UNSET
             entry.seq = record.seq if is_large else UNSET
             replaced = self.entries.get(entry.key)
             self.entries[entry.key] = entry  # in the place of the one before
             self.size += entry.size_bytes - (0 if replaced is None else replaced.size_bytes)
         elif record.kind == MEMORY_DROP:
             dropped = decode(record.payload, DroppedPayload)
-            self._touch(dropped)
+            self._touch(dropped.touched)
             removed = self.entries.pop(dropped.key, None)
             self.size -= 0 if removed is None else removed.size_bytes
 
-    def _touch(self, change: DroppedPayload | _Touched) -> None:
-        for key, at in (change.touched or {}).items():
+    def _touch(self, touched: dict[str, int] | UnsetType) -> None:
+        for key, at in (touched or {}).items():
             entry = self.entries.get(key)
             if entry is not None:
                 entry.last_accessed_at = max(entry.last_accessed_at, at)
@@ -161,11 +158,6 @@ class MemoryIndex:
             for entry in self.entries.values()
             if entry.sha256 is not UNSET and not entry.is_apart
         }
-
-
-def hash_of(data: bytes) -> str:
-    """Return the name of the blob that holds these bytes."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _written(entry: MemoryEntry) -> MemoryEntry | _EntryWithoutValue:
@@ -214,7 +206,7 @@ def value_names(records: Iterable[Record]) -> set[str]:
     """Return the blobs that a fold makes of the large values in records."""
     changes = [decode(one.payload, MemoryEntry) for one in records if one.kind == MEMORY_SET]
     values = [bytes(entry.value) for entry in changes]
-    return {hash_of(value) for value in values if len(value) > INLINE}
+    return {name_of(value) for value in values if len(value) > INLINE}
 
 
 Priority = Literal["low", "normal", "high", "critical"]

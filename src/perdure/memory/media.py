@@ -199,6 +199,8 @@ class FittedMedia(msgspec.Struct, frozen=True):
     """Messages with the media that fit."""
 
     messages: list[Message]
+    had_media: bool = True
+    """False if there were none to fit."""
     left_out: tuple[Medium, ...] = ()
     """Those that the budget has no room for."""
     lost: tuple[Medium, ...] = ()
@@ -225,7 +227,7 @@ def fitted(
     """
     found = [(at, medium) for at, medium, _ in media_of_all(messages)]
     if not found:
-        return FittedMedia(list(messages))
+        return FittedMedia(list(messages), had_media=False)
     room, limits = max(budget.tokens, 1), LIMITS.get(provider or "")
 
     def cost(medium: Medium) -> float:
@@ -262,4 +264,5 @@ def fitted(
         with_media(message, decide, why) if at in with_some else message
         for at, message in enumerate(messages)
     ]
-    return FittedMedia(shown, tuple(medium for _, medium in found[:first]), tuple(lost))
+    left_out = tuple(medium for _, medium in found[:first])
+    return FittedMedia(shown, left_out=left_out, lost=tuple(lost))

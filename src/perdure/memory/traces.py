@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from perdure.memory.context import Retractions
+from perdure.memory.context import MessageRole, Retractions
 from perdure.memory.documents import TurnPayload
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
@@ -23,10 +23,6 @@ from perdure.store import Store
 
 BEGIN: Final = "begin"
 """The reason of a context that begins a new conversation: older messages do not count."""
-
-
-class _Role(msgspec.Struct):
-    role: str = ""
 
 
 class _Reason(msgspec.Struct):
@@ -116,7 +112,9 @@ async def newest_turns(
     newest: deque[Record] = deque()
     begins = users = 0
     async with contextlib.aclosing(_newest_first(store, key)) as records:
-        async for record in records:
+        async for record, counts in records:
+            if not counts:
+                continue
             newest.appendleft(record)
             begins += begun_by(record) is not None
             users += record.kind in MESSAGE_KINDS and _opens(record)
@@ -132,7 +130,9 @@ async def find_turn(store: Store, key: SessionKey, turn_id: str) -> RawTurn | No
     """Return the turn of an id, None if there is none."""
     newest: deque[Record] = deque()
     async with contextlib.aclosing(_newest_first(store, key)) as records:
-        async for record in records:
+        async for record, counts in records:
+            if not counts:
+                continue
             newest.appendleft(record)
             begun = begun_by(record)
             if begun == turn_id:
@@ -142,59 +142,43 @@ async def find_turn(store: Store, key: SessionKey, turn_id: str) -> RawTurn | No
     return None
 
 
-async def _newest_first(store: Store, key: SessionKey) -> AsyncGenerator[Record, None]:
-    """Yield the records of the current conversation, newest first."""
-    live = _Live()
-    async with contextlib.aclosing(store.read_log(key, reverse=True)) as log:
+async def _newest_first(
+    store: Store, key: SessionKey, *, after: int = 0, upto: int | None = None
+) -> AsyncGenerator[tuple[Record, bool], None]:
+    """Yield the records of the current conversation, newest first, and whether each counts."""
+    retractions = Retractions()
+    before = None if upto is None else upto + 1
+    chunks = store.read_log(key, after=after, before=before, reverse=True)
+    async with contextlib.aclosing(chunks) as log:
         async for chunk in log:
             for record in chunk.records:
-                if live.sees(record):
-                    yield record
-                if live.is_over:
+                counts = retractions.shows(record) and record.kind != RETRACT
+                if counts and record.kind == CONTEXT and _begins(record):
                     return
+                yield record, counts
 
 
 async def _live_spans(
     store: Store, key: SessionKey, after: int, upto: int | None
 ) -> list[tuple[int, int]]:
     """Return the spans of records after one that still count, as (after, up to), newest first."""
-    live, spans, high, last = _Live(), list[tuple[int, int]](), 0, 0
-    before = None if upto is None else upto + 1
-    chunks = store.read_log(key, after=after, before=before, reverse=True)
-    async with contextlib.aclosing(chunks) as log:
-        async for chunk in log:
-            for record in chunk.records:
-                if live.sees(record):
-                    high = high or record.seq
-                    last = record.seq - 1
-                elif high:
-                    spans.append((record.seq, high))
-                    high = 0
-                if live.is_over:
-                    break
-            if live.is_over:
-                break
+    spans = list[tuple[int, int]]()
+    high = last = 0
+    async with contextlib.aclosing(_newest_first(store, key, after=after, upto=upto)) as records:
+        async for record, counts in records:
+            if counts:
+                high = high or record.seq
+                last = record.seq - 1
+            elif high:
+                spans.append((record.seq, high))
+                high = 0
     if high:
         spans.append((last, high))
     return spans
 
 
-class _Live:
-    """Decides, newest record first, which records still count."""
-
-    def __init__(self) -> None:
-        self._retractions = Retractions()
-        # Whether a new conversation began, so that older records do not count.
-        self.is_over = False
-
-    def sees(self, record: Record) -> bool:
-        """Return whether a record counts."""
-        if not self._retractions.shows(record) or record.kind == RETRACT:
-            return False
-        if record.kind == CONTEXT and decode(record.payload, _Reason).reason == BEGIN:
-            self.is_over = True
-            return False
-        return True
+def _begins(record: Record) -> bool:
+    return decode(record.payload, _Reason).reason == BEGIN
 
 
 def begun_by(record: Record) -> str | None:
@@ -212,7 +196,7 @@ def _grouped(records: Iterable[Record]) -> list[RawTurn]:
 
 
 def _opens(record: Record) -> bool:
-    return decode(record.payload, _Role).role == "user"
+    return decode(record.payload, MessageRole).role == "user"
 
 
 SOURCE: Final = "perdure_source_event"

@@ -31,11 +31,11 @@ from perdure.memory.index import (
     check_priority,
     entry_text,
     evicted,
-    hash_of,
     points_of,
     ranked,
     words_of,
 )
+from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey, require_text
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, Entry, Record
@@ -120,42 +120,33 @@ class MemoryStorage(Protocol):
 
     async def get(self, key: str) -> MemoryItem | None:
         """Return an entry, None if there is none; it counts as used now."""
-        ...
 
     async def set(self, item: MemoryItem) -> None:
         """Store an entry, replacing the one with the same key.
 
         Raises NotStorableError for a value that cannot be stored.
         """
-        ...
 
     async def delete(self, key: str) -> None:
         """Delete an entry; no error if there is none."""
-        ...
 
     async def has(self, key: str) -> bool:
         """Return whether there is an entry; it does not count as used."""
-        ...
 
     async def entries(self, *, scope: str | None = None) -> list[MemoryInfo]:
         """Return the entries without their values, oldest first; of one scope, or all."""
-        ...
 
     async def clear(self, *, scope: str | None = None) -> None:
         """Delete the entries of one scope, or all."""
-        ...
 
     async def size(self) -> int:
         """Return the bytes of all values' JSON."""
-        ...
 
     async def flush(self) -> None:
         """Return when all changes are durable."""
-        ...
 
     async def aclose(self) -> None:
         """Flush, and close all resources."""
-        ...
 
 
 class MemoryOwner(Protocol):
@@ -164,11 +155,9 @@ class MemoryOwner(Protocol):
     @property
     def memory(self) -> WorkingMemory:
         """Its working memory."""
-        ...
 
     async def save(self) -> Any:
         """Make everything durable."""
-        ...
 
 
 @final
@@ -302,7 +291,7 @@ class SessionValues:
         record = await first_record(log, lambda record: record.kind == MEMORY_SET)
         if record is not None:
             data = bytes(decode(record.payload, MemoryEntry).value)
-            if hash_of(data) == name:
+            if name_of(data) == name:
                 return data
         # Before it counts as damage: another process may have forgotten the session meanwhile.
         await require_same(self._store, self._key, seen=self._seen)

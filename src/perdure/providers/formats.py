@@ -65,13 +65,25 @@ def render(
         InvalidArgumentError: There is no such format or policy.
 
     """
+    rules_of(format)  # refuses a format that there is not
+    return rendered(within_limits(messages, format), format, to=to, reasoning=reasoning)
+
+
+def rendered(
+    messages: Sequence[Message],
+    format: Format,
+    *,
+    to: Issuer | str | None,
+    reasoning: ReasoningPolicy,
+) -> RenderedContext:
+    """Return messages that hold no media, or no more than the format takes; as `render`."""
     if reasoning not in _POLICIES:
         raise InvalidArgumentError(
             f"invalid reasoning={reasoning!r}: choose {', '.join(_POLICIES)}", option="reasoning"
         )
     target = ContextTarget(format, _issuer(format, to), reasoning)
     rules = rules_of(format)
-    readable = [_readable(message, format) for message in within_limits(messages, format)]
+    readable = [_readable(message, format) for message in messages]
     exchanges: Sequence[Exchange] = paired(readable).exchanges
     if format in {"openai", "gemini"}:
         exchanges = tuple(beside_results(exchanges, target))

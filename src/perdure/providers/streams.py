@@ -7,7 +7,7 @@ it is lost, whether this release knows a field or not: `perdure.providers` makes
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from perdure.providers.formats import rules_of
 from perdure.providers.replies import arguments, plain_text
@@ -56,63 +56,42 @@ def _joined(merged: list[Any], part: list[Any]) -> list[Any]:
     return joined
 
 
-class StreamedAnswer(Protocol):
-    """An answer that is put together from a stream's events."""
+class _Answer:
+    """An answer whose events are still coming."""
 
-    error: Any
-    """The provider's error, in its own shape; None if there is none."""
+    def __init__(self) -> None:
+        self.complete: bool = False
+        """True once the last event has come."""
+        self.error: Any = None
+        """The provider's error, in its own shape; None if there is none."""
+        self.usage: dict[str, Any] | None = None
+        """Tokens used, as the provider counts them."""
+
+
+class ChatAnswer(_Answer):
+    """An answer of Chat Completions, from its chunks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._fields: dict[str, Any] = {}
+        self._message: dict[str, Any] = {"role": "assistant", "content": None}
+        self._finish_reason: str | None = None
 
     def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
         """Add an event; return what it says of the text and of the reasoning."""
-        ...
-
-    @property
-    def complete(self) -> bool:
-        """True once the last event has come."""
-        ...
-
-    @property
-    def usage(self) -> dict[str, Any] | None:
-        """Tokens used, as the provider counts them."""
-        ...
-
-    def whole(self) -> dict[str, Any]:
-        """Return the answer as it would have come in one piece."""
-        ...
-
-
-class ChatAnswer:
-    """An answer of Chat Completions, from its chunks."""
-
-    __slots__ = ("_fields", "_message", "error", "finish_reason", "usage")
-
-    def __init__(self) -> None:
-        self._fields: dict[str, Any] = {}
-        self._message: dict[str, Any] = {"role": "assistant", "content": None}
-        self.finish_reason: str | None = None
-        """None until the answer is complete."""
-        self.usage: dict[str, Any] | None = None
-        self.error: Any = None
-
-    @property
-    def complete(self) -> bool:
-        """True once it says why it ended."""
-        return self.finish_reason is not None
-
-    def take(self, chunk: Mapping[str, Any]) -> tuple[str, str]:
-        """Add a chunk; return what it says of the text and of the reasoning."""
-        self.error = chunk.get("error")
-        extra = {key: value for key, value in chunk.items() if key not in {"choices", "usage"}}
+        self.error = event.get("error")
+        extra = {key: value for key, value in event.items() if key not in {"choices", "usage"}}
         self._fields.update(extra)
-        self.usage = chunk.get("usage") or self.usage
-        choice = next(iter(chunk.get("choices") or ()), None)
+        self.usage = event.get("usage") or self.usage
+        choice = next(iter(event.get("choices") or ()), None)
         if choice is None:
             return "", ""
         delta = dict(choice.get("delta") or {})
         # A tool call without an index is a whole one: some servers send them so.
         delta["tool_calls"] = list(delta.get("tool_calls") or ()) or None
         self._message = merged_delta(self._message, delta)
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        self._finish_reason = choice.get("finish_reason") or self._finish_reason
+        self.complete = self._finish_reason is not None
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
         return plain_text(delta.get("content")), plain_text(reasoning)
 
@@ -125,15 +104,13 @@ class ChatAnswer:
                 {"type": "function", **{key: call[key] for key in call if key != "index"}}
                 for call in calls
             ]
-        choice = {"index": 0, "message": message, "finish_reason": self.finish_reason}
+        choice = {"index": 0, "message": message, "finish_reason": self._finish_reason}
         usage = {} if self.usage is None else {"usage": self.usage}
         return {**self._fields, "object": "chat.completion", "choices": [choice], **usage}
 
 
-class ResponsesAnswer:
+class ResponsesAnswer(_Answer):
     """An answer of the Responses API, from its events."""
-
-    __slots__ = ("_items", "_response", "error")
 
     _TEXT: Final = frozenset({"response.output_text.delta", "response.refusal.delta"})
     _REASONING: Final = frozenset(
@@ -142,10 +119,9 @@ class ResponsesAnswer:
     _LAST: Final = frozenset({"response.completed", "response.incomplete"})
 
     def __init__(self) -> None:
+        super().__init__()
         self._items: list[Any] = []
-        self._response: dict[str, Any] | None = None
-        self.error: Any = None
-        """The provider's error, in its own shape."""
+        self._response: dict[str, Any] = {}
 
     def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
         """Add an event; return what it says of the text and of the reasoning."""
@@ -157,57 +133,43 @@ class ResponsesAnswer:
         if kind == "response.output_item.done":
             self._items.append(event.get("item"))
         elif kind in self._LAST:
-            self._response = dict(event.get("response") or {})
+            self.complete = True
+            self._response = event.get("response") or {}
+            self.usage = self._response.get("usage")
         elif kind == "response.failed":
             self.error = (event.get("response") or {}).get("error") or {}
         elif kind == "error":
             self.error = event.get("error") or event
         return "", ""
 
-    @property
-    def complete(self) -> bool:
-        """True once the last event has come."""
-        return self._response is not None
-
-    @property
-    def usage(self) -> dict[str, Any] | None:
-        """Tokens used, as the provider counts them."""
-        return None if self._response is None else self._response.get("usage")
-
     def whole(self) -> dict[str, Any]:
         """Return the answer as it would have come in one piece."""
-        response = self._response or {}
-        return {**response, "output": response.get("output") or self._items}
+        return {**self._response, "output": self._response.get("output") or self._items}
 
 
-class AnthropicAnswer:
+class AnthropicAnswer(_Answer):
     """An answer of the Messages API, from its events."""
 
-    __slots__ = ("_blocks", "_json", "_message", "complete", "error")
-
     def __init__(self) -> None:
+        super().__init__()
         self._message: dict[str, Any] = {"type": "message", "role": "assistant"}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._json: dict[int, str] = {}
-        self.complete: bool = False
-        """True once the last event has come."""
-        self.error: Any = None
 
     def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
         """Add an event; return what it says of the text and of the reasoning."""
         kind, index = event.get("type"), event.get("index", 0)
         if kind == "message_start":
             self._message.update(event.get("message") or {})
+            self.usage = self._message.get("usage")
         elif kind == "content_block_start":
             self._blocks[index] = dict(event.get("content_block") or {})
         elif kind == "content_block_delta":
             return self._delta(index, event.get("delta") or {})
         elif kind == "message_delta":
             self._message.update(event.get("delta") or {})
-            self._message["usage"] = {
-                **(self._message.get("usage") or {}),
-                **{k: v for k, v in (event.get("usage") or {}).items() if v is not None},
-            }
+            later = {k: v for k, v in (event.get("usage") or {}).items() if v is not None}
+            self.usage = self._message["usage"] = {**(self.usage or {}), **later}
         elif kind == "message_stop":
             self.complete = True
         elif kind == "error":
@@ -229,11 +191,6 @@ class AnthropicAnswer:
             return plain_text(delta.get("text")), ""
         return "", plain_text(delta.get("thinking"))
 
-    @property
-    def usage(self) -> dict[str, Any] | None:
-        """Tokens used, as the provider counts them."""
-        return self._message.get("usage")
-
     def whole(self) -> dict[str, Any]:
         """Return the answer as it would have come in one piece.
 
@@ -244,27 +201,25 @@ class AnthropicAnswer:
         return {**self._message, "content": [self._blocks[at] for at in sorted(self._blocks)]}
 
 
-class GeminiAnswer:
-    """An answer of generateContent, from its chunks."""
-
-    __slots__ = ("_around", "_candidate", "_parts")
-
-    error = None
-    """Always: its client raises them."""
+class GeminiAnswer(_Answer):
+    """An answer of generateContent, from its chunks; its client raises its errors."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._around: dict[str, Any] = {}
         self._candidate: dict[str, Any] = {}
         self._parts: list[dict[str, Any]] = []
 
-    def take(self, chunk: Mapping[str, Any]) -> tuple[str, str]:
-        """Add a chunk; return what it says of the text and of the reasoning."""
+    def take(self, event: Mapping[str, Any]) -> tuple[str, str]:
+        """Add an event; return what it says of the text and of the reasoning."""
         apart = {"candidates", "sdkHttpResponse", "automaticFunctionCallingHistory", "parsed"}
-        said = {key: value for key, value in chunk.items() if key not in apart}
+        said = {key: value for key, value in event.items() if key not in apart}
         self._around.update(said)
-        candidate = dict(next(iter(chunk.get("candidates") or ()), {}))
+        self.usage = self._around.get("usageMetadata")
+        candidate = dict(next(iter(event.get("candidates") or ()), {}))
         content = candidate.pop("content", None) or {}
         self._candidate.update(candidate)
+        self.complete = "finishReason" in self._candidate
         text = reasoning = ""
         for part in content.get("parts") or ():
             self._add(dict(part))
@@ -283,20 +238,14 @@ class GeminiAnswer:
         else:
             self._parts.append(part)
 
-    @property
-    def complete(self) -> bool:
-        """True once the last chunk has come."""
-        return "finishReason" in self._candidate
-
-    @property
-    def usage(self) -> dict[str, Any] | None:
-        """Tokens used, as the provider counts them."""
-        return self._around.get("usageMetadata")
-
     def whole(self) -> dict[str, Any]:
         """Return the answer as it would have come in one piece."""
         content = {"role": "model", "parts": self._parts}
         return {**self._around, "candidates": [{**self._candidate, "content": content}]}
+
+
+StreamedAnswer = ChatAnswer | ResponsesAnswer | AnthropicAnswer | GeminiAnswer
+"""An answer, put together from the events of its stream."""
 
 
 _ANSWERS: Final[dict[str, Callable[[], StreamedAnswer]]] = {

@@ -70,6 +70,8 @@ def read_by(exchange: Exchange, target: ContextTarget) -> ReadExchange:
 class PairedHistory(msgspec.Struct, frozen=True):
     """A conversation in exchanges, and what had to be done for it."""
 
+    given: Sequence[Message]
+    """The conversation as it was."""
     exchanges: tuple[Exchange, ...]
     closed: int = 0
     """Calls that were closed as interrupted."""
@@ -88,6 +90,12 @@ class PairedHistory(msgspec.Struct, frozen=True):
     def messages(self) -> tuple[Message, ...]:
         """The conversation as messages."""
         return tuple(message for each in self.exchanges for message in (each.head, *each.results))
+
+    @property
+    def appended(self) -> tuple[Message, ...] | None:
+        """The messages to append to the given ones for ``messages``; None if that is not enough."""
+        size, messages = len(self.given), self.messages
+        return messages[size:] if messages[:size] == tuple(self.given) else None
 
 
 def interrupted_result(call: ToolCall) -> Message:
@@ -123,7 +131,9 @@ def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Pai
             empty += 1
         else:
             exchanges.append(Exchange(block.head, tuple(block.results)))
-    return PairedHistory(tuple(exchanges), closed, dropped, orphans, moved, empty, put_back)
+    return PairedHistory(
+        messages, tuple(exchanges), closed, dropped, orphans, moved, empty, put_back
+    )
 
 
 class _Block:

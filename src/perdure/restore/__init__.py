@@ -12,14 +12,10 @@ if TYPE_CHECKING:
         Bootstrapped as Bootstrapped,
         RestorableMemory as RestorableMemory,
         SnapshotStore as SnapshotStore,
-        SupportsRetrieve as SupportsRetrieve,
         WorkingContextSnapshotBootstrapOptions as WorkingContextSnapshotBootstrapOptions,
         WorkingContextSnapshotBootstrapper as WorkingContextSnapshotBootstrapper,
     )
-    from perdure.restore.rebuild import (
-        CompactionSnapshotBuilder as CompactionSnapshotBuilder,
-        Repair as Repair,
-    )
+    from perdure.restore.rebuild import CompactionSnapshotBuilder as CompactionSnapshotBuilder
     from perdure.restore.report import RestoreStep as RestoreStep
     from perdure.restore.serializer import (
         WorkingContextSnapshotSerializer as WorkingContextSnapshotSerializer,
@@ -34,10 +30,8 @@ _HOME_OF = {
     "Bootstrapped": "perdure.restore.bootstrapper",
     "CompactionSnapshotBuilder": "perdure.restore.rebuild",
     "RunExclusively": "perdure.restore.snapshot_store",
-    "Repair": "perdure.restore.rebuild",
     "RestorableMemory": "perdure.restore.bootstrapper",
     "RestoreStep": "perdure.restore.report",
-    "SupportsRetrieve": "perdure.restore.bootstrapper",
     "SnapshotStore": "perdure.restore.bootstrapper",
     "WorkingContextSnapshot": "perdure.memory.context",
     "WorkingContextSnapshotBootstrapOptions": "perdure.restore.bootstrapper",

@@ -21,15 +21,13 @@ from typing import Any, Literal, Protocol, final
 import msgspec
 
 from perdure.errors import ConfigError, InvalidArgumentError
-from perdure.memory.compaction import MemoryBundle
+from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import BEGIN
-from perdure.providers.tool_pairs import Dangling
+from perdure.providers.tool_pairs import Dangling, PairedHistory, paired
 from perdure.records.messages import Message
 from perdure.restore.rebuild import (
     CompactionSnapshotBuilder,
-    Repair,
     prompt_sha256,
-    repair,
     system_prompt_of,
 )
 from perdure.restore.report import RestoreStep, Source
@@ -70,12 +68,17 @@ class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_onl
         for name in ("max_episodic", "max_semantic", "raw_tail_turns"):
             value = getattr(self, name)
             if value is not None and value < 0:
-                message = f"restore: invalid {name}={value!r}: it must be from 0 up"
-                raise InvalidArgumentError(message, option=name, value=value)
+                raise InvalidArgumentError(
+                    f"restore: invalid {name}={value!r}: it must be from 0 up",
+                    option=name,
+                    value=value,
+                )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
-                message = f"restore: {name}={getattr(self, name)!r}: choose {', '.join(choices)}"
-                raise InvalidArgumentError(message, option=name)
+                raise InvalidArgumentError(
+                    f"restore: {name}={getattr(self, name)!r}: choose {', '.join(choices)}",
+                    option=name,
+                )
 
 
 _CHOICES = {
@@ -98,19 +101,9 @@ class SnapshotStore(Protocol):
 
     async def exists(self, agent_id: str) -> bool:
         """Return whether there is a snapshot."""
-        ...
 
     async def read(self, agent_id: str) -> dict[str, Any] | None:
         """Return the snapshot, None if there is none."""
-        ...
-
-
-class SupportsRetrieve(Protocol):
-    """A retriever of memories."""
-
-    async def retrieve(self, max_episodic: int, max_semantic: int) -> MemoryBundle:
-        """Return the memories that a working context is rebuilt with."""
-        ...
 
 
 class RestorableMemory(Protocol):
@@ -119,52 +112,42 @@ class RestorableMemory(Protocol):
     @property
     def agent_id(self) -> str:
         """The agent's id."""
-        ...
 
     @property
     def restored_from(self) -> Source:
         """The source of the working context when the session was opened."""
-        ...
 
     @property
     def system_prompt_sha256(self) -> str | None:
         """The hash of the prompt that the context was made with, if known."""
-        ...
 
     @property
     def snapshot_was_written(self) -> bool:
         """True if the cache was ever written."""
-        ...
 
     @property
     def working_context_snapshot_store(self) -> SnapshotStore:
         """The storage of the snapshot."""
-        ...
 
     @property
-    def retriever(self) -> SupportsRetrieve:
+    def retriever(self) -> Retriever:
         """The retriever of memories."""
-        ...
 
     def get_working_context_messages(self) -> list[Message]:
         """Return the working context."""
-        ...
 
     async def get_raw_tail(
         self, tail_turns: int | None, exclude_turn_id: str | None = None
     ) -> Sequence[Message]:
         """Return the newest turns' messages."""
-        ...
 
     async def reset_working_context_snapshot(
         self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
     ) -> None:
         """Replace the working context, durably."""
-        ...
 
     async def append_repairs(self, messages: Sequence[Message]) -> None:
         """Append made-up results, durably."""
-        ...
 
 
 @final
@@ -216,7 +199,7 @@ class WorkingContextSnapshotBootstrapper:
             steps.append(RestoreStep("rebuilt", f"from {what} messages"))
         if changed:
             steps.append(RestoreStep("system prompt", options.system_prompt_policy))
-        mended = repair(target, options.dangling_calls)
+        mended = paired(target, options.dangling_calls)
         steps.extend(repair_steps(mended))
         # A hash that was never stored is stored with the first context that is written.
         await apply_repair(memory, current, target, mended, prompt)
@@ -247,20 +230,19 @@ async def apply_repair(
     memory: RestorableMemory,
     current: tuple[Message, ...],
     target: tuple[Message, ...],
-    mended: Repair,
+    mended: PairedHistory,
     prompt: str | None,
 ) -> None:
     """Make a context that is *current* the one that mends *target*."""
-    if mended.messages == current:
+    messages = mended.messages
+    if messages == current:
         return
     # Results at its end are all that it lacks: the context itself stays.
-    if target == current and mended.appended:
-        await memory.append_repairs(mended.appended)
+    if target == current and (made_up := mended.appended):
+        await memory.append_repairs(made_up)
         return
     reason = "restore" if current else BEGIN
-    await memory.reset_working_context_snapshot(
-        mended.messages, system_prompt=prompt, reason=reason
-    )
+    await memory.reset_working_context_snapshot(messages, system_prompt=prompt, reason=reason)
 
 
 def _prompt(
@@ -281,11 +263,11 @@ def _prompt(
         return system_prompt, False
     policy = options.system_prompt_policy
     if policy == "error" and known is not None:
-        message = (
+        raise ConfigError(
             f"the system prompt of {memory.agent_id!r} is not the one that its context was made "
-            "with: give that one, or choose system_prompt_policy replace, rebuild or keep"
+            "with: give that one, or choose system_prompt_policy replace, rebuild or keep",
+            agent=memory.agent_id,
         )
-        raise ConfigError(message, agent=memory.agent_id)
     if policy == "keep":
         return had, True
     return system_prompt, True
@@ -299,7 +281,7 @@ def _with_prompt(messages: Sequence[Message], prompt: str | None) -> tuple[Messa
     return (*((Message.system(prompt),) if prompt else ()), *others)
 
 
-def repair_steps(mended: Repair) -> list[RestoreStep]:
+def repair_steps(mended: PairedHistory) -> list[RestoreStep]:
     """Return the steps of a repair."""
     counts = {
         "closed": (mended.closed, "tool calls as interrupted"),

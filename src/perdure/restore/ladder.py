@@ -9,7 +9,6 @@ the log itself, which is the truth, raises.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from typing import Protocol
@@ -28,6 +27,7 @@ from perdure.memory.documents import (
 )
 from perdure.memory.index import MEMORY
 from perdure.memory.ledger import LEDGER_KINDS
+from perdure.records.chunks import name_of
 from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import KEYS, Manifest
@@ -285,11 +285,11 @@ def require_plain(manifest: Manifest | None, key: SessionKey) -> None:
     It would look empty, be written to in plain text, and lose its key.
     """
     if manifest is not None and any(name.startswith(KEYS) for name in manifest.documents):
-        message = (
+        raise ConfigError(
             f"session {key} is encrypted: put encrypted+ before the store's URL and set "
-            "PERDURE_KEY, or put an EncryptedStore around it"
+            "PERDURE_KEY, or put an EncryptedStore around it",
+            key=str(key),
         )
-        raise ConfigError(message, key=str(key))
 
 
 def _require_sound(documents: Documents, key: SessionKey) -> None:
@@ -298,11 +298,12 @@ def _require_sound(documents: Documents, key: SessionKey) -> None:
             f"{name}: {documents.why.get(name, 'lost, or not what its manifest says')}"
             for name in documents.damaged
         )
-        message = (
+        raise CorruptRecordError(
             f"session {key} has documents that cannot be used, and strict=True forbids rebuilding "
-            f"them ({reason}): run `perdure rebuild {key.agent}`, or open it without strict"
+            f"them ({reason}): run `perdure rebuild {key.agent}`, or open it without strict",
+            key=str(key),
+            damaged=documents.damaged,
         )
-        raise CorruptRecordError(message, key=str(key), damaged=documents.damaged)
 
 
 def stored_snapshot(found: Mapping[str, Document], key: SessionKey) -> Snapshot | str | None:
@@ -390,7 +391,7 @@ async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> None:
     """
     if not have.remains or not store.capabilities.blobs:
         return
-    names = {name: hashlib.sha256(data).hexdigest() for name, data in have.remains.items()}
+    names = {name: name_of(data) for name, data in have.remains.items()}
     await store.put_blobs(key.blobs, {names[name]: data for name, data in have.remains.items()})
     for name, blob in names.items():
         extra = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}

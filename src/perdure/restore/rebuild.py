@@ -1,4 +1,4 @@
-"""Building and repairing a working context: system prompt, memory, and the newest turns.
+"""Building a working context: system prompt, memory, and the newest turns.
 
 Used when a compaction replaces the context, and when a restore has no cache to read. The same
 parts always give the same messages, and repairing a repaired context changes nothing.
@@ -18,48 +18,6 @@ from perdure.records.json import encode
 from perdure.records.messages import Message, encode_message
 from perdure.records.records import CONTEXT, Entry
 from perdure.records.values import NO_TYPES, Types
-
-
-class Repair(msgspec.Struct, frozen=True):
-    """A working context that no provider rejects."""
-
-    messages: tuple[Message, ...]
-    appended: tuple[Message, ...] | None
-    """The messages to append to the original for ``messages``; None if that is not enough."""
-    closed: int = 0
-    """Calls that were closed as interrupted."""
-    dropped: int = 0
-    """Calls that were removed."""
-    orphans: int = 0
-    """Results without a call, and second results, that were removed."""
-    moved: int = 0
-    """Late results that were moved right after their call."""
-    empty: int = 0
-    """Empty answers that were removed."""
-    joined: int = 0
-    """Messages that were joined with the reply that they are part of."""
-
-
-def repair(messages: Sequence[Message], policy: Dangling = "interrupted") -> Repair:
-    """Return a context's messages as every provider accepts them.
-
-    The policy says what to do about tool calls without a result.
-    """
-    given = tuple(messages)
-    repaired = paired(given, policy)
-    mended = repaired.messages
-    is_longer = mended[: len(given)] == given
-    return Repair(
-        mended,
-        mended[len(given) :] if is_longer else None,
-        closed=repaired.closed,
-        dropped=repaired.dropped,
-        orphans=repaired.orphans,
-        moved=repaired.moved,
-        empty=repaired.empty,
-        joined=repaired.joined,
-    )
-
 
 MARK: Final = "perdure_memory"
 """The field of the message with the memories."""
@@ -81,7 +39,7 @@ class CompactionSnapshotBuilder:
         head: list[Message] = [Message.system(system_prompt)] if system_prompt else []
         if bundle.episodic or bundle.semantic:
             head.append(_remembered(bundle))
-        return repair((*head, *raw_tail), dangling).messages
+        return paired((*head, *raw_tail), dangling).messages
 
 
 def _remembered(bundle: MemoryBundle) -> Message:

@@ -60,8 +60,10 @@ class WorkingContextSnapshotSerializer:
         """
         version = _field(payload, "schema_version")
         if isinstance(version, int) and version != SCHEMA_VERSION:
-            message = f"the snapshot has schema version {version}, not {SCHEMA_VERSION}: rebuild it"
-            raise UnsupportedVersionError(message, found=version)
+            raise UnsupportedVersionError(
+                f"the snapshot has schema version {version}, not {SCHEMA_VERSION}: rebuild it",
+                found=version,
+            )
         # Through its bytes, so that there is one decoder of the format.
         stored = decode(encode(payload), Snapshot)
         messages = tuple(decode_message(bytes(raw), self._types) for raw in stored.messages)

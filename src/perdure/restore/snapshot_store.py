@@ -40,7 +40,6 @@ class RunExclusively(Protocol):
 
     async def __call__(self, job: Callable[[], Awaitable[None]], *, fold: bool = False) -> None:
         """Run the job, after a fold if requested."""
-        ...
 
 
 @final
@@ -121,28 +120,31 @@ class WorkingContextSnapshotStore:
         folded = 0 if manifest is None else manifest.as_of_seq
         seq = payload.get("seq", folded)
         if manifest is None or self._epoch is None or seq != folded:
-            message = (
+            raise StoreError(
                 f"session {self._key}: a snapshot as of record {seq} cannot be written, the last "
                 f"fold is as of {folded}: write it by "
-                "MemoryManager(session).working_context_snapshot_store, and leave seq out"
+                "MemoryManager(session).working_context_snapshot_store, and leave seq out",
+                key=str(self._key),
+                folded=folded,
             )
-            raise StoreError(message, key=str(self._key), folded=folded)
         data = _shaped(encode({**payload, "session_id": self._key.session, "seq": folded}))
         problem = snapshot_of(data, self._key, folded)
         if isinstance(problem, str):
-            message = (
+            raise CorruptRecordError(
                 f"session {self._key}: this is no snapshot of {self._key.agent!r}, {problem}: "
-                "create one with WorkingContextSnapshotSerializer"
+                "create one with WorkingContextSnapshotSerializer",
+                key=str(self._key),
             )
-            raise CorruptRecordError(message, key=str(self._key))
         documents = {**manifest.documents, SNAPSHOT: FoldedDocument.of(folded, data)}
         changed = msgspec.structs.replace(manifest, epoch=self._epoch, documents=documents)
         await self._store.write_documents(self._key, {SNAPSHOT: data}, changed)
 
     def _check(self, agent_id: str) -> None:
         if agent_id != self._key.agent:
-            message = f"this is the snapshot of {self._key.agent!r}, not of {agent_id!r}"
-            raise ConfigError(message, key=str(self._key))
+            raise ConfigError(
+                f"this is the snapshot of {self._key.agent!r}, not of {agent_id!r}",
+                key=str(self._key),
+            )
 
 
 def _shaped(data: bytes) -> bytes:

@@ -550,7 +550,7 @@ class Contents:
         """Return the working context at a durable record, as if some had never been there."""
         return await context_at(self._store, self.key, seq, self.context.limit, without=without)
 
-    def decoded(self, provider: str | None = None) -> list[Message]:
+    def shown(self, provider: str | None = None) -> FittedMedia:
         """Return the working context's messages, with the media that the budget has room for.
 
         That depends on the provider that is to read them, if it is known.
@@ -564,11 +564,15 @@ class Contents:
         if media.lost:
             self.may_lack_media = True  # a save looks again
         left_out, lost = self._told  # each is reported once
-        news = FittedMedia([], () if left_out else media.left_out, () if lost else media.lost)
+        news = FittedMedia(
+            [],
+            left_out=() if left_out else media.left_out,
+            lost=() if lost else media.lost,
+        )
         if news.left_out or news.lost:
             self._told = left_out or bool(news.left_out), lost or bool(news.lost)
             self._owner._left_out(news)
-        return media.messages
+        return media
 
     async def load_media(self) -> None:
         """Load the media that the model may be shown, and that are not in memory."""
@@ -714,18 +718,20 @@ class ReadableSession:
 
         """
         provider = None if format is None else format.partition("-")[0]
-        messages = self._contents.decoded(provider)
+        shown = self._contents.shown(provider)
         if format is None:
-            return messages
+            return shown.messages
         # Imported when used: who opens a session need not render it.
-        from perdure.providers import FORMATS, render
+        from perdure.providers.formats import FORMATS, render, rendered
 
         if format not in FORMATS:
             choices = ", ".join(map(repr, FORMATS))
             raise InvalidArgumentError(
                 f"context format {format!r} is unknown: choose None, {choices}", format=format
             )
-        context = render(messages, format, to=to, reasoning=reasoning)
+        # Without media there is nothing to look for once more.
+        made = render if shown.had_media else rendered
+        context = made(shown.messages, format, to=to, reasoning=reasoning)
         return context if format in {"anthropic", "gemini"} else context.messages
 
 

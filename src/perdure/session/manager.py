@@ -857,7 +857,7 @@ class SessionManager:
             wait: Seconds to wait for another process, and for a store that does not answer.
 
         Raises:
-            CorruptRecordError: The log is damaged before its tail.
+            CorruptRecordError: The log is damaged before its tail, or ends before the documents.
             LeaseHeldError: Another process keeps holding it.
             SessionNotFoundError: There is no such session.
 

@@ -13,6 +13,7 @@ from perdure.errors import InvalidArgumentError, StalePlanError
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import newest_turns
 from perdure.providers.formats import FORMATS
+from perdure.providers.tool_pairs import paired
 from perdure.records.media import decode_held
 from perdure.records.messages import Message, encode_message
 from perdure.restore.bootstrapper import (
@@ -23,7 +24,7 @@ from perdure.restore.bootstrapper import (
     repair_steps,
 )
 from perdure.restore.ladder import restore, validated
-from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, repair, system_prompt_of
+from perdure.restore.rebuild import context_entry, prompt_sha256, raw_part, system_prompt_of
 from perdure.restore.report import RestorePlan, planned_documents, stripped_for
 from perdure.restore.serializer import WorkingContextSnapshotSerializer
 from perdure.restore.snapshot_store import WorkingContextSnapshotStore
@@ -83,7 +84,7 @@ async def plan_of(
         done = await bootstrapper.bootstrap(memory, system_prompt or "", options)
     else:
         context = memory.messages
-        mended = repair(context)
+        mended = paired(context)
         prompt = system_prompt_of(mended.messages)
         await apply_repair(memory, context, context, mended, None)
         done = Bootstrapped(restored.report.source, tuple(repair_steps(mended)), prompt)

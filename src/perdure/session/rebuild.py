@@ -147,6 +147,16 @@ class WholeLog(msgspec.Struct):
         """The last record."""
         return self.records[-1].seq if self.records else 0
 
+    def lacks(self, documents: Documents) -> str:
+        """Return that it ends before the documents do, and so cannot give them; else nothing."""
+        upto = 0 if documents.manifest is None else documents.manifest.as_of_seq
+        if upto <= self.head:
+            return ""
+        return (
+            f"the documents are as of record {upto}, the log ends at {self.head}: records are "
+            "missing"
+        )
+
     def fold(self, upto: int, limits: Limits) -> dict[str, bytes]:
         """Return the documents as of a record."""
         records = [record for record in self.records if record.seq <= upto]
@@ -283,12 +293,20 @@ async def _rebuild_open(
 async def _compared(
     access: ExclusiveAccess, key: SessionKey
 ) -> tuple[int, list[DocumentDifference]]:
-    """Return how many records there are, and what of the documents does not follow from them."""
+    """Return how many records there are, and what of the documents does not follow from them.
+
+    Raises:
+        CorruptRecordError: The log ends before its documents: a rebuild would lose what they know.
+
+    """
     store = access.store
     documents = validated(await store.read_documents(key, None), key)
     records = await all_records(store.read_log(key))
     if not records:
         raise SessionNotFoundError(f"there is no session {key}", key=str(key))
     whole_log = WholeLog(key, records, await base_documents(store, key))
+    if lack := whole_log.lacks(documents):
+        message = f"session {key}: {lack}: restore the log's files from a copy"
+        raise CorruptRecordError(message, key=str(key))
     wrong = await anyio.to_thread.run_sync(lambda: list(differences(whole_log, documents)))
     return len(records), wrong

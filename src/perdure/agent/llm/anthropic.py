@@ -180,17 +180,14 @@ class AnthropicModel:
         self._max_tokens = max_tokens
         self._options = dict(options or {})
         self._prompt_cache = prompt_cache
-        given = {
-            "base_url": base_url,
-            "api_key": api_key,
-            "max_retries": max_retries,
-            "timeout": timeout,
-        }
         self._asked, self._sdk = client_of(
             "anthropic",
             name,
             client,
-            given,
+            base_url=base_url,
+            api_key=api_key,
+            max_retries=max_retries,
+            timeout=timeout,
             make="AsyncAnthropic",
             official=OFFICIAL,
             is_official=lambda url: url == OFFICIAL,

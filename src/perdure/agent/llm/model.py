@@ -65,7 +65,6 @@ class Model(Protocol):
             tools: What may be called.
 
         """
-        ...
 
 
 class PrewarmContext(Protocol):

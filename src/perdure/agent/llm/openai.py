@@ -72,17 +72,14 @@ class OpenAIModel:
             )
         require("openai", "openai", extra="openai")
         self._resource = _chat_completions if api == "chat" else _responses
-        given = {
-            "base_url": base_url,
-            "api_key": api_key,
-            "max_retries": max_retries,
-            "timeout": timeout,
-        }
         self._asked, self._sdk = client_of(
             "openai",
             name,
             client,
-            given,
+            base_url=base_url,
+            api_key=api_key,
+            max_retries=max_retries,
+            timeout=timeout,
             make="AsyncOpenAI",
             official=OFFICIAL,
             is_official=_is_official,

@@ -38,8 +38,11 @@ def client_of(
     package: str,
     model: str,
     client: Any,
-    given: dict[str, Any],
     *,
+    base_url: str | None,
+    api_key: str | None,
+    max_retries: int | None,
+    timeout: float | None,
     make: str,
     official: str,
     is_official: Callable[[str], bool],
@@ -53,7 +56,10 @@ def client_of(
         package: What to import; its variables begin with its name.
         model: Which model is asked.
         client: A client of the user's own, or None.
-        given: base_url, api_key, max_retries and timeout, each None if it was left out.
+        base_url: Where it is; these four are None where they were left out.
+        api_key: Its key.
+        max_retries: How often the client asks again.
+        timeout: Seconds that an answer may take to begin, or pause.
         make: The name of the package's asynchronous client.
         official: Where the provider itself is.
         is_official: Whether an address needs a key.
@@ -65,7 +71,7 @@ def client_of(
 
     """
     if client is not None:
-        require_alone(**given)
+        require_alone(base_url=base_url, api_key=api_key, max_retries=max_retries, timeout=timeout)
         if not inspect.iscoroutinefunction(getattr(client, "close", None)):
             raise InvalidArgumentError(
                 f"client= is a {type(client).__name__}: give one of the asynchronous clients of "
@@ -77,13 +83,13 @@ def client_of(
         endpoint = Endpoint(provider=package, model=model, url=url, variable="", key=key)
         return endpoint, SdkClient(package, given=client)
     variable = f"{package.upper()}_API_KEY"
-    url = given["base_url"] or os.environ.get(f"{package.upper()}_BASE_URL") or official
-    key = key_for(variable, given["api_key"], keyless=not is_official(url))
-    retries = MAX_RETRIES if given["max_retries"] is None else given["max_retries"]
-    timeout = TIMEOUT if given["timeout"] is None else given["timeout"]
+    url = base_url or os.environ.get(f"{package.upper()}_BASE_URL") or official
+    key = key_for(variable, api_key, keyless=not is_official(url))
+    retries = MAX_RETRIES if max_retries is None else max_retries
+    seconds = TIMEOUT if timeout is None else timeout
 
     def create(module: Any) -> Any:
-        limits = module.Timeout(timeout, connect=min(timeout, CONNECT_TIMEOUT))
+        limits = module.Timeout(seconds, connect=min(seconds, CONNECT_TIMEOUT))
         new_client = getattr(module, make)(
             base_url=url, api_key=key or "none", max_retries=retries, timeout=limits
         )
