@@ -77,14 +77,14 @@ def begun(base: Origin, seq: int = 2) -> Record:
         ([Record(2, 0, MESSAGE, b"{}", end=False), said(4)], "within a group"),
         ([Record(2, 0, MESSAGE, b"{}", end=False)], "ends within a group"),
         ([Record(2, 0, BASE, b'{"at":"x"}', end=True)], "at"),
-        ([begun(Origin(at=10**15)), said(3)], "before 0.1.0"),
+        ([begun(Origin(at=10**15)), said(3)], "after record"),
         ([begun(Origin(cut=10**15)), said(3)], "after record"),
-        ([begun(Origin(at=-1)), said(3)], "before 0.1.0"),
+        ([begun(Origin(at=-1)), said(3)], "after record"),
         ([begun(Origin(cut=-1)), said(3)], "after record"),
-        ([begun(Origin(at=10**18, cut=10**18)), said(3)], "before 0.1.0"),
-        ([begun(Origin()), begun(Origin(at=1, cut=1), 3)], "before 0.1.0"),
+        ([begun(Origin(at=10**18, cut=10**18)), said(3)], "after record"),
+        ([begun(Origin()), begun(Origin(at=1, cut=1), 3)], "after record"),
         ([said(2), Manifest(key=KEY, epoch=0, as_of_seq=2, base=Origin(cut=9))], "after record"),
-        ([begun(Origin(kept="0" * 64)), said(3)], "before 0.1.0"),
+        ([begun(Origin(kept="0" * 64)), said(3)], "not in it"),
         ([begun(Origin(folded="../x")), said(3)], "not in it"),
         ([Record(2, 0, TAKEN, b"7", end=True)], "object"),
     ],
@@ -157,7 +157,8 @@ async def test_no_bundle_begins_with_records_of_a_session_in_the_store(
         items.append(Manifest(key=KEY, epoch=0, as_of_seq=3, base=base))
     path = bundle(tmp_path / "one.jsonl", *items)
     new = SessionKey("new", tenant=KEY.tenant)
-    with pytest.raises(CorruptRecordError, match="perdure migrate"):
+    refused = ConfigError if field == "parent" else CorruptRecordError
+    with pytest.raises(refused, match="parent=" if field == "parent" else "does not begin"):
         await read_bundle(store, path, key=new)
     assert await store.holder(new) is None
 

@@ -13,7 +13,8 @@ Epochs and owners are left out; sequence numbers keep a gap where the store had 
 A bundle is a file from anywhere. What it may cost is limited while it is read: a line's bytes, the
 numbers that it leaves out, which an import fills, a record's bytes with its media in place, and
 what an import holds until it writes it at once. Its log begins with nothing, or with documents
-whose blobs it has.
+and records whose blobs it has. A fork of before 0.1.0 begins with its parent's records, which the
+importer names.
 """
 
 from __future__ import annotations

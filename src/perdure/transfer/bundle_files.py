@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease, while_beating
 from perdure.records.json import BOM
-from perdure.records.keys import SessionKey, stored_key
+from perdure.records.keys import SessionKey, session_key, stored_key
 from perdure.records.manifest import Origin
 from perdure.records.posts import DeadLetter
 from perdure.records.records import HOLDER_KINDS, Record
@@ -34,7 +34,7 @@ from perdure.session.copier import copy_session
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 from perdure.session.stored import followed
-from perdure.store import Documents, Draft, Store, Taken, Terms, first_record
+from perdure.store import Documents, Draft, Store, Taken, Terms, first_record, record_at
 from perdure.transfer import bundle
 from perdure.transfer.views import BundleFile, BundleView
 
@@ -316,16 +316,21 @@ class WrittenSession(msgspec.Struct, frozen=True):
     """The one under which it was written."""
 
 
-async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None) -> WrittenSession:
+async def read_bundle(
+    store: Store, path: Path, *, key: SessionKey | None = None, parent: SessionKey | None = None
+) -> WrittenSession:
     """Import a bundle's session into a store that does not have it: all of it, or nothing.
 
     Args:
         store: An open store.
         path: The bundle.
         key: The session's key in the store. Default: the bundle's.
+        parent: The session in the store that the bundle continues. Only bundles of forks that a
+            release before 0.1.0 wrote need it: they have not their parent's records.
 
     Raises:
-        ConfigError: The store has a session of this key, or is a backup.
+        ConfigError: The store has a session of this key, or is a backup; or the bundle needs its
+            parent, and *parent* is none, or has not the records.
         CorruptRecordError: The bundle is damaged, or costs more than it may.
         InvalidArgumentError: The key is of perdure's own, and no scope.
         LeaseHeldError: Another process makes a session of this key.
@@ -345,6 +350,9 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
                 f"{store.location} has a session {key}: choose another id, or delete it first",
                 key=str(key),
             )
+        base = await _continued(store, key, file, parent)
+        view = BundleView(store, file, key, base)
+        head = await followed(view).head(key)
         watch = OwnerWatch(LeaseOptions(), anyio.current_time)
 
         async def put_letters(epoch: int) -> None:
@@ -353,17 +361,42 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
 
         copy = partial(
             copy_session,
-            BundleView(store, file),
+            view,
             key,
             store,
             key,
-            draft=Draft(source=key, generation=0, up_to=file.head, purpose="restore"),
+            draft=Draft(source=key, generation=0, up_to=head, purpose="restore"),
             watch=watch,
             limits=Limits(),
             on_epoch=put_letters,
         )
         done = await while_beating(store, watch, copy)
         return WrittenSession(key, file.count, done.blobs, done.bytes, done.epoch)
+
+
+async def _continued(
+    store: Store, key: SessionKey, file: BundleFile, parent: SessionKey | None
+) -> Origin | None:
+    """Return what a bundle's log begins with, as it is in the store.
+
+    Only the caller says which session a bundle continues: else whoever writes one could read any.
+    """
+    base = file.base
+    if base is None or base.parent is None:
+        return base
+    named = parent or base.parent
+    point = None
+    if parent is not None and parent.tenant == key.tenant:
+        session_key(parent.agent)
+        point = await record_at(followed(store), parent, base.at)
+    if point is None:
+        raise ConfigError(
+            f"{file.path} is a fork of a release before 0.1.0, and continues record {base.at} of "
+            f"{base.parent}: import that session into {store.location} first, for the same tenant, "
+            f"and name it with --parent {named.agent}, or parent=",
+            option="parent",
+        )
+    return msgspec.structs.replace(base, parent=parent, epoch=point.epoch)
 
 
 async def is_bundle(path: Path) -> bool:
