@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Collection
+from functools import partial
 from typing import Final, final
 
 import anyio
@@ -32,7 +33,7 @@ from perdure.store import (
 from perdure.transfer import bundle_files
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
 from perdure.transfer.receipts import Receipts
-from perdure.transfer.second_look import PAUSES
+from perdure.transfer.second_look import undisturbed
 from perdure.transfer.views import SessionsView
 
 KEPT, ANEW, POINT = "kept", "anew", "point"
@@ -332,20 +333,15 @@ async def verify_backup(
         ConfigError: The store is not a backup.
 
     """
-    for pause in PAUSES:
-        before = await target.holder(JOURNAL)
-        report = await _verified(target, progress)
-        if not report.problems or _is_at_rest(before, await target.holder(JOURNAL)):
-            return report
-        await anyio.sleep(pause)
-    return await _verified(target, progress)
 
+    async def moment() -> object:
+        """Return the journal's epoch at rest; while a run writes, nothing is as it was."""
+        holder = await target.holder(JOURNAL)
+        is_held = holder is not None and not holder.released and holder.alive is not False
+        return object() if is_held else holder and holder.epoch
 
-def _is_at_rest(before: LeaseState | None, after: LeaseState | None) -> bool:
-    """Return whether no run wrote the backup between two looks at who holds its journal."""
-    if before is None or after is None:
-        return before is after
-    return before.epoch == after.epoch and (after.released or after.alive is False)
+    look = partial(_verified, target, progress)
+    return await undisturbed(moment, look, lambda report: bool(report.problems))
 
 
 async def _verified(
