@@ -30,7 +30,7 @@ from perdure.cli.access import (
     no_session,
     opened,
 )
-from perdure.cli.findings import Finding, problems_of, say_findings
+from perdure.cli.findings import Finding, say_findings
 from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
 from perdure.errors import (
     ConfigError,
@@ -171,7 +171,7 @@ class Audit(msgspec.Struct, kw_only=True):
     @property
     def problems(self) -> list[Finding]:
         """The findings that are problems."""
-        return problems_of(self.findings)
+        return [finding for finding in self.findings if finding.problem]
 
     @property
     def repairable(self) -> bool:

@@ -32,7 +32,7 @@ from perdure._lib.platform import network_file_system, synced_by, try_lock
 from perdure.autosave.events import SaveFailed
 from perdure.autosave.options import MIB, PRESET, VARIABLES, Shutdown, autosave_from
 from perdure.cli.access import opened
-from perdure.cli.findings import Finding, problems_of, say_findings
+from perdure.cli.findings import Finding, say_findings
 from perdure.cli.output import StoreOption, print_table, say, size, stderr
 from perdure.errors import ConfigError, LeaseError, PerdureError, SessionError
 from perdure.session.manager import SessionManager
@@ -260,7 +260,7 @@ async def doctor(
     findings = [_versions(), of_settings(os.environ)]
     findings += await _examine(where.store)
     findings.append(of_grace(_grace() if grace is None else grace, shutdown))
-    problems = len(problems_of(findings))
+    problems = sum(finding.problem for finding in findings)
     warnings = sum(finding.level == "warning" for finding in findings)
     facts = {"problems": problems, "warnings": warnings, "checks": findings}
     where.show(facts, lambda: say_findings(findings))

@@ -1,4 +1,4 @@
-"""Findings of ``perdure check`` and ``doctor``: one severity, one line and one exit status for each."""
+"""Findings of ``perdure check`` and ``doctor``: their severities, and a line for each."""
 
 from __future__ import annotations
 
@@ -28,11 +28,6 @@ class Finding(msgspec.Struct, frozen=True):
     def problem(self) -> bool:
         """True if something is wrong."""
         return self.level == "problem"
-
-
-def problems_of(findings: Iterable[Finding]) -> list[Finding]:
-    """Return the findings that are problems."""
-    return [finding for finding in findings if finding.problem]
 
 
 def say_findings(findings: Iterable[Finding], where: object = "") -> None:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from functools import partial
 from typing import Final, final
 
-import anyio
 import msgspec
 
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
@@ -301,24 +300,20 @@ class BackupView(SessionsView):
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions that had pending items, or dead letters, at their newest points."""
-        await anyio.lowlevel.checkpoint()
         points = [(key, self._points[key][1]) for key in self.keys]
         return [key for key, point in points if (point.letters if dead_letters else point.posts)]
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return the items that were pending for a session."""
-        await anyio.lowlevel.checkpoint()
         point = self.point(key)
         return [] if point is None else point.posts[:limit]
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         """Return a session's dead letters as of its newest point."""
-        await anyio.lowlevel.checkpoint()
         point = self.point(key)
         return [] if point is None else point.letters
 
     async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
-        await anyio.lowlevel.checkpoint()
         return query.page(SessionInfo(key=key) for key in self.keys if key.tenant == query.tenant)
 
 
