@@ -536,7 +536,7 @@ async def _unlocked(store: Store) -> list[SessionKey]:
             return []
         records: list[Record] = []
         has_keys = False
-        for key in [key for tenant in tenants for key in await keys_of(store, tenant)]:
+        for key in await keys_of(store, tenants):
             if key.agent == KEYRING or key == JOURNAL:
                 continue
             documents = await store.read_documents(key, ())
@@ -735,7 +735,7 @@ async def listed_sessions(store: Store, tenant: str) -> tuple[list[str], list[Se
     """Return the tenants and their sessions; if the listing is damaged, those that are readable."""
     try:
         tenants = [tenant] if tenant else await store.tenants()
-        return tenants, [key for listed in tenants for key in await keys_of(store, listed)]
+        return tenants, await keys_of(store, tenants)
     except CorruptRecordError:
         known = await found_keys(store)
         if known is None:

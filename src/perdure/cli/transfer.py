@@ -510,13 +510,8 @@ async def _import_bundle(
     was = await bundle_key(path)
     named = was if id is None else session_key(id, was.session, was.tenant)
     continued = None if parent is None else session_key(parent, where.session, was.tenant)
-    store = perdure.store_for(where.store)
-    await store.open()
-    try:
-        await require_key(store)
+    async with opened(where.store, write=True, make=True) as store:
         imported = await read_bundle(store, path, key=named, parent=continued)
-    finally:
-        await store.aclose()
     where.show(
         {"location": store.location, **msgspec.to_builtins(imported)},
         f"{imported.key}: {imported.records} records written into {store.location}",

@@ -121,11 +121,11 @@ async def require_backup(target: Store, *, make: bool = False) -> None:
     """Raise ConfigError unless a store is a backup or, with *make*, empty."""
     if await target.head(JOURNAL):
         return
-    tenants = [name for name in await target.tenants() if await keys_of(target, name)]
-    if tenants and await target.head(JOURNAL):  # the first run has just begun
+    keys = await keys_of(target)
+    if keys and await target.head(JOURNAL):  # the first run has just begun
         return
-    if tenants or not make:
-        what = "has sessions of its own" if tenants else "holds nothing"
+    if keys or not make:
+        what = "has sessions of its own" if keys else "holds nothing"
         raise ConfigError(
             f"{target.location} is no backup: it {what}; name the place of a backup",
             option="target",
@@ -181,17 +181,16 @@ class BackupView(SessionsView):
         """
         await require_backup(store)
         view = cls(store)
-        for tenant in await store.tenants():
-            for key in await keys_of(store, tenant):
-                if key == JOURNAL:
-                    continue
-                try:
-                    end = await end_of(store, key)
-                except CorruptRecordError as error:
-                    view.damaged[str(key)] = str(view._damage(key, error))
-                    continue
-                if end.point is not None:
-                    view._points[key] = (end.at, end.point)
+        for key in await keys_of(store):
+            if key == JOURNAL:
+                continue
+            try:
+                end = await end_of(store, key)
+            except CorruptRecordError as error:
+                view.damaged[str(key)] = str(view._damage(key, error))
+                continue
+            if end.point is not None:
+                view._points[key] = (end.at, end.point)
         return view
 
     @property

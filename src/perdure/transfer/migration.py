@@ -124,7 +124,7 @@ async def _move_all(
     source, target, report = mover.source, mover.target, mover.report
     for store in (source, target):
         await require_no_backup(store)
-    keys = await _listed(source, tenants)
+    keys = await keys_of(source, tenants)
     report.sessions = len(keys)
     mover.behind = {
         *await source.sessions_with_pending_items(),
@@ -133,7 +133,7 @@ async def _move_all(
     others = {key for key in mover.behind if tenants is None or key.tenant in tenants}
     mover.behind.update(await target.sessions_with_pending_items(dead_letters=True))
     # And those that the source has deleted since an earlier run.
-    for key in await _listed(target, tenants):
+    for key in await keys_of(target, tenants):
         holder = await source.holder(key)
         if holder is not None and holder.deleted:
             others.add(key)
@@ -166,16 +166,14 @@ async def each_session(
     await each(keys, one, at_once=AT_ONCE)
 
 
-async def _listed(store: Store, tenants: Sequence[str] | None) -> list[SessionKey]:
-    names = await store.tenants() if tenants is None else tenants
-    return [key for tenant in names for key in await keys_of(store, tenant)]
-
-
-async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
-    """List all sessions of a tenant."""
-    require_filters(tenant=tenant)
-    async with contextlib.aclosing(tenant_sessions(store, tenant)) as listed:
-        return [info.key async for info in listed]
+async def keys_of(store: Store, tenants: Sequence[str] | None = None) -> list[SessionKey]:
+    """List all sessions of these tenants; of all tenants for None."""
+    keys: list[SessionKey] = []
+    for tenant in await store.tenants() if tenants is None else tenants:
+        require_filters(tenant=tenant)
+        async with contextlib.aclosing(tenant_sessions(store, tenant)) as listed:
+            keys += [info.key async for info in listed]
+    return keys
 
 
 # What becomes of a session
