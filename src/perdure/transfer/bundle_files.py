@@ -45,8 +45,8 @@ KEPT_BYTES: Final = 4 * 1024 * 1024
 """Bytes of blobs that are cached between the search for references and their export."""
 
 
-async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, None]:
-    """Yield a session as of now; it must exist.
+async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Line, None]:
+    """Yield the lines of a session as of now, but for the last one; it must exist.
 
     Raises:
         CorruptRecordError: The log, a document, a blob or a dead letter is lost or damaged.
@@ -78,7 +78,6 @@ async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, No
     # Deleted and created again while it was read, which no record read above need show.
     if generation != await _generation(store, key):
         raise _changed(key)
-    yield bundle.BundleFooter()
 
 
 async def items_of(
@@ -88,27 +87,27 @@ async def items_of(
     blobs: dict[str, bytes | None],
     records: AsyncGenerator[Record, None],
     documents: Documents,
-) -> AsyncGenerator[bundle.Item, None]:
-    """Yield the items of a session but for the last one; blobs without data are read."""
-    yield bundle.BundleHeader(key, 2 if letters else 1)
+) -> AsyncGenerator[bundle.Line, None]:
+    """Yield the lines of a session, but for the last one; blobs without data are read."""
+    yield bundle.header_line(key, 2 if letters else 1)
     for letter in letters:
-        yield letter
+        yield bundle.Line(dead_letter=letter)
     for name in sorted(blobs):
         data = blobs.pop(name)
         if data is None and (data := await store.get_blob(key.blobs, name)) is None:
             raise _changed(key)
-        yield bundle.BundleBlob(name, data)
+        yield bundle.blob_line(name, data)
     async with aclosing(records):
         async for record in records:
-            yield record
+            yield bundle.record_line(record)
     manifest = documents.manifest
     if manifest is not None:  # else the first fold is under way, and the log has it all
         for name, document in sorted(documents.found.items()):
-            yield bundle.BundleDocument(name, document)
+            yield bundle.document_line(name, document)
         base = manifest.base
         if base is not None:
             base = Origin(cut=base.cut, folded=base.folded) if base.cut else None
-        yield msgspec.structs.replace(manifest, base=base)
+        yield bundle.manifest_line(msgspec.structs.replace(manifest, base=base))
 
 
 async def _generation(store: Store, key: SessionKey) -> list[Any]:
@@ -282,17 +281,13 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     return await write_items(path, items(store, key))
 
 
-_KEPT: Final[dict[type, str]] = {bundle.BundleDocument: "documents", DeadLetter: "dead letters"}
-
-
-async def write_items(path: Path, items: AsyncGenerator[bundle.Item, None]) -> int:
-    """Write a bundle's items into a new file, and return the file's size in bytes."""
+async def write_items(path: Path, items: AsyncGenerator[bundle.Line, None]) -> int:
+    """Write a bundle's lines and the last one into a new file, and return its size in bytes."""
     writer, kept = bundle.BundleWriter(), bundle.KeptItems()
     async with new_file(path) as file, aclosing(items):
         async for item in items:
             line = writer.line(item)
-            what = _KEPT.get(type(item))
-            if what is not None and (excess := kept.excess(what, len(line))):
+            if excess := kept.excess(item, len(line)):
                 raise TooLargeError(
                     f"there are {excess}, which no import takes: copy the session with "
                     "`perdure migrate` or `perdure backup`",
@@ -300,6 +295,7 @@ async def write_items(path: Path, items: AsyncGenerator[bundle.Item, None]) -> i
                     limit=bundle.MOST_KEPT,
                 )
             await file.take(line)
+        await file.take(writer.end())
     return file.size
 
 

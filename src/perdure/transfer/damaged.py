@@ -106,8 +106,8 @@ class _Salvaging:
         self._key = key
         self.report = Salvage(key=key)
 
-    async def items(self) -> AsyncGenerator[bundle.Item, None]:
-        """Read all of the session once, and fill the report; then yield the bundle's items."""
+    async def items(self) -> AsyncGenerator[bundle.Line, None]:
+        """Read all of the session once, and fill the report; then yield the bundle's lines."""
         report = self.report
         documents = await self._documents()
         try:
@@ -139,7 +139,6 @@ class _Salvaging:
         async with aclosing(items):
             async for item in items:
                 yield item
-        yield bundle.BundleFooter()
 
     async def _documents(self) -> Documents:
         """Return the intact documents, and the manifest of these alone."""

@@ -196,10 +196,10 @@ class BundleFile:
         if (self._lines == 0) != (line.perdure_bundle is not None):
             raise self._corrupt("a bundle begins with a line that names its session, once")
         try:
-            excess = self._take_item(line, size)
+            self._take_item(line, size)
         except InvalidArgumentError as error:
             raise self._corrupt(str(error)) from None
-        if excess:
+        if excess := self._kept.excess(line, size):
             raise self._corrupt(f"there are {excess}", _NO_EXPORT)
         if line.n is not None:
             self._runs[-1].sha256.update(data)
@@ -207,30 +207,27 @@ class BundleFile:
         self._lines += 1
         self._at += size
 
-    def _take_item(self, line: bundle.Line, size: int) -> str:
-        """Take in a line by its kind, and return what there is too much of."""
+    def _take_item(self, line: bundle.Line, size: int) -> None:
+        """Take in a line by its kind."""
         if line.perdure_bundle is not None:
             self._take_header(line, line.perdure_bundle)
         elif line.n is not None:
             self._take_record(line, line.n, size)
         elif line.dead_letter is not None:
             self._letters.append(line.dead_letter)
-            return self._kept.excess("dead letters", size)
         elif line.blob is not None:
             data = self._bytes(line)
             if name_of(data) != line.blob:
                 raise self._corrupt(f"the blob {line.blob} does not match its name")
             self._blobs[line.blob] = _Place(self._at, size, len(data))
         elif line.document is not None:
-            document = Document(self._bytes(line), line.as_of)
+            document = Document(self._bytes(line), line.as_of or 0)
             self._require_media(document.data)
             self._documents[line.document] = document
-            return self._kept.excess("documents", size)
         elif line.manifest is not None:
             self._take_manifest(line.manifest)
         else:
             self._take_footer(line)
-        return ""
 
     def _take_record(self, line: bundle.Line, seq: int, size: int) -> None:
         if line.k in HOLDER_KINDS:
@@ -316,7 +313,7 @@ class BundleFile:
                 f"{bundle.FORMAT}: use a newer release",
                 path=self.path,
             )
-        self.key = stored_key(line.agent, line.session, line.tenant)
+        self.key = stored_key(line.agent or "", line.session or "", line.tenant or "")
 
     def _take_footer(self, line: bundle.Line) -> None:
         if line.sha256 is None:
