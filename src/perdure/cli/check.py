@@ -592,13 +592,12 @@ async def check(
         entries = await rebuilt_directory(store) if repair and id is None else None
         file = await integrity_of(store, before)
         audits, blobs = await _seen(store, id, grace if gc else None, where)
-        location = store.location
     folded = await _repair_all(where, audits) if repair else 0
     problems = sum(
         len(audited.problems if audited.left is None else audited.left) for audited in audits
     ) + (0 if file is None else len(file.left))
     report = {
-        "location": location,
+        "location": store.location,
         "checked": len(audits),
         "records": sum(audited.records for audited in audits),
         "problems": problems,
@@ -628,10 +627,10 @@ async def check(
     for key in unlocked:
         say(f"{key}: removed: this store is neither encrypted nor a backup")
     if file is not None:
-        _print_integrity(file, location, audits, repair=repair)
+        _print_integrity(file, store.location, audits, repair=repair)
     _print_audits(audits)
     say(
-        f"{report['checked']} sessions with {report['records']} records in {location}: "
+        f"{report['checked']} sessions with {report['records']} records in {store.location}: "
         f"{problems or 'no'} problem{'s' if problems != 1 else ''}"
     )
     if report["repairable"] and not repair:
