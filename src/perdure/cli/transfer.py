@@ -433,7 +433,7 @@ async def import_(
         tables: The sessions_table and messages_table of openai-agents, as SESSIONS,MESSAGES, where
             they are not the SDK's own. The other SDKs have no such setting.
         parent: The agent's id of the session in the store that a bundle continues: bundles of
-            forks that a release before 0.1.0 wrote have not their parent's records.
+            forks that a release before 0.1.0 wrote lack their parent's records.
 
     """
     sdk = sdk_of(path, url, id=id, where=where)

@@ -322,11 +322,11 @@ async def read_bundle(
         path: The bundle.
         key: The session's key in the store. Default: the bundle's.
         parent: The session in the store that the bundle continues. Only bundles of forks that a
-            release before 0.1.0 wrote need it: they have not their parent's records.
+            release before 0.1.0 wrote need it: they lack their parent's records.
 
     Raises:
         ConfigError: The store has a session of this key, or is a backup; or the bundle needs its
-            parent, and *parent* is none, or has not the records.
+            parent, and *parent* is None, or lacks the record that the fork begins after.
         CorruptRecordError: The bundle is damaged, or costs more than it may.
         InvalidArgumentError: The key is of perdure's own, and no scope.
         LeaseHeldError: Another process makes a session of this key.
@@ -380,7 +380,6 @@ async def _continued(
     base = file.base
     if base is None or base.parent is None:
         return base
-    named = parent or base.parent
     point = None
     if parent is not None and parent.tenant == key.tenant:
         session_key(parent.agent)
@@ -389,7 +388,7 @@ async def _continued(
         raise ConfigError(
             f"{file.path} is a fork of a release before 0.1.0, and continues record {base.at} of "
             f"{base.parent}: import that session into {store.location} first, for the same tenant, "
-            f"and name it with --parent {named.agent}, or parent=",
+            f"and name it with --parent {(parent or base.parent).agent}, or parent=",
             option="parent",
         )
     return msgspec.structs.replace(base, parent=parent, epoch=point.epoch)
