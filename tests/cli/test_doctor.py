@@ -53,7 +53,7 @@ def test_a_sound_store_has_no_problems(command: Command, store: Path) -> None:
 
 def test_each_line_says_how_it_is(command: Command, store: Path) -> None:
     lines = command("doctor", "--store", str(store)).out.splitlines()
-    assert {line.split()[0] for line in lines} <= {"ok", "warning", "problem"}
+    assert {line.split(": ")[0] for line in lines} <= {"ok", "warning", "PROBLEM"}
     assert len(lines) >= 10
 
 

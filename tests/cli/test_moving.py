@@ -9,6 +9,7 @@ import pytest
 
 import perdure
 from tests.cli.conftest import Command
+from tests.golden.reader import HERE
 from tests.transfer.sessions import fill
 
 
@@ -141,3 +142,20 @@ def test_check_knows_what_migrations_leave_for_the_next_run(
         command("check", "--gc", "--grace", "0", "--store", target)
     found = command("check", "--store", target, "--json").json["blobs"]
     assert all(one["unreachable"] == 0 for one in found)
+
+
+def test_a_fork_of_before_is_imported_behind_its_parent(command: Command, tmp_path: Path) -> None:
+    files, store = HERE / "bundles" / "files", str(tmp_path / "store")
+    assert (
+        command("import", str(files / "plain.jsonl"), "--id", "ada", "--store", store).status == 0
+    )
+    fork = ("import", str(files / "fork.jsonl"), "--store", store)
+    refused = command(*fork)
+    assert refused.status == 2
+    assert "--parent plain" in refused.err
+    assert command(*fork, "--parent", "ada").status == 0
+    shown = command("show", "fork", "--store", store).out
+    assert "one" in shown
+    assert "mine two" in shown
+    other = command("import", str(tmp_path), "--parent", "ada", "--store", store)
+    assert (other.status, "--parent is for a bundle" in other.err) == (2, True)

@@ -381,7 +381,7 @@ def checked(root: Path, *words: str, but: Collection[str]) -> list[str]:
         f"{seen['agent']}: {finding['detail']}"
         for seen in found["sessions"]
         for finding in seen["findings"]
-        if finding.get("problem", True) and seen["agent"] not in but
+        if finding.get("level", "problem") == "problem" and seen["agent"] not in but
     ]
 
 

@@ -16,11 +16,11 @@ from perdure.providers import FORMATS
 from perdure.records.chunks import name_of
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
-from perdure.records.records import MESSAGE, Entry, Record
+from perdure.records.records import MESSAGE, Entry
 from perdure.stores.file import FileStore
 from perdure.stores.memory import MemoryStore
 from perdure.testing.conformance._kit import append_ok, take
-from perdure.transfer import bundle, read_bundle
+from perdure.transfer import read_bundle
 from perdure.transfer.bundle_files import items, write_items
 from tests.images import encoded, part, png, shown
 from tests.session.conftest import Connect
@@ -226,13 +226,12 @@ async def test_a_bundle_reaches_no_media_but_its_own(tmp_path: Path) -> None:
 
 
 async def _forged(store: FileStore) -> Any:
-    """Give a bundle's items, with a reference that perdure itself would have spelled so."""
-    async for item in items(store, SessionKey("ada")):
-        if isinstance(item, Record):
-            payload = item.payload.replace(b'"REPLACED"', RAW.encode())
-            yield msgspec.structs.replace(item, payload=payload)
-        elif not isinstance(item, bundle.BundleDocument | perdure.records.manifest.Manifest):
-            yield item
+    """Give a bundle's lines, with a reference that perdure itself would have spelled so."""
+    async for line in items(store, SessionKey("ada")):
+        if line.n is not None:
+            line.r = msgspec.Raw(bytes(line.r).replace(b'"REPLACED"', RAW.encode()))
+        if line.document is None and line.manifest is None:
+            yield line
 
 
 @pytest.mark.parametrize(("times", "size"), [(2000, len(OWN)), (2000, 1)], ids=["true", "untrue"])

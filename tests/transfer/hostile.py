@@ -95,7 +95,7 @@ class Samples:
         for store in (source, target):
             await store.open()
         assert not (await backup(source, target)).failed
-        for key in await keys_of(target, ""):
+        for key in await keys_of(target, [""]):
             entries = []
             async for chunk in target.read_log(key):
                 entries += [Entry(one.kind, one.payload, one.end) for one in chunk.records]
@@ -489,7 +489,7 @@ def backups(samples: Samples, random: Random, folder: Path) -> None:
         await target.open()
         await verify_backup(source)
         await restore_backup(source, target)
-        for key in await keys_of(target, ""):
+        for key in await keys_of(target, [""]):
             assert not key.agent.startswith("perdure:k")
             with contextlib.suppress(PerdureError):
                 async with perdure.connect(target, shutdown=QUIET) as sessions:

@@ -16,6 +16,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE
 from perdure.session.stored import followed
 from perdure.store import PendingItem, take_after
+from perdure.stores.delegate import ReadOnlyStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing.faulty import FaultyStore
 from perdure.transfer import migrate, read_bundle, write_bundle
@@ -298,7 +299,8 @@ async def test_a_post_that_was_left_in_the_target_waits_behind_a_session_that_ca
         await target.enqueue(P, post)
         session.append(Message.user("two"))  # under one lease all the while
         await session.save()
-        assert (await migrate(source, target)).failed == {}
+        assert (await migrate(ReadOnlyStore(source), target)).failed == {}
+        assert await source.sessions_with_pending_items() == []
     await opened(source, target)
     assert (await migrate(source, target)).failed == {}
     await says(target, "p")  # opened: it takes what waits

@@ -65,7 +65,7 @@ async def test_a_bundles_session_is_read_as_from_a_store(
         for record in await _read(store, KEY)
     ]
     async with BundleFile.opened(tmp_path / "one") as file:
-        view = BundleView(target, file)
+        view = BundleView(target, file, OTHER, file.base)
         await _alike(view, OTHER, expected)
 
 

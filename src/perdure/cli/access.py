@@ -58,9 +58,11 @@ def existing(url: str | None) -> Store:
 
 
 @asynccontextmanager
-async def opened(url: str | None, *, write: bool = False) -> AsyncGenerator[Store, None]:
-    """Open an existing store, read-only unless *write*, and close it afterwards."""
-    store = existing(url)
+async def opened(
+    url: str | None, *, write: bool = False, make: bool = False
+) -> AsyncGenerator[Store, None]:
+    """Open a store, read-only unless *write*, and close it; one that exists, unless *make*."""
+    store = perdure.store_for(url) if make else existing(url)
     await (store.open() if write else open_read_only(store))
     try:
         await require_key(store)

@@ -30,6 +30,7 @@ from perdure.cli.access import (
     no_session,
     opened,
 )
+from perdure.cli.findings import Finding, say_findings
 from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
 from perdure.errors import (
     ConfigError,
@@ -78,45 +79,32 @@ from perdure.transfer.migration import keys_of
 from perdure.transfer.second_look import look_again
 
 
-class CheckFinding(msgspec.Struct, frozen=True):
-    """A problem of a session, or a note about it."""
-
-    what: str
-    """log, document, blob, key, lease, leftover, or dead letters."""
-    detail: str
-    cure: str = ""
-    problem: bool = True
-    """False for a note: worth knowing, and in order."""
-    repairable: bool = False
-    """True if rebuilding the documents repairs it."""
-
-
-def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
+def leftovers(store: Store, key: SessionKey) -> list[Finding]:
     """Return notes on unused files in a session's folder; none unless files are below the store."""
     files = _file_store(store)
     if files is None:
         return []
     folder = Path(files.location).joinpath(*session_path(key))
     names = _names(folder)
-    notes: list[CheckFinding] = []
+    notes: list[Finding] = []
     coming = list(filter(NEXT_MANIFEST.epoch, names))
     if coming:
         notes.append(
-            CheckFinding(
+            Finding(
                 "leftover",
+                "note",
                 f"a fold that did not end left {', '.join(coming)}",
                 "nothing to do: the next fold replaces it",
-                problem=False,
             )
         )
     leases = sorted(filter(None, map(LEASE.epoch, names)))
     if len(leases) > 1:
         notes.append(
-            CheckFinding(
+            Finding(
                 "leftover",
+                "note",
                 "older " + ", ".join(f"lease-{epoch}.json" for epoch in leases[:-1]),
                 "nothing to do: the next holder removes it",
-                problem=False,
             )
         )
     quarantine = folder / QUARANTINE
@@ -124,11 +112,11 @@ def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
     if kept:
         total = sum((quarantine / name).lstat().st_size for name in kept)
         notes.append(
-            CheckFinding(
+            Finding(
                 "leftover",
+                "note",
                 f"{len(kept)} files ({size(total)}) in {quarantine}, kept as evidence of damage",
                 "inspect them, and remove the folder when you no longer need it",
-                problem=False,
             )
         )
     return notes
@@ -145,12 +133,12 @@ def _file_store(store: Store) -> FileStore | None:
     return next((layer for layer in layers(store) if isinstance(layer, FileStore)), None)
 
 
-async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
+async def tails(store: Store, key: SessionKey) -> list[Finding]:
     """Return problems with the end of a log in files: bytes that do not count."""
     files = _file_store(store)
     why = "a write that a crash cut, which was never reported as durable, or damage"
     return [
-        CheckFinding("log", f"{tail}: {why}", ACCEPT, repairable=True)
+        Finding("log", "problem", f"{tail}: {why}", ACCEPT, repairable=True)
         for tail in (() if files is None else await files.log_tails(key))
     ]
 
@@ -164,24 +152,24 @@ class Audit(msgspec.Struct, kw_only=True):
     key: SessionKey
     records: int = 0
     documents: int = 0
-    findings: list[CheckFinding] = []
+    findings: list[Finding] = []
     reached: set[str] = set()
     """The blobs that it reaches, other than those that were passed over."""
     sound: set[str] = set()
     """Those of them that are sound; nothing is lost of what they name."""
     is_reach_known: bool = False
     """True if those are all."""
-    left: list[CheckFinding] | None = None
+    left: list[Finding] | None = None
     """The problems that a repair has left; None where none was made."""
     repair_error: str | None = None
     """The reason why it was not repaired."""
 
     def add(self, what: str, detail: str, cure: str = "", *, repairable: bool = False) -> None:
         """Add a problem."""
-        self.findings.append(CheckFinding(what, detail, cure, repairable=repairable))
+        self.findings.append(Finding(what, "problem", detail, cure, repairable=repairable))
 
     @property
-    def problems(self) -> list[CheckFinding]:
+    def problems(self) -> list[Finding]:
         """The findings that are problems."""
         return [finding for finding in self.findings if finding.problem]
 
@@ -276,14 +264,14 @@ async def incomplete(store: Store, key: SessionKey) -> str:
     return "; ".join(f"{detail}: {ACCEPT}" for detail in details)
 
 
-def _missing_note(record: Record) -> CheckFinding:
+def _missing_note(record: Record) -> Finding:
     """Return the note on a range of records that a salvaged session lacks."""
     lost = msgspec.json.decode(record.payload, type=_MissingRange)
-    return CheckFinding(
+    return Finding(
         "log",
+        "note",
         f"records {lost.first} to {lost.last} were lost to damage before it was salvaged",
         "the documents stay as they are: a rebuild from the log would lose what they know",
-        problem=False,
     )
 
 
@@ -314,21 +302,21 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
         seen.add("log", str(error))
     if not settled:
         seen.findings.append(
-            CheckFinding(
+            Finding(
                 "lease",
+                "note",
                 "another process is taking the session over: the newest records may be missing "
                 "here",
-                problem=False,
             )
         )
     seen.records = len(records)
     return records
 
 
-def log_problems(records: list[Record], base: Origin | None = None) -> list[CheckFinding]:
+def log_problems(records: list[Record], base: Origin | None = None) -> list[Finding]:
     """Return what is wrong with the records as a log: their numbers, epochs and payloads."""
     return [
-        CheckFinding("log", detail, "restore the log's files from a copy")
+        Finding("log", "problem", detail, "restore the log's files from a copy")
         for detail in (*_order_problems(records, base or Origin()), *_payload_problems(records))
     ]
 
@@ -364,30 +352,34 @@ def _payload_problems(records: list[Record]) -> Iterator[str]:
             yield f"record {record.seq}, of kind {record.kind}, cannot be decoded ({what})"
 
 
-def _document_problems(log: WholeLog, documents: Documents) -> Iterator[CheckFinding]:
+def _document_problems(log: WholeLog, documents: Documents) -> Iterator[Finding]:
     """Compare what is stored with a fresh fold of the log."""
     if lack := log.lacks(documents):
-        yield CheckFinding("log", lack, "restore the log's files from a copy")
+        yield Finding("log", "problem", lack, "restore the log's files from a copy")
         return
     for difference in differences(log, documents):
-        yield CheckFinding(
-            "document", difference.detail, "a rebuild from the log replaces it", repairable=True
+        yield Finding(
+            "document",
+            "problem",
+            difference.detail,
+            "a rebuild from the log replaces it",
+            repairable=True,
         )
 
 
-def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
+def _lease_notes(holder: LeaseState | None) -> Iterator[Finding]:
     if holder is None or holder.released or holder.deleted:
         return
     process = f"process {holder.pid} on {holder.host}"
     if holder.alive is False:
-        yield CheckFinding(
+        yield Finding(
             "lease",
+            "note",
             f"{process} ended without releasing epoch {holder.epoch}",
             "nothing to do: the next open takes it over",
-            problem=False,
         )
     else:
-        yield CheckFinding("lease", f"{process} holds it, epoch {holder.epoch}", problem=False)
+        yield Finding("lease", "note", f"{process} holds it, epoch {holder.epoch}")
 
 
 # Garbage blobs. A newly put blob may not be named by a record yet, so only blobs older than a grace
@@ -537,7 +529,7 @@ async def _unlocked(store: Store) -> list[SessionKey]:
             return []
         records: list[Record] = []
         has_keys = False
-        for key in [key for tenant in tenants for key in await keys_of(store, tenant)]:
+        for key in await keys_of(store, tenants):
             if key.agent == KEYRING or key == JOURNAL:
                 continue
             documents = await store.read_documents(key, ())
@@ -593,13 +585,12 @@ async def check(
         entries = await rebuilt_directory(store) if repair and id is None else None
         file = await integrity_of(store, before)
         audits, blobs = await _seen(store, id, grace if gc else None, where)
-        location = store.location
     folded = await _repair_all(where, audits) if repair else 0
     problems = sum(
         len(audited.problems if audited.left is None else audited.left) for audited in audits
     ) + (0 if file is None else len(file.left))
     report = {
-        "location": location,
+        "location": store.location,
         "checked": len(audits),
         "records": sum(audited.records for audited in audits),
         "problems": problems,
@@ -629,10 +620,10 @@ async def check(
     for key in unlocked:
         say(f"{key}: removed: this store is neither encrypted nor a backup")
     if file is not None:
-        _print_integrity(file, location, audits, repair=repair)
+        _print_integrity(file, store.location, audits, repair=repair)
     _print_audits(audits)
     say(
-        f"{report['checked']} sessions with {report['records']} records in {location}: "
+        f"{report['checked']} sessions with {report['records']} records in {store.location}: "
         f"{problems or 'no'} problem{'s' if problems != 1 else ''}"
     )
     if report["repairable"] and not repair:
@@ -648,10 +639,7 @@ async def check(
 
 def _print_audits(audits: Sequence[Audit]) -> None:
     for audited in audits:
-        for finding in audited.findings:
-            level = "PROBLEM" if finding.problem else "note"
-            cure = f": {finding.cure}" if finding.cure else ""
-            say(f"{audited.key}: {level}: {finding.what}: {finding.detail}{cure}")
+        say_findings(audited.findings, audited.key)
         if audited.repair_error is not None:
             say(f"{audited.key}: not repaired: {audited.repair_error}")
         elif audited.left is not None:
@@ -739,7 +727,7 @@ async def listed_sessions(store: Store, tenant: str) -> tuple[list[str], list[Se
     """Return the tenants and their sessions; if the listing is damaged, those that are readable."""
     try:
         tenants = [tenant] if tenant else await store.tenants()
-        return tenants, [key for listed in tenants for key in await keys_of(store, listed)]
+        return tenants, await keys_of(store, tenants)
     except CorruptRecordError:
         known = await found_keys(store)
         if known is None:
@@ -761,9 +749,9 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
                 known |= audited.sound
             except ConfigError as error:  # its key is missing, or differs from the others'
                 refused.append(error)
-                audited = Audit(key=key, findings=[CheckFinding("key", str(error))])
+                audited = Audit(key=key, findings=[Finding("key", "problem", str(error))])
             except CorruptRecordError as error:  # damaged before anything of it is read
-                audited = Audit(key=key, findings=[CheckFinding("log", str(error))])
+                audited = Audit(key=key, findings=[Finding("log", "problem", str(error))])
             audited.findings += await tails(store, key)
             audited.findings += leftovers(store, key)
             audited.findings += await _dead_letters(store, key)
@@ -774,7 +762,7 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     return audits
 
 
-async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
+async def _dead_letters(store: Store, key: SessionKey) -> list[Finding]:
     letters = await store.dead_letters(key)
     if not letters:
         return []
@@ -783,7 +771,7 @@ async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
     detail += f" and {len(posts) - 5} more posts)" if len(posts) > 5 else ")"
     detail += f": {letters[0].reason}"
     cure = f"`perdure inbox {key.agent}` shows them; --retry posts them again, --drop removes them"
-    return [CheckFinding("dead letters", detail, cure, problem=False)]
+    return [Finding("dead letters", "note", detail, cure)]
 
 
 async def rebuilt_directory(store: Store) -> int | None:
@@ -804,7 +792,7 @@ async def _repair_all(where: SessionOption, audits: Sequence[Audit]) -> int:
     return folded
 
 
-async def _repair(where: SessionOption, audited: Audit) -> tuple[list[CheckFinding], str | None]:
+async def _repair(where: SessionOption, audited: Audit) -> tuple[list[Finding], str | None]:
     """Rebuild one session's documents, accept its log, and audit it again.
 
     Returns the problems that remain, and why it was not repaired.

@@ -2,7 +2,7 @@
 
 The doctor writes one probe session, reads it back and removes it, and writes one unnamed file to
 check the clock and the locks. It changes nothing else, and makes no store. The functions ``of_…``
-only judge: measured values in, one diagnosis out.
+only judge: measured values in, one finding out.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from math import inf
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import anyio
 import msgspec
@@ -32,7 +32,8 @@ from perdure._lib.platform import network_file_system, synced_by, try_lock
 from perdure.autosave.events import SaveFailed
 from perdure.autosave.options import MIB, PRESET, VARIABLES, Shutdown, autosave_from
 from perdure.cli.access import opened
-from perdure.cli.output import StoreOption, print_json, print_table, say, size, stderr
+from perdure.cli.findings import Finding, say_findings
+from perdure.cli.output import StoreOption, print_table, say, size, stderr
 from perdure.errors import ConfigError, LeaseError, PerdureError, SessionError
 from perdure.session.manager import SessionManager
 from perdure.store import Store, all_records
@@ -49,33 +50,24 @@ RELEASED = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC).timestamp()
 """perdure is not older than this, so neither is now."""
 
 
-class Diagnosis(msgspec.Struct, frozen=True):
-    """The result of one check."""
-
-    what: str
-    level: Literal["ok", "warning", "problem"]
-    detail: str
-    cure: str = ""
-
-
-def of_settings(environment: Mapping[str, str]) -> Diagnosis:
+def of_settings(environment: Mapping[str, str]) -> Finding:
     """Judge the environment variables that replace arguments."""
     try:
         autosave = autosave_from(environment)
     except ConfigError as error:
-        return Diagnosis("settings", "problem", str(error), "correct or unset it")
+        return Finding("settings", "problem", str(error), "correct or unset it")
     known = {PRESET, *VARIABLES}
     strange = sorted(name for name in environment if name.startswith(PRESET) and name not in known)
     if strange:
         names = ", ".join(strange)
-        return Diagnosis(
+        return Finding(
             "settings",
             "warning",
             f"{names}: perdure does not read this",
             f"choose among {', '.join(sorted(known))}",
         )
     verdict = "autosave off" if autosave is None else str(autosave)
-    return Diagnosis("settings", "ok", f"{verdict}, where connect() gets no autosave=…")
+    return Finding("settings", "ok", f"{verdict}, where connect() gets no autosave=…")
 
 
 _WEAKER = {
@@ -86,10 +78,10 @@ _WEAKER = {
 }
 
 
-def of_durability(durability: str) -> Diagnosis:
+def of_durability(durability: str) -> Finding:
     """Judge what a store means by durable."""
     if durability == "memory":
-        return Diagnosis(
+        return Finding(
             "durability",
             "warning",
             "kept in memory only",
@@ -99,21 +91,21 @@ def of_durability(durability: str) -> Diagnosis:
     if durability.startswith("unsafe: "):
         weakness = "a crash of the server may cost what it had acknowledged"
     if weakness is not None:
-        return Diagnosis(
+        return Finding(
             "durability",
             "warning",
             f"{durability}: {weakness}",
             "see docs/stores.md for how to set up a server to sync each save",
         )
     verdict = "each save is synced to the disk" if durability == "fsync" else durability
-    return Diagnosis("durability", "ok", verdict)
+    return Finding("durability", "ok", verdict)
 
 
-def of_syncs(by: str, *, folders: bool) -> Diagnosis:
+def of_syncs(by: str, *, folders: bool) -> Finding:
     """Judge what this platform makes files durable by."""
     if folders:
-        return Diagnosis("syncs", "ok", f"files by {by}, and their folders too")
-    return Diagnosis(
+        return Finding("syncs", "ok", f"files by {by}, and their folders too")
+    return Finding(
         "syncs",
         "warning",
         f"files by {by}; folders cannot be synced here",
@@ -121,33 +113,33 @@ def of_syncs(by: str, *, folders: bool) -> Diagnosis:
     )
 
 
-def of_mode(path: str, mode: int, *, mine: bool) -> Diagnosis:
+def of_mode(path: str, mode: int, *, mine: bool) -> Finding:
     """Judge who may read and write a folder of the store."""
     bits = stat.S_IMODE(mode)
     verdict = f"{path} has mode {bits:04o}"
     if bits & (stat.S_IWGRP | stat.S_IWOTH):
-        return Diagnosis(
+        return Finding(
             "permissions", "problem", f"{verdict}: others can change it", f"chmod go-w {path}"
         )
     if not mine:
-        return Diagnosis(
+        return Finding(
             "permissions",
             "warning",
             f"{path} belongs to another user",
             "run perdure as its owner, or chown it",
         )
     if bits & (stat.S_IRWXG | stat.S_IRWXO):
-        return Diagnosis(
+        return Finding(
             "permissions", "warning", f"{verdict}: others can look into it", f"chmod go-rwx {path}"
         )
-    return Diagnosis("permissions", "ok", verdict)
+    return Finding("permissions", "ok", verdict)
 
 
-def of_network(kind: str | None) -> Diagnosis:
+def of_network(kind: str | None) -> Finding:
     """Judge the file system that a store is on."""
     if kind is None:
-        return Diagnosis("file system", "ok", "local")
-    return Diagnosis(
+        return Finding("file system", "ok", "local")
+    return Finding(
         "file system",
         "warning",
         f"{kind} is a network file system, where locks and syncs may not hold",
@@ -155,11 +147,11 @@ def of_network(kind: str | None) -> Diagnosis:
     )
 
 
-def of_locks(locks_work: bool | None) -> Diagnosis:  # noqa: FBT001  # the result of try_lock
+def of_locks(locks_work: bool | None) -> Finding:  # noqa: FBT001  # the result of try_lock
     """Judge whether files can be locked, which shows whether a process is alive."""
     if locks_work:
-        return Diagnosis("locks", "ok", "files can be locked")
-    return Diagnosis(
+        return Finding("locks", "ok", "files can be locked")
+    return Finding(
         "locks",
         "warning",
         "files cannot be locked here: a process that died is noticed only after "
@@ -168,61 +160,61 @@ def of_locks(locks_work: bool | None) -> Diagnosis:  # noqa: FBT001  # the resul
     )
 
 
-def of_space(free: int, total: int, files: int | None) -> Diagnosis:
+def of_space(free: int, total: int, files: int | None) -> Finding:
     """Judge the room on the disk: bytes that are free, of how many, and files that fit."""
     verdict = f"{size(free)} of {size(total)} free"
     if files == 0:
-        return Diagnosis(
+        return Finding(
             "space",
             "problem",
             f"{verdict}, but room for no further file",
             "remove files: this disk has no inodes left",
         )
     if free < max(MIB, min(FULL, total // 20)):
-        return Diagnosis("space", "problem", verdict, "make room: saves are about to fail")
+        return Finding("space", "problem", verdict, "make room: saves are about to fail")
     if free < min(SCARCE, total // 4):
-        return Diagnosis("space", "warning", verdict, "make room before saves fail")
-    return Diagnosis("space", "ok", verdict)
+        return Finding("space", "warning", verdict, "make room before saves fail")
+    return Finding("space", "ok", verdict)
 
 
-def of_clock(now: float, stamped: float, newest: float) -> Diagnosis:
+def of_clock(now: float, stamped: float, newest: float) -> Finding:
     """Judge the wall clock by the time of a file written now, and of the newest one there."""
     if now < RELEASED:
-        return Diagnosis(
+        return Finding(
             "clock",
             "problem",
             f"the clock says {_date(now)}",
             "set it: times of records would be wrong",
         )
     if abs(stamped - now) > SKEW:
-        return Diagnosis(
+        return Finding(
             "clock",
             "warning",
             f"files get a time {stamped - now:+.0f} s off this machine's clock",
             "synchronize the clocks (NTP)",
         )
     if newest - now > BACK:
-        return Diagnosis(
+        return Finding(
             "clock",
             "warning",
             f"the store has a file from {_date(newest)}, in the future",
             "see whether the clock was set back",
         )
-    return Diagnosis("clock", "ok", "agrees with the file system's")
+    return Finding("clock", "ok", "agrees with the file system's")
 
 
-def of_grace(grace: float | None, shutdown: Shutdown) -> Diagnosis:
+def of_grace(grace: float | None, shutdown: Shutdown) -> Finding:
     """Judge the time between SIGTERM and SIGKILL by what stopping may take."""
     needed = shutdown.deadline + shutdown.hard_grace
     if grace is None:
-        return Diagnosis(
+        return Finding(
             "grace",
             "ok",
             f"stopping may take {needed:g} s; the time until SIGKILL is not known",
             "give it with --grace (Docker's default is 10 s, Kubernetes' 30 s)",
         )
     if grace <= needed:
-        return Diagnosis(
+        return Finding(
             "grace",
             "problem",
             f"SIGKILL comes {grace:g} s after SIGTERM, and stopping may take {needed:g} s",
@@ -230,7 +222,7 @@ def of_grace(grace: float | None, shutdown: Shutdown) -> Diagnosis:
             f"docker stop -t), or connect with Shutdown(deadline=…) below "
             f"{max(grace - shutdown.hard_grace, 0):g}",
         )
-    return Diagnosis("grace", "ok", f"{grace:g} s, and stopping takes at most {needed:g} s")
+    return Finding("grace", "ok", f"{grace:g} s, and stopping takes at most {needed:g} s")
 
 
 def _date(at: float) -> str:
@@ -265,17 +257,13 @@ async def doctor(
     if deadline is not None:
         turn_grace = min(shutdown.turn_grace, deadline)
         shutdown = Shutdown(deadline=deadline, turn_grace=turn_grace)
-    diagnoses = [_versions(), of_settings(os.environ)]
-    diagnoses += await _examine(where.store)
-    diagnoses.append(of_grace(_grace() if grace is None else grace, shutdown))
-    problems = sum(diagnosis.level == "problem" for diagnosis in diagnoses)
-    if where.json:
-        warnings = sum(diagnosis.level == "warning" for diagnosis in diagnoses)
-        print_json({"problems": problems, "warnings": warnings, "checks": diagnoses})
-    else:
-        for diagnosis in diagnoses:
-            cure = f": {diagnosis.cure}" if diagnosis.cure else ""
-            say(f"{diagnosis.level:8} {diagnosis.what:12} {diagnosis.detail}{cure}")
+    findings = [_versions(), of_settings(os.environ)]
+    findings += await _examine(where.store)
+    findings.append(of_grace(_grace() if grace is None else grace, shutdown))
+    problems = sum(finding.problem for finding in findings)
+    warnings = sum(finding.level == "warning" for finding in findings)
+    facts = {"problems": problems, "warnings": warnings, "checks": findings}
+    where.show(facts, lambda: say_findings(findings))
     return 1 if problems else 0
 
 
@@ -291,10 +279,10 @@ def _grace() -> float | None:
         ) from None
 
 
-def _versions() -> Diagnosis:
+def _versions() -> Finding:
     python = ".".join(map(str, sys.version_info[:3]))
     packages = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-    return Diagnosis(
+    return Finding(
         "versions",
         "ok",
         f"perdure {perdure.__version__}, Python {python} on {sys.platform}, {packages}",
@@ -308,43 +296,43 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-async def _examine(url: str | None) -> list[Diagnosis]:
+async def _examine(url: str | None) -> list[Finding]:
     try:
         with _place(url) as (store, folder, found):
-            diagnoses = [found, *await _probe(store)]
-            return diagnoses if folder is None else [*diagnoses, *_check_folder(folder)]
+            findings = [found, *await _probe(store)]
+            return findings if folder is None else [*findings, *_check_folder(folder)]
     except PerdureError as error:
-        return [Diagnosis("store", "problem", str(error))]
+        return [Finding("store", "problem", str(error))]
     except OSError as error:
         verdict = f"{os.fsdecode(error.filename or '')}: {error.strerror}"
         cure = "make the folder belong to this user (chown, chmod u+rwx), or choose another"
-        return [Diagnosis("store", "problem", verdict, cure)]
+        return [Finding("store", "problem", verdict, cure)]
 
 
 @contextmanager
-def _place(url: str | None) -> Iterator[tuple[Store, Path | None, Diagnosis]]:
+def _place(url: str | None) -> Iterator[tuple[Store, Path | None, Finding]]:
     """Yield the store, and the folder of a file store.
 
     If it does not exist yet, that is a temporary one next to where it would be.
     """
     store = perdure.store_for(url)
     if not isinstance(store, FileStore):
-        yield store, None, Diagnosis("store", "ok", store.location)
+        yield store, None, Finding("store", "ok", store.location)
         return
     folder = Path(store.location)
     parent = next(above for above in folder.parents if above.is_dir())
     named = url is not None or any(map(os.environ.get, NAMED_BY))
     if folder.exists() or (named and parent != folder.parent):  # opening it says what is wrong
-        yield store, folder, Diagnosis("store", "ok", str(folder))
+        yield store, folder, Finding("store", "ok", str(folder))
         return
     verdict = f"there is no store at {folder} yet: the first connect makes it"
     cure = f"if that surprises you, look at --store, {' and '.join(NAMED_BY)}"
     with tempfile.TemporaryDirectory(prefix=".perdure-doctor-", dir=parent) as temporary:
         trial = Path(temporary) / "store"
-        yield FileStore(trial), trial, Diagnosis("store", "warning", verdict, cure)
+        yield FileStore(trial), trial, Finding("store", "warning", verdict, cure)
 
 
-async def _probe(store: Store) -> list[Diagnosis]:
+async def _probe(store: Store) -> list[Finding]:
     """Save a probe session, read it back and delete it.
 
     Raises:
@@ -361,18 +349,18 @@ async def _probe(store: Store) -> list[Diagnosis]:
             probed = await _round_trip(store, sessions)
     except LeaseError:
         verdict = "another process has the probe session"
-        probed = Diagnosis("probe", "warning", verdict, "let the other doctor end first")
+        probed = Finding("probe", "warning", verdict, "let the other doctor end first")
     except TimeoutError:
         reason = f": {failures[-1].error}" if failures else ""
-        probed = Diagnosis("probe", "problem", f"nothing was saved within {PATIENCE} s{reason}")
+        probed = Finding("probe", "problem", f"nothing was saved within {PATIENCE} s{reason}")
     except PerdureError as error:
-        probed = Diagnosis("probe", "problem", str(error))
+        probed = Finding("probe", "problem", str(error))
     finally:
         await sessions.aclose()
     return [of_durability(durability), probed]
 
 
-async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
+async def _round_trip(store: Store, sessions: SessionManager) -> Finding:
     """Save a random token, and see whether the log has it."""
     session = await sessions.open(PROBE, wait=PATIENCE / 2)
     start = time.perf_counter()
@@ -383,8 +371,8 @@ async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
     took = (time.perf_counter() - start) * 1000
     await sessions.delete(PROBE)
     if [record.seq for record in records if token.encode() in record.payload] == [seq]:
-        return Diagnosis("probe", "ok", f"saved, read back and removed, in {took:.1f} ms")
-    return Diagnosis(
+        return Finding("probe", "ok", f"saved, read back and removed, in {took:.1f} ms")
+    return Finding(
         "probe",
         "problem",
         "what was saved was not what could be read",
@@ -392,7 +380,7 @@ async def _round_trip(store: Store, sessions: SessionManager) -> Diagnosis:
     )
 
 
-def _check_folder(folder: Path) -> Iterator[Diagnosis]:
+def _check_folder(folder: Path) -> Iterator[Finding]:
     yield from _modes(folder)
     by, folders = synced_by()
     yield of_syncs(by, folders=folders)
@@ -409,7 +397,7 @@ def _check_folder(folder: Path) -> Iterator[Diagnosis]:
         yield of_locks(try_lock(file.fileno()))
 
 
-def _modes(folder: Path) -> Iterator[Diagnosis]:
+def _modes(folder: Path) -> Iterator[Finding]:
     """Judge the modes of the store's folders: each that is not ok, or one line for all."""
     if sys.platform == "win32":
         return

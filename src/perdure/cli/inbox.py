@@ -64,7 +64,6 @@ async def inbox(
 async def _show(id: str | None, keys: tuple[str, ...], where: SessionOption) -> None:
     async with opened(where.store) as store:
         letters = await _letters(store, id, where)
-        location = store.location
     for key, all_ in letters.items():
         unknown = set(keys).difference(letter.item.key for letter in all_)
         if unknown:
@@ -74,9 +73,9 @@ async def _show(id: str | None, keys: tuple[str, ...], where: SessionOption) -> 
         shown = [
             _listed(key, item, whole=bool(keys)) for key, all_ in letters.items() for item in all_
         ]
-        print_json({"location": location, "dead_letters": shown})
+        print_json({"location": store.location, "dead_letters": shown})
     elif not any(letters.values()):
-        say(f"no dead letters in {location}")
+        say(f"no dead letters in {store.location}")
     elif keys:
         _print_whole(letters)
     else:

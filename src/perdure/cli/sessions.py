@@ -137,14 +137,13 @@ async def _ls(
 
         if where.json:  # a listing does not say it
             await each(sessions, look)
-        location = store.location
     if where.json:
         listed = [{**_listed(info), "copied_from": copied[info.key]} for info in sessions]
-        print_json({"location": location, "sessions": listed})
+        print_json({"location": store.location, "sessions": listed})
     elif not sessions and limit:
         fitting = "fitting " * any(filters[name] for name in filters if filters[name] != SCOPES)
         what = "scopes" if filters["prefix"] == SCOPES else "sessions"
-        say(f"no {'more ' * (after is not None)}{fitting}{what} in {location}")
+        say(f"no {'more ' * (after is not None)}{fitting}{what} in {store.location}")
     else:
         now = time.time()
         columns = ("agent", "session", "turns", "records", "active", "title")
@@ -175,18 +174,17 @@ async def _ls_waiting(
             and key.agent.startswith(filters["prefix"])
         ]
         pairs = [(key, await store.head(key) > 0) for key in keys[:limit]]
-        location = store.location
     if where.json:
         print_json(
             {
-                "location": location,
+                "location": store.location,
                 "waiting": [
                     {**msgspec.structs.asdict(key), "exists": exists} for key, exists in pairs
                 ],
             }
         )
     elif not pairs:
-        say(f"nothing waits for any session in {location}")
+        say(f"nothing waits for any session in {store.location}")
     else:
         rows = ((key.agent, key.session, "yes" if exists else "no") for key, exists in pairs)
         print_table(("agent", "session", "opened before"), rows)

@@ -410,6 +410,7 @@ async def import_(
     *,
     id: str | None = None,
     tables: str | None = None,
+    parent: str | None = None,
     where: SessionOption = SessionOption(),  # noqa: B008  # frozen
 ) -> int:
     """Import a session from a file or a folder, or all sessions of another SDK's own database.
@@ -431,6 +432,8 @@ async def import_(
         id: The agent's id. Default: the exported one; events alone have none.
         tables: The sessions_table and messages_table of openai-agents, as SESSIONS,MESSAGES, where
             they are not the SDK's own. The other SDKs have no such setting.
+        parent: The agent's id of the session in the store that a bundle continues: bundles of
+            forks that a release before 0.1.0 wrote lack their parent's records.
 
     """
     sdk = sdk_of(path, url, id=id, where=where)
@@ -439,7 +442,9 @@ async def import_(
     if sdk is not None and url is not None:
         return await import_sdk(sdk, url, where, tables)
     if await is_bundle(path):
-        return await _import_bundle(path, id=id, where=where)
+        return await _import_bundle(path, id=id, parent=parent, where=where)
+    if parent is not None:
+        raise ConfigError(f"--parent is for a bundle, and {path} is none", option="--parent")
     return await _import(path, id=id, where=where)
 
 
@@ -499,16 +504,14 @@ def _empty_state(path: Path, id: str | None, *, pair: bool) -> FullAgentState:
     return FullAgentState(agent_id=id)
 
 
-async def _import_bundle(path: Path, *, id: str | None, where: SessionOption) -> int:
+async def _import_bundle(
+    path: Path, *, id: str | None, parent: str | None, where: SessionOption
+) -> int:
     was = await bundle_key(path)
     named = was if id is None else session_key(id, was.session, was.tenant)
-    store = perdure.store_for(where.store)
-    await store.open()
-    try:
-        await require_key(store)
-        imported = await read_bundle(store, path, key=named)
-    finally:
-        await store.aclose()
+    continued = None if parent is None else session_key(parent, where.session, was.tenant)
+    async with opened(where.store, write=True, make=True) as store:
+        imported = await read_bundle(store, path, key=named, parent=continued)
     where.show(
         {"location": store.location, **msgspec.to_builtins(imported)},
         f"{imported.key}: {imported.records} records written into {store.location}",

@@ -45,11 +45,10 @@ async def types(
     """
     async with opened(store) as source:
         found = await _found(source, tenant)
-        location = source.location
     if answer.json:
-        print_json({"location": location, "types": found})
+        print_json({"location": source.location, "types": found})
     elif not found:
-        say(f"all that is stored in {location} is plain data")
+        say(f"all that is stored in {source.location} is plain data")
     else:
         columns = ("type", "of", "sessions", "for example")
         print_table(columns, (map(str, each.values()) for each in found), right="sessions")

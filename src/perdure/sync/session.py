@@ -82,6 +82,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+V = TypeVar("V", bound=working_memory.WorkingMemory | state.States)
 
 
 _Error = tuple[type[BaseException] | None, BaseException | None, TracebackType | None]
@@ -295,13 +296,21 @@ class _BlockTask:
 # Working memory, named states and scopes in blocking style
 
 
-@final
-class WorkingMemory(Mirror[working_memory.WorkingMemory]):
-    """A session's working memory: ``session.memory``."""
+class KeyedValues(Mirror[V]):
+    """Values of a session by their keys."""
 
     @awaited
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value under a key, or ``default``."""
+
+    @done
+    def drop(self, key: str) -> int:
+        """Forget a key (no error if it is not there), and return the session's version."""
+
+
+@final
+class WorkingMemory(KeyedValues[working_memory.WorkingMemory]):
+    """A session's working memory: ``session.memory``."""
 
     @done
     def set(
@@ -315,10 +324,6 @@ class WorkingMemory(Mirror[working_memory.WorkingMemory]):
         pinned: bool = False,
     ) -> int:
         """Keep a value under a key, and return the session's version."""
-
-    @done
-    def drop(self, key: str) -> int:
-        """Forget a key (no error if it is not there), and return the session's version."""
 
     @awaited
     def keys(self) -> list[str]:
@@ -336,20 +341,12 @@ class WorkingMemory(Mirror[working_memory.WorkingMemory]):
 
 
 @final
-class States(Mirror[state.States]):
+class States(KeyedValues[state.States]):
     """A session's named states: ``session.state``."""
-
-    @awaited
-    def get(self, key: str, default: Any = None) -> Any:
-        """Return the value under a key, or ``default``."""
 
     @done
     def set(self, key: str, value: Any) -> int:
         """Keep a value under a key, and return the session's version."""
-
-    @done
-    def drop(self, key: str) -> int:
-        """Forget a key (no error if it is not there), and return the session's version."""
 
     @awaited
     def keys(self) -> list[str]:
@@ -633,6 +630,7 @@ def as_async(
 
 
 S = TypeVar("S", bound=session.Session | session.SessionView)
+A = TypeVar("A", bound=session.Session | fork.LostSession)
 
 
 class Rendered(Mirror[S]):
@@ -700,8 +698,46 @@ class Rendered(Mirror[S]):
         """Return what the model sees next, as a provider takes it."""
 
 
+class Appended(Mirror[A]):
+    """The records that were appended to a session, durable or not."""
+
+    @property
+    @attribute
+    def id(self) -> str:
+        """The id that it was opened with."""
+
+    @property
+    @attribute
+    def epoch(self) -> int:
+        """This holder's number, which is the fencing token."""
+
+    @property
+    @attribute
+    def version(self) -> int:
+        """The seq of the newest record that was accepted."""
+
+    @property
+    @attribute
+    def durable_version(self) -> int:
+        """The seq of the newest record that is durable."""
+
+    @read
+    def unsaved(self) -> tuple[Record, ...]:
+        """Return the records that are not durable: also of a session that was lost."""
+
+    @awaited
+    def fork_unsaved(
+        self, new_id: str, *, new_session: str | None = None, history: fork.History = "full"
+    ) -> Fork:
+        """Begin a session with what is durable of this one, and what is not; it is durable then."""
+
+    @awaited
+    def discard_unsaved(self) -> int:
+        """Drop the records that are not durable, and return how many; a way out of quarantine."""
+
+
 @final
-class LostSession(Mirror[fork.LostSession]):
+class LostSession(Appended[fork.LostSession]):
     """A session that can be written no more, and the records of it that are only in memory.
 
     As `perdure.types.LostSession`, blocking.
@@ -714,46 +750,12 @@ class LostSession(Mirror[fork.LostSession]):
 
     @property
     @attribute
-    def id(self) -> str:
-        """The id that it was opened with."""
-
-    @property
-    @attribute
-    def epoch(self) -> int:
-        """The number of the lease that was lost."""
-
-    @property
-    @attribute
-    def version(self) -> int:
-        """The seq of the newest record that was accepted."""
-
-    @property
-    @attribute
-    def durable_version(self) -> int:
-        """The seq of the newest record that the store had acknowledged."""
-
-    @property
-    @attribute
     def error(self) -> Exception | None:
         """The store's error when the session was lost."""
 
-    @read
-    def unsaved(self) -> tuple[Record, ...]:
-        """Return the records that are only in memory."""
-
-    @awaited
-    def fork_unsaved(
-        self, new_id: str, *, new_session: str | None = None, history: fork.History = "full"
-    ) -> Fork:
-        """Begin a session with what is durable of this one, and what is not; it is durable then."""
-
-    @awaited
-    def discard_unsaved(self) -> int:
-        """Drop the records that are only in memory, and return how many."""
-
 
 @final
-class Session(Rendered[session.Session]):
+class Session(Rendered[session.Session], Appended[session.Session]):
     """One conversation and its state: ``with sessions.open("my-assistant") as session``.
 
     As `perdure.Session`, blocking. Opening the same id again shares the object, in any thread;
@@ -784,29 +786,9 @@ class Session(Rendered[session.Session]):
     # what it is
 
     @property
-    @attribute
-    def id(self) -> str:
-        """The id that it was opened with."""
-
-    @property
     @read_attribute
     def info(self) -> SessionDocument:
         """Title, tags, owner, counters and times, as of now."""
-
-    @property
-    @attribute
-    def epoch(self) -> int:
-        """This holder's number, which is the fencing token."""
-
-    @property
-    @attribute
-    def version(self) -> int:
-        """The seq of the newest record that was accepted."""
-
-    @property
-    @attribute
-    def durable_version(self) -> int:
-        """The seq of the newest record that is durable."""
 
     @property
     @read_attribute
@@ -907,23 +889,9 @@ class Session(Rendered[session.Session]):
         inner, scopes = self._inner, turns.get()
         return self._loop.call(lambda: inner._retract(after, scopes))
 
-    @read
-    def unsaved(self) -> tuple[Record, ...]:
-        """Return the records that are not durable: also of a session that was lost."""
-
     @done
     def retry(self) -> None:
         """Try again to save a quarantined session, now that the cause is mended."""
-
-    @awaited
-    def discard_unsaved(self) -> int:
-        """Drop the records that are not durable, and return how many; a way out of quarantine."""
-
-    @awaited
-    def fork_unsaved(
-        self, new_id: str, *, new_session: str | None = None, history: fork.History = "full"
-    ) -> Fork:
-        """Begin a session with what is durable of this one, and what is not; it is durable then."""
 
     @awaited
     def wait_durable(self, version: int | None = None) -> Receipt:

@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from perdure._lib.lazy import lazy
+
 if TYPE_CHECKING:
     from perdure.agent.llm.scripted import (
         EchoModel as EchoModel,
@@ -53,17 +55,9 @@ __all__ = ["conformance", *_HOME_OF]  # noqa: PLE0604  # all of them strings
 
 
 if not TYPE_CHECKING:  # a checker would take any name for a public one
+    _get, __dir__ = lazy(__name__, _HOME_OF, "conformance")
 
     def __getattr__(name: str) -> Any:
-        if name == "conformance":
+        if name == "conformance":  # a module
             return importlib.import_module("perdure.testing.conformance")
-        module = _HOME_OF.get(name)
-        if module is None:
-            raise AttributeError(f"module 'perdure.testing' has no attribute {name!r}")
-        value = getattr(importlib.import_module(module), name)
-        globals()[name] = value
-        return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+        return _get(name)

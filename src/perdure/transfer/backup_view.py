@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import AsyncGenerator, Callable, Collection
+from functools import partial
 from typing import Final, final
 
-import anyio
 import msgspec
 
 from perdure.errors import ConfigError, CorruptRecordError, PerdureError
@@ -32,7 +32,7 @@ from perdure.store import (
 from perdure.transfer import bundle_files
 from perdure.transfer.migration import Migration, MigrationProgress, keys_of, migrate
 from perdure.transfer.receipts import Receipts
-from perdure.transfer.second_look import PAUSES
+from perdure.transfer.second_look import undisturbed
 from perdure.transfer.views import SessionsView
 
 KEPT, ANEW, POINT = "kept", "anew", "point"
@@ -121,11 +121,11 @@ async def require_backup(target: Store, *, make: bool = False) -> None:
     """Raise ConfigError unless a store is a backup or, with *make*, empty."""
     if await target.head(JOURNAL):
         return
-    tenants = [name for name in await target.tenants() if await keys_of(target, name)]
-    if tenants and await target.head(JOURNAL):  # the first run has just begun
+    keys = await keys_of(target)
+    if keys and await target.head(JOURNAL):  # the first run has just begun
         return
-    if tenants or not make:
-        what = "has sessions of its own" if tenants else "holds nothing"
+    if keys or not make:
+        what = "has sessions of its own" if keys else "holds nothing"
         raise ConfigError(
             f"{target.location} is no backup: it {what}; name the place of a backup",
             option="target",
@@ -181,17 +181,16 @@ class BackupView(SessionsView):
         """
         await require_backup(store)
         view = cls(store)
-        for tenant in await store.tenants():
-            for key in await keys_of(store, tenant):
-                if key == JOURNAL:
-                    continue
-                try:
-                    end = await end_of(store, key)
-                except CorruptRecordError as error:
-                    view.damaged[str(key)] = str(view._damage(key, error))
-                    continue
-                if end.point is not None:
-                    view._points[key] = (end.at, end.point)
+        for key in await keys_of(store):
+            if key == JOURNAL:
+                continue
+            try:
+                end = await end_of(store, key)
+            except CorruptRecordError as error:
+                view.damaged[str(key)] = str(view._damage(key, error))
+                continue
+            if end.point is not None:
+                view._points[key] = (end.at, end.point)
         return view
 
     @property
@@ -300,24 +299,20 @@ class BackupView(SessionsView):
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:
         """List the sessions that had pending items, or dead letters, at their newest points."""
-        await anyio.lowlevel.checkpoint()
         points = [(key, self._points[key][1]) for key in self.keys]
         return [key for key, point in points if (point.letters if dead_letters else point.posts)]
 
     async def receive(self, key: SessionKey, epoch: int, *, limit: int = 100) -> list[PendingItem]:
         """Return the items that were pending for a session."""
-        await anyio.lowlevel.checkpoint()
         point = self.point(key)
         return [] if point is None else point.posts[:limit]
 
     async def dead_letters(self, key: SessionKey) -> list[DeadLetter]:
         """Return a session's dead letters as of its newest point."""
-        await anyio.lowlevel.checkpoint()
         point = self.point(key)
         return [] if point is None else point.letters
 
     async def sessions(self, query: SessionQuery = ALL) -> list[SessionInfo]:
-        await anyio.lowlevel.checkpoint()
         return query.page(SessionInfo(key=key) for key in self.keys if key.tenant == query.tenant)
 
 
@@ -332,20 +327,15 @@ async def verify_backup(
         ConfigError: The store is not a backup.
 
     """
-    for pause in PAUSES:
-        before = await target.holder(JOURNAL)
-        report = await _verified(target, progress)
-        if not report.problems or _is_at_rest(before, await target.holder(JOURNAL)):
-            return report
-        await anyio.sleep(pause)
-    return await _verified(target, progress)
 
+    async def moment() -> object:
+        """Return the journal's epoch at rest; while a run writes, nothing is as it was."""
+        holder = await target.holder(JOURNAL)
+        is_held = holder is not None and not holder.released and holder.alive is not False
+        return object() if is_held else holder and holder.epoch
 
-def _is_at_rest(before: LeaseState | None, after: LeaseState | None) -> bool:
-    """Return whether no run wrote the backup between two looks at who holds its journal."""
-    if before is None or after is None:
-        return before is after
-    return before.epoch == after.epoch and (after.released or after.alive is False)
+    look = partial(_verified, target, progress)
+    return await undisturbed(moment, look, lambda report: bool(report.problems))
 
 
 async def _verified(

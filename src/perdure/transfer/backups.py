@@ -269,11 +269,10 @@ class _Run:
         if is_every:
             await self._bring_new(known, progress, is_every=True)
         gone = list[SessionKey]()
-        for tenant in await self.target.tenants():
-            for key in await keys_of(self.target, tenant):
-                with self._reported(key):
-                    if key not in known and await self._is_deleted(key):
-                        gone.append(key)
+        for key in await keys_of(self.target):
+            with self._reported(key):
+                if key not in known and await self._is_deleted(key):
+                    gone.append(key)
         # Second: what a session was renamed to is there before the old one is deleted.
         missing = await self._bring_new({*known, *gone}) if gone else None
         for key in gone:
@@ -321,8 +320,7 @@ class _Run:
 
     async def _listed(self) -> list[SessionKey]:
         """List what the source has now: sessions, and what was only posted to."""
-        tenants = await self.source.tenants()
-        keys = [key for tenant in tenants for key in await keys_of(self.source, tenant)]
+        keys = await keys_of(self.source)
         self._waiting = set(await self.source.sessions_with_pending_items())
         self._with_letters = set(await self.source.sessions_with_pending_items(dead_letters=True))
         return keys + sorted((self._waiting | self._with_letters).difference(keys))
@@ -546,7 +544,7 @@ class _Run:
         While the backup of a session is damaged, its references are unknown: that is reported.
         """
         view = await BackupView.of(self.target)
-        keys = await keys_of(self.target, tenant)
+        keys = await keys_of(self.target, [tenant])
         damaged = {str(key): view.damaged[str(key)] for key in keys if str(key) in view.damaged}
         named: set[str] = set()
         for key in [other for other in view.keys if other.tenant == tenant]:

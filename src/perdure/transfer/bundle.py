@@ -13,7 +13,8 @@ Epochs and owners are left out; sequence numbers keep a gap where the store had 
 A bundle is a file from anywhere. What it may cost is limited while it is read: a line's bytes, the
 numbers that it leaves out, which an import fills, a record's bytes with its media in place, and
 what an import holds until it writes it at once. Its log begins with nothing, or with documents
-whose blobs it has.
+and records whose blobs it has. A fork of before 0.1.0 begins with its parent's records, which the
+importer names.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections import Counter
-from typing import Any, TypeAlias, final
+from typing import final
 
 import msgspec
 
@@ -51,34 +52,55 @@ MISSING_PER_BYTE = 4
 """Limit of numbers that it may leave out: so many, and so many more for each of its bytes."""
 
 
-class BundleHeader(msgspec.Struct, frozen=True):
-    """First line: the session's key."""
+class Line(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """A line: of one kind, whose fields it has; the others are left out."""
 
-    key: SessionKey
-    format: int = 1
-
-
-class BundleBlob(msgspec.Struct, frozen=True):
-    """A blob, by the SHA-256 of its bytes."""
-
-    name: str
-    data: bytes
-
-
-class BundleDocument(msgspec.Struct, frozen=True):
-    """A document."""
-
-    name: str
-    document: Document
-
-
-class BundleFooter(msgspec.Struct, frozen=True):
-    """Last line: the bundle is complete."""
+    perdure_bundle: int | None = None
+    tenant: str | None = None
+    agent: str | None = None
+    session: str | None = None
+    dead_letter: DeadLetter | None = None
+    blob: str | None = None
+    document: str | None = None
+    as_of: int | None = None
+    text: str | None = None
+    data: str | None = None
+    n: int | None = None
+    k: str = ""
+    r: msgspec.Raw = msgspec.Raw(b"null")
+    end: int | bool = False
+    manifest: Manifest | None = None
+    sha256: str | None = None
 
 
-Item: TypeAlias = (
-    BundleHeader | DeadLetter | BundleBlob | Record | BundleDocument | Manifest | BundleFooter
-)
+def header_line(key: SessionKey, format: int = 1) -> Line:
+    """Return the first line, which names the session."""
+    return Line(perdure_bundle=format, tenant=key.tenant, agent=key.agent, session=key.session)
+
+
+def blob_line(name: str, data: bytes) -> Line:
+    """Return the line of a blob, which is named by the SHA-256 of its bytes."""
+    return Line(blob=name, data=base64.b64encode(data).decode())
+
+
+def record_line(record: Record) -> Line:
+    """Return the line of a record."""
+    return Line(n=record.seq, k=record.kind, r=msgspec.Raw(record.payload), end=record.end)
+
+
+def document_line(name: str, document: Document) -> Line:
+    """Return the line of a document: as text, if it is."""
+    line = Line(document=name, as_of=document.as_of_seq)
+    try:
+        line.text = document.data.decode()
+    except UnicodeDecodeError:
+        line.data = base64.b64encode(document.data).decode()
+    return line
+
+
+def manifest_line(manifest: Manifest) -> Line:
+    """Return the line of the documents' manifest."""
+    return Line(manifest=neutral(manifest))
 
 
 def neutral(manifest: Manifest) -> Manifest:
@@ -104,13 +126,6 @@ def base_record(origin: Origin, seq: int) -> Record:
     return Record(seq, 0, BASE, encode(Origin(cut=origin.cut, folded=origin.folded)), end=True)
 
 
-class _Record(msgspec.Struct, omit_defaults=True):
-    n: int
-    k: str
-    r: msgspec.Raw
-    end: bool = False
-
-
 @final
 class KeptItems:
     """Counts what an import holds in memory until the end."""
@@ -119,8 +134,11 @@ class KeptItems:
         self._bytes = Counter[str]()
         self._number = Counter[str]()
 
-    def excess(self, what: str, size: int) -> str:
-        """Return what there is too much of with one more of so many bytes; empty for nothing."""
+    def excess(self, line: Line, size: int) -> str:
+        """Return what there is too much of with a line of so many bytes; empty for nothing."""
+        if line.document is None and line.dead_letter is None:
+            return ""
+        what = "dead letters" if line.document is None else "documents"
         self._bytes[what] += size
         self._number[what] += 1
         if self._number[what] > MOST_ITEMS:
@@ -130,76 +148,34 @@ class KeptItems:
 
 @final
 class BundleWriter:
-    """Encoder of items to lines, with the running checksum."""
+    """Encoder of lines, with the running checksum."""
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
         self._lines = 0
 
-    def line(self, item: Item) -> bytes:
-        """Return an item's line, newline included.
+    def line(self, line: Line) -> bytes:
+        """Return a line's bytes, its end included.
 
         Raises:
             TooLargeError: It is longer than a bundle's line may be.
 
         """
-        line = encode(self._value(item)) + b"\n"
-        if len(line) > MOST_LINE:
+        data = encode(line) + b"\n"
+        if len(data) > MOST_LINE:
             raise TooLargeError(
-                f"a {type(item).__name__} takes a line of {len(line)} bytes, and a bundle's may "
-                f"have {MOST_LINE}: copy the session with `perdure migrate` or `perdure backup`",
-                size=len(line),
+                f"line {self._lines + 1} takes {len(data)} bytes, and a bundle's may have "
+                f"{MOST_LINE}: copy the session with `perdure migrate` or `perdure backup`",
+                size=len(data),
                 limit=MOST_LINE,
             )
-        self._hash.update(line)
+        self._hash.update(data)
         self._lines += 1
-        return line
+        return data
 
-    def _value(self, item: Item) -> Any:
-        match item:
-            case BundleFooter():
-                return {"end": self._lines, "sha256": self._hash.hexdigest()}
-            case BundleHeader(key, format_):
-                names = {"tenant": key.tenant, "agent": key.agent, "session": key.session}
-                return {"perdure_bundle": format_, **names}
-            case DeadLetter():
-                return {"dead_letter": item}
-            case BundleBlob(name, data):
-                return {"blob": name, "data": base64.b64encode(data).decode()}
-            case Record():
-                return _Record(item.seq, item.kind, msgspec.Raw(item.payload), item.end)
-            case BundleDocument(name, document):
-                return {"document": name, "as_of": document.as_of_seq, **_text(document.data)}
-            case Manifest():
-                return {"manifest": neutral(item)}
-
-
-def _text(data: bytes) -> dict[str, str]:
-    try:
-        return {"text": data.decode()}
-    except UnicodeDecodeError:
-        return {"data": base64.b64encode(data).decode()}
-
-
-class Line(msgspec.Struct, kw_only=True):
-    """Union of the fields of all kinds of lines."""
-
-    perdure_bundle: int | None = None
-    tenant: str = ""
-    agent: str = ""
-    session: str = ""
-    dead_letter: DeadLetter | None = None
-    blob: str | None = None
-    data: str | None = None
-    n: int | None = None
-    k: str = ""
-    r: msgspec.Raw = msgspec.Raw(b"null")
-    end: int | bool = False
-    document: str | None = None
-    as_of: int = 0
-    text: str | None = None
-    manifest: Manifest | None = None
-    sha256: str | None = None
+    def end(self) -> bytes:
+        """Return the last line, by which a bundle is complete."""
+        return self.line(Line(end=self._lines, sha256=self._hash.hexdigest()))
 
 
 def record_of(line: Line) -> Record:

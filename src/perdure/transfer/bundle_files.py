@@ -25,7 +25,7 @@ from perdure.errors import (
 )
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease, while_beating
 from perdure.records.json import BOM
-from perdure.records.keys import SessionKey, stored_key
+from perdure.records.keys import SessionKey, session_key, stored_key
 from perdure.records.manifest import Origin
 from perdure.records.posts import DeadLetter
 from perdure.records.records import HOLDER_KINDS, Record
@@ -34,7 +34,7 @@ from perdure.session.copier import copy_session
 from perdure.session.options import Limits, require_no_backup
 from perdure.session.reach import SALVAGE, Reach, ReachedBlob, lost_error, reach_of
 from perdure.session.stored import followed
-from perdure.store import Documents, Draft, Store, Taken, Terms, first_record
+from perdure.store import Documents, Draft, Store, Taken, Terms, first_record, record_at
 from perdure.transfer import bundle
 from perdure.transfer.views import BundleFile, BundleView
 
@@ -45,8 +45,8 @@ KEPT_BYTES: Final = 4 * 1024 * 1024
 """Bytes of blobs that are cached between the search for references and their export."""
 
 
-async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, None]:
-    """Yield a session as of now; it must exist.
+async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Line, None]:
+    """Yield the lines of a session as of now, but for the last one; it must exist.
 
     Raises:
         CorruptRecordError: The log, a document, a blob or a dead letter is lost or damaged.
@@ -78,7 +78,6 @@ async def items(store: Store, key: SessionKey) -> AsyncGenerator[bundle.Item, No
     # Deleted and created again while it was read, which no record read above need show.
     if generation != await _generation(store, key):
         raise _changed(key)
-    yield bundle.BundleFooter()
 
 
 async def items_of(
@@ -88,27 +87,27 @@ async def items_of(
     blobs: dict[str, bytes | None],
     records: AsyncGenerator[Record, None],
     documents: Documents,
-) -> AsyncGenerator[bundle.Item, None]:
-    """Yield the items of a session but for the last one; blobs without data are read."""
-    yield bundle.BundleHeader(key, 2 if letters else 1)
+) -> AsyncGenerator[bundle.Line, None]:
+    """Yield the lines of a session, but for the last one; blobs without data are read."""
+    yield bundle.header_line(key, 2 if letters else 1)
     for letter in letters:
-        yield letter
+        yield bundle.Line(dead_letter=letter)
     for name in sorted(blobs):
         data = blobs.pop(name)
         if data is None and (data := await store.get_blob(key.blobs, name)) is None:
             raise _changed(key)
-        yield bundle.BundleBlob(name, data)
+        yield bundle.blob_line(name, data)
     async with aclosing(records):
         async for record in records:
-            yield record
+            yield bundle.record_line(record)
     manifest = documents.manifest
     if manifest is not None:  # else the first fold is under way, and the log has it all
         for name, document in sorted(documents.found.items()):
-            yield bundle.BundleDocument(name, document)
+            yield bundle.document_line(name, document)
         base = manifest.base
         if base is not None:
             base = Origin(cut=base.cut, folded=base.folded) if base.cut else None
-        yield msgspec.structs.replace(manifest, base=base)
+        yield bundle.manifest_line(msgspec.structs.replace(manifest, base=base))
 
 
 async def _generation(store: Store, key: SessionKey) -> list[Any]:
@@ -282,17 +281,13 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     return await write_items(path, items(store, key))
 
 
-_KEPT: Final[dict[type, str]] = {bundle.BundleDocument: "documents", DeadLetter: "dead letters"}
-
-
-async def write_items(path: Path, items: AsyncGenerator[bundle.Item, None]) -> int:
-    """Write a bundle's items into a new file, and return the file's size in bytes."""
+async def write_items(path: Path, items: AsyncGenerator[bundle.Line, None]) -> int:
+    """Write a bundle's lines and the last one into a new file, and return its size in bytes."""
     writer, kept = bundle.BundleWriter(), bundle.KeptItems()
     async with new_file(path) as file, aclosing(items):
         async for item in items:
             line = writer.line(item)
-            what = _KEPT.get(type(item))
-            if what is not None and (excess := kept.excess(what, len(line))):
+            if excess := kept.excess(item, len(line)):
                 raise TooLargeError(
                     f"there are {excess}, which no import takes: copy the session with "
                     "`perdure migrate` or `perdure backup`",
@@ -300,6 +295,7 @@ async def write_items(path: Path, items: AsyncGenerator[bundle.Item, None]) -> i
                     limit=bundle.MOST_KEPT,
                 )
             await file.take(line)
+        await file.take(writer.end())
     return file.size
 
 
@@ -316,16 +312,21 @@ class WrittenSession(msgspec.Struct, frozen=True):
     """The one under which it was written."""
 
 
-async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None) -> WrittenSession:
+async def read_bundle(
+    store: Store, path: Path, *, key: SessionKey | None = None, parent: SessionKey | None = None
+) -> WrittenSession:
     """Import a bundle's session into a store that does not have it: all of it, or nothing.
 
     Args:
         store: An open store.
         path: The bundle.
         key: The session's key in the store. Default: the bundle's.
+        parent: The session in the store that the bundle continues. Only bundles of forks that a
+            release before 0.1.0 wrote need it: they lack their parent's records.
 
     Raises:
-        ConfigError: The store has a session of this key, or is a backup.
+        ConfigError: The store has a session of this key, or is a backup; or the bundle needs its
+            parent, and *parent* is None, or lacks the record that the fork begins after.
         CorruptRecordError: The bundle is damaged, or costs more than it may.
         InvalidArgumentError: The key is of perdure's own, and no scope.
         LeaseHeldError: Another process makes a session of this key.
@@ -345,6 +346,9 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
                 f"{store.location} has a session {key}: choose another id, or delete it first",
                 key=str(key),
             )
+        base = await _continued(store, key, file, parent)
+        view = BundleView(store, file, key, base)
+        head = await followed(view).head(key)
         watch = OwnerWatch(LeaseOptions(), anyio.current_time)
 
         async def put_letters(epoch: int) -> None:
@@ -353,17 +357,41 @@ async def read_bundle(store: Store, path: Path, *, key: SessionKey | None = None
 
         copy = partial(
             copy_session,
-            BundleView(store, file),
+            view,
             key,
             store,
             key,
-            draft=Draft(source=key, generation=0, up_to=file.head, purpose="restore"),
+            draft=Draft(source=key, generation=0, up_to=head, purpose="restore"),
             watch=watch,
             limits=Limits(),
             on_epoch=put_letters,
         )
         done = await while_beating(store, watch, copy)
         return WrittenSession(key, file.count, done.blobs, done.bytes, done.epoch)
+
+
+async def _continued(
+    store: Store, key: SessionKey, file: BundleFile, parent: SessionKey | None
+) -> Origin | None:
+    """Return what a bundle's log begins with, as it is in the store.
+
+    Only the caller says which session a bundle continues: else whoever writes one could read any.
+    """
+    base = file.base
+    if base is None or base.parent is None:
+        return base
+    point = None
+    if parent is not None and parent.tenant == key.tenant:
+        session_key(parent.agent)
+        point = await record_at(followed(store), parent, base.at)
+    if point is None:
+        raise ConfigError(
+            f"{file.path} is a fork of a release before 0.1.0, and continues record {base.at} of "
+            f"{base.parent}: import that session into {store.location} first, for the same tenant, "
+            f"and name it with --parent {(parent or base.parent).agent}, or parent=",
+            option="parent",
+        )
+    return msgspec.structs.replace(base, parent=parent, epoch=point.epoch)
 
 
 async def is_bundle(path: Path) -> bool:

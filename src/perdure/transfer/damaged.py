@@ -29,8 +29,8 @@ from perdure.transfer.bundle_files import (
     write_items,
 )
 
-ONE_BY_ONE: Final = 1000
-"""Records that are tried one by one after damage, before the step size doubles."""
+UNKNOWN: Final = 1000
+"""Records that are tried after damage where nothing says how many there are."""
 
 
 class MissingRecords(msgspec.Struct, frozen=True):
@@ -106,8 +106,8 @@ class _Salvaging:
         self._key = key
         self.report = Salvage(key=key)
 
-    async def items(self) -> AsyncGenerator[bundle.Item, None]:
-        """Read all of the session once, and fill the report; then yield the bundle's items."""
+    async def items(self) -> AsyncGenerator[bundle.Line, None]:
+        """Read all of the session once, and fill the report; then yield the bundle's lines."""
         report = self.report
         documents = await self._documents()
         try:
@@ -139,7 +139,6 @@ class _Salvaging:
         async with aclosing(items):
             async for item in items:
                 yield item
-        yield bundle.BundleFooter()
 
     async def _documents(self) -> Documents:
         """Return the intact documents, and the manifest of these alone."""
@@ -197,40 +196,23 @@ class _Salvaging:
             except CorruptRecordError as error:
                 reason = str(error).partition("; ")[0]
                 next_seq = error.facts.get("next")
-                following = next_seq if isinstance(next_seq, int) else await self._next_readable(at)
-            # In a larger read, damage after this record may hide it: read it alone.
-            found = await self._one(following) if following else None
+                found = await self._next(next_seq - 1 if isinstance(next_seq, int) else at)
             if found is None:
                 break
-            if following > at + 1:
-                yield MissingRecords(at + 1, following - 1, reason)
-            at = following
+            if found.seq > at + 1:
+                yield MissingRecords(at + 1, found.seq - 1, reason)
+            at = found.seq
             yield found
         if at < self.report.head:
             yield MissingRecords(at + 1, self.report.head, reason)
 
-    async def _next_readable(self, at: int) -> int:
-        """Return the number of the first readable record after *at*, 0 for none.
+    async def _next(self, at: int) -> Record | None:
+        """Return the first readable record after *at*, None for none.
 
-        After many that cannot be read, only some are tried, and then those in between.
+        Each is read alone: in a larger read, damage after it may hide it.
         """
-        last = self.report.head or at + ONE_BY_ONE
-        low, step = at, 1
-        while low + step <= last and await self._one(low + step) is None:
-            low += step
-            step *= 2 if low - at >= ONE_BY_ONE else 1
-        high = min(low + step, last + 1)
-        while high - low > 1:
-            middle = (low + high) // 2
-            if await self._one(middle) is None:
-                low = middle
-            else:
-                high = middle
-        return high if high <= last else 0
-
-    async def _one(self, seq: int) -> Record | None:
-        log = self._store.read_log(self._key, after=seq - 1, before=seq + 1, limit=1)
-        try:
-            return await first_record(log, lambda record: record.seq == seq)
-        except CorruptRecordError:
-            return None
+        for after in range(at, self.report.head or at + UNKNOWN):
+            with suppress(CorruptRecordError):
+                log = self._store.read_log(self._key, after=after, limit=1)
+                return await first_record(log)
+        return None

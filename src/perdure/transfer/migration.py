@@ -124,7 +124,7 @@ async def _move_all(
     source, target, report = mover.source, mover.target, mover.report
     for store in (source, target):
         await require_no_backup(store)
-    keys = await _listed(source, tenants)
+    keys = await keys_of(source, tenants)
     report.sessions = len(keys)
     mover.behind = {
         *await source.sessions_with_pending_items(),
@@ -133,7 +133,7 @@ async def _move_all(
     others = {key for key in mover.behind if tenants is None or key.tenant in tenants}
     mover.behind.update(await target.sessions_with_pending_items(dead_letters=True))
     # And those that the source has deleted since an earlier run.
-    for key in await _listed(target, tenants):
+    for key in await keys_of(target, tenants):
         holder = await source.holder(key)
         if holder is not None and holder.deleted:
             others.add(key)
@@ -166,16 +166,14 @@ async def each_session(
     await each(keys, one, at_once=AT_ONCE)
 
 
-async def _listed(store: Store, tenants: Sequence[str] | None) -> list[SessionKey]:
-    names = await store.tenants() if tenants is None else tenants
-    return [key for tenant in names for key in await keys_of(store, tenant)]
-
-
-async def keys_of(store: Store, tenant: str) -> list[SessionKey]:
-    """List all sessions of a tenant."""
-    require_filters(tenant=tenant)
-    async with contextlib.aclosing(tenant_sessions(store, tenant)) as listed:
-        return [info.key async for info in listed]
+async def keys_of(store: Store, tenants: Sequence[str] | None = None) -> list[SessionKey]:
+    """List all sessions of these tenants; of all tenants for None."""
+    keys: list[SessionKey] = []
+    for tenant in await store.tenants() if tenants is None else tenants:
+        require_filters(tenant=tenant)
+        async with contextlib.aclosing(tenant_sessions(store, tenant)) as listed:
+            keys += [info.key async for info in listed]
+    return keys
 
 
 # What becomes of a session
@@ -454,7 +452,7 @@ class _Mover:
             )
 
     async def _remove(self, key: SessionKey, found: Found) -> None:
-        """Delete the target's session; what was posted to it there goes by way of the source."""
+        """Delete the target's session; what was posted to it there goes on waiting."""
         await require_unread(followed(self.target), self.target, key)
         async with self._lease(key, found.theirs) as grant:
             if own := await self._not_in_source(key, copies=False):
@@ -467,8 +465,8 @@ class _Mover:
                     count=len(own),
                 )
             keep_posts = not found.ours.deleted
-            if keep_posts:
-                await self._keep_own_posts(key, grant.epoch)
+            if keep_posts and (copied := await self._copied_posts(key, grant.epoch)):
+                await self.target.ack(key, grant.epoch, copied)
             await self.target.delete(key, grant.epoch, keep_posts=keep_posts)
 
     async def _note_equal(self, key: SessionKey, found: Found) -> None:
@@ -486,19 +484,16 @@ class _Mover:
         await self._move_letters(key, why)
         return why
 
-    async def _keep_own_posts(self, key: SessionKey, epoch: int) -> None:
-        """Have the source keep what was posted in the target, which then comes from there."""
-        waiting = await self.target.receive(key, epoch, limit=bundle_files.ALL)
-        own = [
-            item
-            for item in waiting
-            if item.kind != FORK and not await self._receipts.has("post", key, item.op_id)
+    async def _copied_posts(self, key: SessionKey, epoch: int) -> list[str]:
+        """Return the op ids that wait in the target and came from the source, and notes of forks.
+
+        The source posts again what still waits there, and what it has taken is in its log.
+        """
+        return [
+            item.op_id
+            for item in await self.target.receive(key, epoch, limit=bundle_files.ALL)
+            if item.kind == FORK or await self._receipts.has("post", key, item.op_id)
         ]
-        if own:
-            await self.source.enqueue(key, own)
-            self.behind.add(key)
-        if waiting:
-            await self.target.ack(key, epoch, [item.op_id for item in waiting])
 
     async def _post(self, key: SessionKey, why: list[str]) -> None:
         """Post what waits in the source to the target; the op id makes a repeat a no-op."""

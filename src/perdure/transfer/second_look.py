@@ -80,24 +80,33 @@ async def look_again(
         is_wrong: Says whether what a look saw speaks against the session.
 
     """
+    return await undisturbed(lambda: moment_of(store, key), look, is_wrong)
+
+
+async def undisturbed(
+    moment: Callable[[], Awaitable[object]],
+    look: Callable[[], Awaitable[T]],
+    is_wrong: Callable[[T], bool],
+) -> T:
+    """Look again at anything; *moment* returns what differs after every change of it."""
     for pause in PAUSES:
-        before = await _seen(store, key)
+        before = await _seen(moment)
         try:
             seen = await look()
         except StoreUnavailableError:  # it may be in the middle of a takeover
             pass
         except PerdureError:
-            if before == await _seen(store, key):
+            if before == await _seen(moment):
                 raise
         else:
-            if not is_wrong(seen) or before == await _seen(store, key):
+            if not is_wrong(seen) or before == await _seen(moment):
                 return seen
         await anyio.sleep(pause)
     return await look()
 
 
-async def _seen(store: Store, key: SessionKey) -> Moment | str:
+async def _seen(moment: Callable[[], Awaitable[object]]) -> object:
     try:
-        return await moment_of(store, key)
+        return await moment()
     except PerdureError as error:
         return str(error)

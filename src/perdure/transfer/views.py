@@ -23,7 +23,7 @@ from perdure.errors import (
 )
 from perdure.memory.documents import InboxTakenPayload
 from perdure.records.chunks import name_of
-from perdure.records.json import MAX_RECORD_BYTES, as_utf8, decode, require_utf8
+from perdure.records.json import MAX_RECORD_BYTES, as_utf8, decode, encode, require_utf8
 from perdure.records.keys import SessionKey, stored_key
 from perdure.records.manifest import FoldedDocument, Manifest, Origin
 from perdure.records.media import LIFTED_KINDS, filled_bytes, referred, severed
@@ -143,6 +143,8 @@ class BundleFile:
         """Key in its first line."""
         self.count: int = 0
         """Number of its records."""
+        self.base: Origin | None = None
+        """The newest origin that its log names, else its manifest's."""
         self.documents: Documents = Documents()
         """None unless all of them are there, as they were when they were folded."""
 
@@ -194,10 +196,10 @@ class BundleFile:
         if (self._lines == 0) != (line.perdure_bundle is not None):
             raise self._corrupt("a bundle begins with a line that names its session, once")
         try:
-            excess = self._take_item(line, size)
+            self._take_item(line, size)
         except InvalidArgumentError as error:
             raise self._corrupt(str(error)) from None
-        if excess:
+        if excess := self._kept.excess(line, size):
             raise self._corrupt(f"there are {excess}", _NO_EXPORT)
         if line.n is not None:
             self._runs[-1].sha256.update(data)
@@ -205,30 +207,27 @@ class BundleFile:
         self._lines += 1
         self._at += size
 
-    def _take_item(self, line: bundle.Line, size: int) -> str:
-        """Take in a line by its kind, and return what there is too much of."""
+    def _take_item(self, line: bundle.Line, size: int) -> None:
+        """Take in a line by its kind."""
         if line.perdure_bundle is not None:
             self._take_header(line, line.perdure_bundle)
         elif line.n is not None:
             self._take_record(line, line.n, size)
         elif line.dead_letter is not None:
             self._letters.append(line.dead_letter)
-            return self._kept.excess("dead letters", size)
         elif line.blob is not None:
             data = self._bytes(line)
             if name_of(data) != line.blob:
                 raise self._corrupt(f"the blob {line.blob} does not match its name")
             self._blobs[line.blob] = _Place(self._at, size, len(data))
         elif line.document is not None:
-            document = Document(self._bytes(line), line.as_of)
+            document = Document(self._bytes(line), line.as_of or 0)
             self._require_media(document.data)
             self._documents[line.document] = document
-            return self._kept.excess("documents", size)
         elif line.manifest is not None:
             self._take_manifest(line.manifest)
         else:
             self._take_footer(line)
-        return ""
 
     def _take_record(self, line: bundle.Line, seq: int, size: int) -> None:
         if line.k in HOLDER_KINDS:
@@ -251,7 +250,8 @@ class BundleFile:
         try:  # what an import reads of them
             if line.k == BASE:
                 # A log that begins with documents has it at the number of the last removed one.
-                self._cut = self._origin(decode(record.payload, Origin), seq).cut
+                self.base = self._origin(decode(record.payload, Origin), seq)
+                self._cut = max(self.base.cut - self.base.at, 0)
             elif line.k == TAKEN:
                 decode(record.payload, InboxTakenPayload)
         except CorruptRecordError as error:
@@ -276,23 +276,25 @@ class BundleFile:
         self._require_whole()
         self._leave_out(manifest.as_of_seq + 1)
         if manifest.base is not None:
-            self._origin(manifest.base, manifest.as_of_seq)
+            base = self._origin(manifest.base, manifest.as_of_seq)
+            self.base = self.base or base  # a log's own is as new, or newer
         self._manifest = manifest
 
     def _origin(self, base: Origin, head: int) -> Origin:
-        """Return an origin, and refuse one that names more than documents, or a later record."""
-        if base.at or base.parent or base.kept or base.moved:
-            raise self._corrupt(
-                "it is of a fork, copy or rename of a release before 0.1.0",
-                "make the session plain with `perdure migrate`, and export it there",
-            )
-        if base.folded and base.folded not in self._blobs:
-            raise self._corrupt(
-                f"the session begins with the blob {base.folded}, which is not in it"
-            )
-        if not 0 <= base.cut <= head:
-            raise self._corrupt(f"its log does not begin after record {base.cut}")
-        return base
+        """Return an origin, and refuse one of a later record, or of blobs that are not there.
+
+        Only a release before 0.1.0 wrote one with a number *at*: what comes before that is another
+        session's, or kept in blobs, or was removed.
+        """
+        for name in filter(None, (base.kept, base.folded)):
+            if name not in self._blobs:
+                raise self._corrupt(f"the session begins with the blob {name}, which is not in it")
+        is_there = base.parent is not None or bool(base.kept) or base.at <= base.cut
+        is_one = self.base is None or self.base.at == base.at
+        is_number = 0 <= base.at <= bundle.MOST_SEQ and 0 <= base.cut <= base.at + head
+        if not (is_there and is_one and is_number):
+            raise self._corrupt(f"its log does not begin after record {max(base.at, base.cut)}")
+        return base if base.at else Origin(cut=base.cut, folded=base.folded)
 
     def _require_whole(self) -> None:
         if not self._is_whole:
@@ -311,7 +313,7 @@ class BundleFile:
                 f"{bundle.FORMAT}: use a newer release",
                 path=self.path,
             )
-        self.key = stored_key(line.agent, line.session, line.tenant)
+        self.key = stored_key(line.agent or "", line.session or "", line.tenant or "")
 
     def _take_footer(self, line: bundle.Line) -> None:
         if line.sha256 is None:
@@ -429,38 +431,62 @@ class BundleFile:
 
 @final
 class BundleView(SessionsView):
-    """A bundle's session as a store has it, under any key.
+    """A store, and in it a bundle's session.
 
     Args:
         store: The store that the session goes into, which has no such session.
         file: The bundle.
+        key: The session's key in the view.
+        base: What comes before its log: that of a fork of before 0.1.0 is a session of the store.
 
     """
 
-    def __init__(self, store: Store, file: BundleFile) -> None:
+    def __init__(
+        self, store: Store, file: BundleFile, key: SessionKey, base: Origin | None
+    ) -> None:
         super().__init__(store)
         self._file = file
+        self._key = key
+        self._base = base
 
-    def records(
+    def read_log(self, key: SessionKey, **span: Any) -> AsyncGenerator[LogChunk, None]:
+        if key != self._key:
+            return self.inner.read_log(key, **span)
+        return super().read_log(key, **span)
+
+    async def records(
         self, key: SessionKey, after: int, before: int, *, reverse: bool
     ) -> AsyncGenerator[Record, None]:
-        return self._file.records(after, before, reverse=reverse)
+        async with aclosing(self._file.records(after, before, reverse=reverse)) as records:
+            async for record in records:
+                if record.kind == BASE:  # only the newest counts
+                    yield msgspec.structs.replace(record, payload=encode(self._base))
+                else:
+                    yield record
 
     async def head(self, key: SessionKey) -> int:
-        return self._file.head
+        return self._file.head if key == self._key else await self.inner.head(key)
 
     async def read_documents(
         self, key: SessionKey, names: Collection[str] | None = None
     ) -> Documents:
         """Read documents: they have the bundle's own key in them, and are none's of another."""
+        if key != self._key:
+            return await self.inner.read_documents(key, names)
         have = self._file.documents
         if have.manifest is None or key != self._file.key:
             return Documents()
         wanted = have.found if names is None else names
-        return Documents(have.manifest, {n: d for n, d in have.found.items() if n in wanted})
+        manifest = msgspec.structs.replace(have.manifest, base=have.manifest.base and self._base)
+        return Documents(manifest, {n: d for n, d in have.found.items() if n in wanted})
 
     async def holder(self, key: SessionKey) -> LeaseState | None:
-        return LeaseState(1, "", released=True)
+        is_file = key == self._key
+        return LeaseState(1, "", released=True) if is_file else await self.inner.holder(key)
 
     async def get_blob(self, tenant: str, name: str) -> bytes | None:
-        return await self._file.blob(name)
+        parent = None if self._base is None else self._base.parent
+        blob = await self._file.blob(name)
+        if blob is None and parent is not None:
+            return await self.inner.get_blob(parent.blobs, name)
+        return blob

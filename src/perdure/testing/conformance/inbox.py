@@ -108,12 +108,6 @@ class InboxConformance(Suite):
         seven = await store.receive(KEY, writer.epoch, limit=7)
         assert [item.op_id for item in seven] == wanted[:7]
 
-    async def test_taking_leaves_it_there(self, store: Store) -> None:
-        writer = await hold(store)
-        await store.enqueue(KEY, posted("a"))
-        for _ in range(2):
-            assert await received(writer) == ["a"]
-
     async def test_an_op_id_that_waits_is_not_posted_again(
         self, store: Store, other: Store
     ) -> None:

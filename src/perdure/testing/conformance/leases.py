@@ -57,13 +57,6 @@ class LeaseConformance(Suite):
         assert not theirs.deleted
         assert theirs.alive is not False
 
-    async def test_an_epoch_is_given_once(self, store: Store, other: Store) -> None:
-        await take(store)
-        for late in (store, other):
-            await refused(late, after=0)
-        assert (await take_after(other, KEY, after=1)).epoch == 2
-        await refused(store, after=1)
-
     @pytest.mark.parametrize(
         "life",
         ["never", "held", "released", "deleted", "draft", "left", "own", "own draft"],
@@ -134,11 +127,6 @@ class LeaseConformance(Suite):
             assert found.after <= (found.documents.log_after or 0)
         waiting = await store.receive(KEY, taken.epoch)
         assert found.may_have_items or not waiting
-
-    async def test_an_epoch_that_is_not_there_cannot_be_followed(self, store: Store) -> None:
-        await refused(store, after=5)
-        assert (await take(store)).epoch == 1
-        await refused(store, after=5)
 
     async def test_a_race_has_exactly_one_winner(self, open_store: OpenStore) -> None:
         racers = [await open_store(f"racer-{n}") for n in range(4)]
@@ -328,12 +316,6 @@ class LeaseConformance(Suite):
 
 
 LONG = 60.0
-
-
-async def refused(store: Store, after: int) -> None:
-    """Try to take a session after an epoch that is not its newest."""
-    with pytest.raises(LeaseHeldError):
-        await take_after(store, KEY, after=after)
 
 
 async def _acquire_lease(
