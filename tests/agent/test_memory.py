@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -275,6 +276,7 @@ async def test_a_kill_after_a_compaction_gives_the_same_context(
             for number in range(5):
                 await agent.ask(str(number))
             expected = agent.session.context()
+            assert agent.memory.system_prompt_sha256 == hashlib.sha256(b"p").hexdigest()
             left = world.killed()
     async with left.connect() as sessions:
         async with await AgentFactory(sessions).restore_agent("a", config) as agent:

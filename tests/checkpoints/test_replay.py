@@ -99,6 +99,12 @@ def test_it_counts_decisions_and_capabilities_by_name() -> None:
     assert report.capabilities["disk"].used == 1
 
 
+def test_a_decision_without_a_label_has_an_empty_name() -> None:
+    row = Replay("record", gapless=True).feed(1, 1, event(1, "custom"))
+    assert row is not None
+    assert (row.what, row.name) == ("decision", "")
+
+
 def test_a_report_stays_small_whatever_happens() -> None:
     replay = Replay("record", gapless=True)
     for n in range(5000):
