@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import re
 import shutil
 import signal
 import sys
@@ -107,7 +108,8 @@ def pytest_collection() -> Generator[None, object, object]:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let no async test pass by without a loop under it; leave out what says nothing new."""
-    items[:] = [item for item in items if not on_trio(item, "never")]
+    twice = seen_on_trio(items)
+    items[:] = [item for item in items if item not in twice and not on_trio(item, "never")]
     for item in items:
         if on_trio(item, "deep") or runs_on_trio(item) and is_above_the_loop(item):
             item.add_marker(pytest.mark.deep)
@@ -135,6 +137,34 @@ def is_above_the_loop(item: pytest.Item) -> bool:
     """Whether what is tested meets the event loop only through what other tests hold to it."""
     path = item.path.relative_to(ROOT / "tests")
     return not ABOVE_THE_LOOP.isdisjoint({path.parts[0], path.as_posix()})
+
+
+STORES = ("memory", "file", "sqlite", "postgres", "redis", "s3")
+"""Stores as the parameters of tests name them."""
+
+
+def seen_on_trio(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Return tests above the loop that are on trio with one store already.
+
+    Each store is on trio by itself, in `tests/conformance` and in `tests/stores`.
+    """
+    first: dict[object, int] = {}
+    ranks: dict[pytest.Item, tuple[object, int]] = {}
+    for item in items:
+        if not runs_on_trio(item) or not is_above_the_loop(item) or is_about_stores(item):
+            continue
+        params = item.callspec.params.values()  # type: ignore[attr-defined]
+        stores = [STORES.index(one) for one in params if isinstance(one, str) and one in STORES]
+        others = tuple(re.split(rf"\b(?:{'|'.join(STORES)})\b", item.nodeid))
+        if stores:
+            ranks[item] = (others, stores[0])
+            first[others] = min(stores[0], first.get(others, stores[0]))
+    return {item for item, (others, rank) in ranks.items() if rank > first[others]}
+
+
+def is_about_stores(item: pytest.Item) -> bool:
+    path = item.path.relative_to(ROOT / "tests")
+    return path.parts[0] == "stores" and path.parts[1] != "wrapped"
 
 
 def is_async(item: pytest.Function) -> bool:

@@ -165,6 +165,15 @@ def test_removing_says_what_was_there(folder: Folder) -> None:
     assert folder.remove_folder("full") is True
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+def test_touching_leaves_no_file_open(folder: Folder) -> None:
+    folder.replace("a", b"")
+    before = os.listdir("/proc/self/fd")
+    for _ in range(8):  # a thread of before may close one
+        folder.touch("a", 1234.5)
+    assert len(os.listdir("/proc/self/fd")) <= len(before)
+
+
 def test_touching_sets_the_time(folder: Folder) -> None:
     folder.replace("a", b"")
     folder.touch("a", 1234.5)

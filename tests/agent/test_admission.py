@@ -515,7 +515,10 @@ async def test_no_message_is_dropped_for_another_one(
         model.go.set()
     async with left.agent(configured()) as agent:
         assert [one.message.text for one in agent.unfinished] == ["one", "two", "three"]
-        assert await agent.dismiss() == 3
+        second = agent.unfinished[1].id
+        assert await agent.dismiss(second, "nobody") == 1
+        assert [one.message.text for one in agent.unfinished] == ["one", "three"]
+        assert await agent.dismiss() == 2
         assert await agent.ask("four") == "You said: four"
 
 

@@ -279,13 +279,15 @@ async def test_a_new_conversation_knows_what_the_one_before_has_begun(
     left = await killed_amid(memory_world, configured, Mail(), "ask")
     async with left.connect() as sessions:
         anew = PersistentSession(load_on_create=False)
-        made = Agent.create("ada", config=configured(), sessions=sessions, persistent_session=anew)
+        config = configured(on_unfinished="resume")
+        made = Agent.create("ada", config=config, sessions=sessions, persistent_session=anew)
         async with made as agent:
             assert [one.tool for one in agent.unknown_effects] == ["send_mail"]
             assert [one.message.text for one in agent.unfinished] == ["mail bea"]
             await agent.ask("something else")
             assert agent.unfinished == ()
-    config = configured(on_unfinished="resume")
+            said = [one.text for one in agent.session.context()]
+            assert said == ["something else", "You said: something else"]
     async with left.agent(config) as agent:
         assert [one.tool for one in agent.unknown_effects] == ["send_mail"]
         assert [one.text for one in agent.session.context()][0] == "something else"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,21 @@ async def test_a_compaction_that_fails_blocks_the_model_and_stays_asked_for(
     assert sum(isinstance(event, TurnFailed) for event in told) == 1
 
 
+async def test_a_compaction_that_nobody_asked_for_and_that_fails_is_asked_for(
+    world: World, configured: Configure
+) -> None:
+    """A message was too long for the budget: it may be gone when the next one comes."""
+    config = configured(model=ScriptedModel(lambda _: "ok"), compaction=SMALL, summarizer=Fails())
+    async with world.connect() as sessions:
+        async with await AgentFactory(sessions).create_agent(config, agent_id="a") as agent:
+            for _ in range(2):
+                await agent.ask("short")
+            assert not agent.memory.compaction_required
+            with pytest.raises(CompactionError):
+                await agent.ask(LONG * 4)
+            assert agent.memory.compaction_required
+
+
 async def test_a_kill_after_a_compaction_gives_the_same_context(
     world: World, configured: Configure
 ) -> None:
@@ -260,6 +276,7 @@ async def test_a_kill_after_a_compaction_gives_the_same_context(
             for number in range(5):
                 await agent.ask(str(number))
             expected = agent.session.context()
+            assert agent.memory.system_prompt_sha256 == hashlib.sha256(b"p").hexdigest()
             left = world.killed()
     async with left.connect() as sessions:
         async with await AgentFactory(sessions).restore_agent("a", config) as agent:

@@ -402,6 +402,35 @@ async def test_what_a_failing_model_had_said_is_kept_and_marked(
     assert (last.text, bytes(last.extra["perdure_interrupted"])) == ("half", b"true")
 
 
+async def test_a_stream_that_fails_is_closed(memory_world: World, configured: Configure) -> None:
+    class Stream:
+        closed = False
+
+        def __aiter__(self) -> Any:
+            return self
+
+        async def __anext__(self) -> Chunk:
+            raise ConnectionError("gone")
+
+        async def aclose(self) -> None:
+            await anyio.sleep(0)
+            self.closed = True
+
+    class Streams:
+        def __init__(self) -> None:
+            self.made: list[Stream] = []
+
+        def stream(self, messages: Any, tools: Any) -> Any:
+            self.made.append(Stream())
+            return self.made[-1]
+
+    model = Streams()
+    async with memory_world.agent(configured(model=model)) as agent:
+        with pytest.raises(ConnectionError):
+            await agent.ask("go")
+        assert [stream.closed for stream in model.made] == [True]
+
+
 async def test_a_model_that_calls_tools_without_end_is_stopped(
     memory_world: World, configured: Configure
 ) -> None:

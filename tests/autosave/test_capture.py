@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 
 import anyio
+import pytest
 from hypothesis import given, strategies as st
 
 from perdure.autosave.core import as_group, size_of, whole_groups
 from perdure.autosave.tracked import OVERHEAD, Tracked
+from perdure.errors import LeaseLostError
 from perdure.records.records import Entry
 from tests.autosave.rigs import Rig, rig
 
@@ -44,6 +46,30 @@ def test_a_group_ends_once_at_its_end(group: list[Entry]) -> None:
 
 def test_a_record_weighs_more_than_its_payload() -> None:
     assert size_of([entry(10, end=True), entry(0, end=True)]) == 10 + 2 * OVERHEAD
+
+
+async def test_a_session_that_ended_before_its_turn_to_be_asked_is_not_asked() -> None:
+    asked = 0
+    async with rig(autosave=None) as r:
+        t = r.track()
+
+        async def contribute() -> None:
+            nonlocal asked
+            asked += 1
+            await anyio.sleep(1)
+
+        async def save() -> None:
+            with pytest.raises(LeaseLostError):
+                await r.saver.save(t)
+
+        t.before_capture = contribute
+        r.append(t)
+        async with anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(save)
+            await anyio.sleep(0.5)
+            r.saver.lose(t)
+    assert asked == 1
 
 
 async def test_nothing_is_kept_of_a_session_whose_contributors_were_asked() -> None:

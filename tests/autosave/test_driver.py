@@ -208,6 +208,19 @@ async def test_without_timers_only_boundaries_save() -> None:
         assert (await r.saver.aclose(within(1, 0))).clean
 
 
+async def test_a_flush_waits_for_what_was_there_and_nothing_later() -> None:
+    async with rig(InlineStore(latency=(1.0,)), autosave=None) as r:
+        t = r.track()
+        r.append(t)
+        zero = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            group.start_soon(r.saver.flush)
+            await anyio.sleep(0.5)
+            r.append(t)
+        assert anyio.current_time() == zero + 1
+        assert (r.stored(t), t.durable, t.version) == (1, 1, 2)
+
+
 async def test_tuning_takes_effect_on_what_is_unsaved() -> None:
     async with rig(autosave=Autosave(debounce=20, max_delay=30)) as r:
         mine, other = r.track("mine"), r.track("other", autosave=Autosave(debounce=20))

@@ -99,6 +99,12 @@ def test_it_counts_decisions_and_capabilities_by_name() -> None:
     assert report.capabilities["disk"].used == 1
 
 
+def test_a_decision_without_a_label_has_an_empty_name() -> None:
+    row = Replay("record", gapless=True).feed(1, 1, event(1, "custom"))
+    assert row is not None
+    assert (row.what, row.name) == ("decision", "")
+
+
 def test_a_report_stays_small_whatever_happens() -> None:
     replay = Replay("record", gapless=True)
     for n in range(5000):
@@ -171,6 +177,30 @@ async def test_an_event_put_in_between_is_found(tmp_path: Path) -> None:
         assert view is not None
         with pytest.raises(ReplayDivergedError, match="time 3 comes after"):
             await view.events.replay(strict=True)
+
+
+async def test_a_replay_from_a_checkpoint_tells_of_the_later_ones(tmp_path: Path) -> None:
+    place = tmp_path / "kept"
+    async with perdure.connect(place) as sessions:
+        await told(sessions)
+    async with perdure.connect(store := perdure.store_for(place)) as sessions:
+        records = [
+            record
+            async for chunk in store.read_log(perdure.SessionKey("ada"))
+            for record in chunk.records
+        ]
+        fourth = next(
+            made
+            for record in records
+            if record.kind == CHECKPOINT and (made := json.loads(record.payload)).get("id") == 4
+        )
+        await forge(store, "ada", Entry(CHECKPOINT, json.dumps({**fourth, "label": "x"}).encode()))
+        view = await sessions.load("ada")
+        assert view is not None
+        for since in (2, 3, 4, 5):
+            report = await view.events.replay(since=since)
+            is_told = any("checkpoint 4" in problem for problem in report.problems)
+            assert is_told == (since < 4), (since, report.problems)
 
 
 # the pair of files

@@ -24,10 +24,3 @@ def test_a_kill_at_any_step_of_a_compaction_leaves_the_memory_of_a_run_without_i
     assert summary["acknowledged"] == summary["kills"] >= 15
     assert summary["cuts"] >= 2
     assert summary["items"] >= 5
-
-
-def test_a_kill_at_a_step_of_a_compaction_on_trio_leaves_the_same_memory() -> None:
-    """S1-14: every tenth step; ``--backend trio`` alone takes them all."""
-    summary = crash("compaction", "--backend", "trio", "--every", "10")
-    assert summary["problems"] == []
-    assert summary["acknowledged"] == summary["kills"] >= 8

@@ -66,17 +66,10 @@ def test_a_rollback_is_wholly_there_or_not_at_all() -> None:
     assert summary["not_at_all"] >= 2
 
 
-@pytest.mark.parametrize("how", [["--runner", "asyncio"], ["--bare"]], ids=["sessions", "bare"])
+@pytest.mark.parametrize("how", [["--bare"], ["--store", "encrypted"]], ids=["bare", "encrypted"])
 def test_a_kill_under_load_loses_nothing(how: list[str]) -> None:
+    """Sessions on files and on SQLite are in `test_samples.py`."""
     summary = crash("kill", "--cycles", "6", *how)
-    assert summary["problems"] == []
-    assert summary["kills"] == summary["cycles"] == 6
-    assert summary["acknowledged"] >= 5 * summary["cycles"]
-
-
-@pytest.mark.parametrize("store", ["sqlite", "encrypted"])
-def test_a_kill_under_load_loses_nothing_of_another_store(store: str) -> None:
-    summary = crash("kill", "--cycles", "6", "--store", store)
     assert summary["problems"] == []
     assert summary["kills"] == summary["cycles"] == 6
     assert summary["acknowledged"] >= 5 * summary["cycles"]
@@ -174,9 +167,11 @@ def test_readers_beside_a_folding_writer_see_whole_prefixes() -> None:
 
 @pytest.mark.parametrize("scenario", ["acquire", "unsynced", "fold", "release", "roll", "delete"])
 def test_a_cut_of_power_after_any_call_loses_nothing(scenario: str) -> None:
-    summary = crash("cuts", "--scenario", scenario, "--limit", "200")  # few of them tell
+    # Of a fold's states two may tell that a sync is missing.
+    limit = 1000 if scenario == "fold" else 200
+    summary = crash("cuts", "--scenario", scenario, "--limit", str(limit))
     assert summary["problems"] == []
-    assert summary["opened"] == min(200, summary["states"])
+    assert summary["opened"] == min(limit, summary["states"])
     assert summary["with_promises"] > 40
 
 

@@ -104,8 +104,9 @@ there.wait()
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("scheme", ["file", "sqlite"])
+@pytest.mark.parametrize(
+    ("scheme", "way"), [*(("file", way) for way in WAYS), ("sqlite", "the loop was stopped")]
+)
 def test_what_nobody_closed_is_saved_at_exit_and_told(
     scheme: str, way: str, tmp_path: Path
 ) -> None:

@@ -72,7 +72,7 @@ properties
 no-longest-delay  Schedule.due_at : drop assign due 3
 longest-delay-at-the-next-change  Schedule.due_at : set assign due 3 min(due, first + o.max_delay * t.earliness) if first + o.max_delay < t.last_at else due
 clean-once-written  Core._ok : set assign t.durable 1 t.version && Core._ok : set assign t.records 1 None
-edits-while-saving-forgotten  Core._ok : always if 2
+edits-while-saving-forgotten  Core._ok : drop call arm 1
 no-retry  Core._failed : drop call arm 1
 the-first-change-at-zero  Core.append : set compare 6 not t.first_at
 a-group-in-parts  Autosaver.grouped : drop call hold 1 && Autosaver.grouped : drop call release 1
@@ -88,7 +88,7 @@ save-waits-for-the-debounce  Schedule.due_at : without bool 1 3
 ready-but-nobody-told  Schedule.arm : drop assign self.nudged 1
 bytes-never-given-back  Core._ok : drop assign self.registry.dirty_bytes 1
 a-job-beside-a-save  BackgroundJobs._until_free : never test 1
-a-save-beside-a-job  Schedule.arm : without bool 2 1
+a-save-beside-a-job  BackgroundJobs._run : drop call hold 1 && BackgroundJobs._run : drop call release 1
 contributors-hold-for-ever  Core.prepared : drop assign t.preparing 1
 one-batch-and-no-more  Writer.begin : once while 1 && Autosaver._settled : drop call _begin_due 1
 records-sent-from-the-start  Core._take : set compare 4 count >= len(records)
@@ -102,7 +102,7 @@ a-prefix-twice  Core._take : set arith 3 max(t.durable, 1)
 autosave
 as1  Core.capture : without bool 1 3
 as2  Core._take : set assign t.hurry 1 False
-as3  Core._take : always test 1
+as3  Core._take : never test 1
 as4  Core.completed : drop assign t.first_at 1
 as5  Core.completed : never if 5
 as6  Core._failed : take call max 1 2

@@ -107,6 +107,14 @@ def test_every_flipped_bit_is_found() -> None:
             assert scanner.next.offset <= line_begin
 
 
+def test_a_page_that_was_lost_within_a_long_line_is_damage() -> None:
+    """Whole lines come with it, in one read, and more of its own line comes behind it."""
+    data = log_of(GROUPS)
+    scanner = Scanner(3, Position())
+    scanner.feed(data + b"4" + bytes(8) + b"x" * (len(data) + 50))
+    assert scanner.damage == len(data)
+
+
 def rest_of(data: bytes) -> bytes:
     """Return a file's bytes from the first line on that is not the next record."""
     scanner = Scanner(3, Position())

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import pytest
 
 from perdure import ConfigError, Message, Shutdown, ToolCall, connect
@@ -24,7 +25,8 @@ from perdure.restore import (
 )
 from perdure.restore.bootstrapper import Bootstrapped
 from perdure.restore.rebuild import is_memory
-from perdure.session.internals import accept, contents_of, working_context
+from perdure.restore.report import RestoreStep
+from perdure.session.internals import accept, contents_of, fold_soon, working_context
 from perdure.session.session import Session
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
@@ -124,6 +126,7 @@ async def test_a_valid_cache_is_read_and_nothing_is_retrieved() -> None:
     done, messages, traced = await restored(await talked())
     assert traced.steps == ["exists", "read", "validate"]
     assert done.source == "snapshot"
+    assert done.steps == (RestoreStep("read", "the snapshot, caught up with the log"),)
     assert texts(messages) == ["Be kind.", "hello", "hi"]
 
 
@@ -138,6 +141,20 @@ async def test_a_cache_that_is_behind_is_caught_up_with_the_log() -> None:
     assert texts(messages)[-1] == "later"
     assert done.source == "catch_up"
     assert "retrieve" not in traced.steps
+
+
+async def test_a_snapshot_that_was_made_of_a_context_from_the_log_is_not_rebuilt() -> None:
+    traced = Traced()
+    async with opened(MemoryBacking()) as session:
+        session.append(Message.user("hello"))
+        await session.save()
+        manager = traced.manager(session)
+        fold_soon(session)
+        while not await manager.working_context_snapshot_store.exists("ada"):
+            await anyio.sleep(0)
+        done = await traced.bootstrapper().bootstrap(manager, "", Options())
+        assert "retrieve" not in traced.steps
+        assert done.steps == (RestoreStep("read", "the context, as the session has it"),)
 
 
 async def test_a_restore_of_what_is_sound_appends_nothing() -> None:

@@ -127,6 +127,7 @@ async def test_a_session_plans_its_own_restore_and_carries_it_out(again: Connect
         await ada.save()
         plan = await ada.plan_restore()
         assert (plan.source, plan.head, plan.is_sound) == ("rebuild", ada.version, False)
+        assert plan.records_read == plan.head
         assert [one.tool_result.call_id for one in plan.appended if one.tool_result] == ["c1"]
         assert len(ada.context()) == 3
         await ada.apply(plan)

@@ -46,6 +46,11 @@ OTHERS: dict[str, Callable[[SessionManager, str], Awaitable[object]]] = {
 }
 
 
+IN_TWO_PLACES = pytest.mark.parametrize("place", ["memory", "file"], indirect=True)
+"""It is stopped at calls of the port, which SQLite answers as memory does (`tests/conformance`);
+processes that are killed within them are in `tests/crash`, on each store."""
+
+
 async def shown(sessions: SessionManager, id: str) -> dict[str, Any] | None:
     view = await sessions.load(id)
     return None if view is None else await looks(view)
@@ -113,6 +118,7 @@ async def meet(
     assert nth > 3
 
 
+@IN_TWO_PLACES
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("act", ACTS)
 async def test_what_is_made_of_a_source_that_goes_meanwhile_is_whole_or_refused(
@@ -122,6 +128,7 @@ async def test_what_is_made_of_a_source_that_goes_meanwhile_is_whole_or_refused(
 
 
 @pytest.mark.deep
+@IN_TWO_PLACES
 @pytest.mark.parametrize("other", OTHERS)
 @pytest.mark.parametrize("act", ACTS)
 async def test_what_is_made_of_a_source_that_is_going_is_whole_or_refused(

@@ -514,6 +514,7 @@ MOVES: dict[str, Callable[[SessionManager, str, str], Awaitable[object]]] = {
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("place", ["memory", "file"], indirect=True)
 @pytest.mark.parametrize("wait", [0.0, 10.0], ids=["at once", "waiting"])
 @pytest.mark.parametrize("act", MOVES)
 async def test_what_a_copy_is_about_to_name_outlives_the_forgetting_of_another_session(
@@ -571,6 +572,7 @@ async def fork_and_delete(sessions: SessionManager, b: str, new: str, _data: byt
 
 
 @pytest.mark.deep
+@pytest.mark.parametrize("place", ["memory", "file"], indirect=True)
 @pytest.mark.parametrize("act", [put_and_name, fork_and_delete])
 async def test_what_is_named_while_another_session_is_forgotten_stays(
     place: Place, act: Callable[[SessionManager, str, str, bytes], Awaitable[None]]

@@ -63,7 +63,7 @@ def is_about(id: str, *args: object) -> bool:
 
 @pytest.mark.parametrize(
     "place",
-    ["memory", *(pytest.param(kind, marks=pytest.mark.deep) for kind in ("file", "sqlite"))],
+    ["memory", pytest.param("file", marks=pytest.mark.deep)],
     indirect=True,
 )
 @pytest.mark.parametrize("is_open", [True, False], ids=["open", "closed"])

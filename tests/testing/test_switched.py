@@ -7,22 +7,9 @@ from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import Batch, Status, Taken, take_after
 from perdure.stores.memory import MemoryStore
-from perdure.testing.conformance import StoreConformance
 from perdure.testing.faulty import Faults, SwitchedStore
 
 KEY = SessionKey("agent")
-
-
-@pytest.mark.deep
-class TestSwitchedOn(StoreConformance):
-    """Without faults it is as good a store as the one inside."""
-
-    on_trio = "never"
-
-    def make_store(self, place, owner):
-        from perdure.stores.file import FileStore
-
-        return SwitchedStore(FileStore(place, owner=owner))
 
 
 @pytest.fixture

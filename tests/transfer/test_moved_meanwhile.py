@@ -89,13 +89,14 @@ QUICK = {(migrate, act) for act in ("prune", "delete")}
 
 
 CASES = [
-    pytest.param(run, *case, marks=[] if (run, case[1]) in QUICK else [pytest.mark.deep])
+    pytest.param(loop, run, *case, marks=[] if (run, case[1]) in QUICK else [pytest.mark.deep])
     for run in (migrate, backup)
     for case in product(BEFORE, MEANWHILE)
+    for loop in (("asyncio", "trio") if case[0] == "talked" else ("asyncio",))
 ]
 
 
-@pytest.mark.parametrize(("run", "before", "act"), CASES)
+@pytest.mark.parametrize(("anyio_backend", "run", "before", "act"), CASES)
 async def test_the_next_run_brings_what_became_of_a_session_meanwhile(
     run: Run, before: str, act: str
 ) -> None:

@@ -82,8 +82,10 @@ async def test_an_answer_streams_calls_tools_and_goes_back(
     assert last.text == 'The tools say: {"hour":0}; {"hour":1}' == reply.text
     # Encrypted reasoning and signatures went back: without them the server would have refused.
     assert models.seen()["broken"] == []
-    sent = msgspec.json.encode(models.seen()["requests"][-1])
+    request = models.seen()["requests"][-1]
+    sent = msgspec.json.encode(request)
     assert make is chat or b"sealed" in sent or b"signed" in sent
+    assert make is not responses or request["include"] == ["reasoning.encrypted_content"]
 
 
 @ALL

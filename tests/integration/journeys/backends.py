@@ -14,6 +14,8 @@ from tests.servers import postgres, s3, valkey
 BACKENDS = ("file", "sqlite", "postgres", "redis", "s3")
 SEALED = ("encrypted+file", "encrypted+sqlite")
 ALL = (*BACKENDS, *SEALED)
+EACH = (*BACKENDS, SEALED[-1])
+"""Each store once, and the wrapper once: for what it does with names and records, not with files."""
 
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": s3.ACCESS_KEY,

@@ -10,7 +10,7 @@ import pytest
 import perdure
 from perdure import Message
 from perdure.archive import Archives
-from tests.integration.journeys.backends import ALL, store_of
+from tests.integration.journeys.backends import EACH, store_of
 
 pytestmark = pytest.mark.deep
 
@@ -18,7 +18,7 @@ STATE = {"items": [{"n": n, "text": random.Random(n).randbytes(40).hex()} for n 
 """Some 150 KB: a tree of chunks."""
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EACH)
 async def test_a_session_goes_back_on_any_store(kind: str, tmp_path: Path) -> None:
     """S3-1 S3-4 S3-7 S3-10: a process makes checkpoints, the next one verifies and goes back."""
     more = {"items": [*STATE["items"], {"n": -1, "text": "one more"}]}
@@ -52,7 +52,7 @@ async def test_a_session_goes_back_on_any_store(kind: str, tmp_path: Path) -> No
         assert [one.text for one in fork.context()] == ["before"]
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EACH)
 async def test_an_archive_comes_back_on_any_store(kind: str, tmp_path: Path) -> None:
     """S4-8 S4-17: the files of a home, on a machine that has the store and no files."""
     home, other = tmp_path / "home", tmp_path / "other"
@@ -69,7 +69,7 @@ async def test_an_archive_comes_back_on_any_store(kind: str, tmp_path: Path) -> 
         assert (other / "data" / name).read_bytes() == (home / "data" / name).read_bytes()
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", EACH)
 async def test_what_a_forgotten_session_had_goes_with_it(kind: str, tmp_path: Path) -> None:
     """The chunks of states and archives are blobs: forgetting the session removes them."""
     home = tmp_path / "home"

@@ -47,13 +47,16 @@ async def test_the_argument_decides_then_the_environment_then_the_user_s_folder(
         store = await opened(root)
         assert store.location == str(tmp_path / wanted)
         await store.aclose()
-    monkeypatch.delenv("PERDURE_HOME")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "xdg" / "deep"))
     monkeypatch.setenv("HOME", str(tmp_path))
-    store = await opened()
-    assert store.location.startswith(str(tmp_path))
-    assert store.location.endswith("perdure")
-    await store.aclose()
+    for unset in (False, True):
+        monkeypatch.setenv("PERDURE_HOME", "")
+        if unset:
+            monkeypatch.delenv("PERDURE_HOME")
+        store = await opened()
+        assert store.location.startswith(str(tmp_path))
+        assert store.location.endswith("perdure")
+        await store.aclose()
 
 
 async def test_a_tilde_is_the_user_s_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

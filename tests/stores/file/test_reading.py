@@ -666,6 +666,25 @@ async def test_a_deletion_under_a_reader_is_no_damage(
             await read_on()
 
 
+async def test_what_a_trim_was_to_remove_is_not_salvaged(
+    store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was killed behind its mark, and its files are still there."""
+    grant = await long_log(store, monkeypatch)
+    first = log_folder(root) / "1-0.jsonl"
+    data = first.read_bytes()
+    await store.trim(KEY, grant.epoch, 20)
+    assert not first.exists()
+    reset = past_damage.set(True)
+    try:
+        whole = await read(store)
+        first.write_bytes(data)
+        first.chmod(0o600)
+        assert await read(store) == whole
+    finally:
+        past_damage.reset(reset)
+
+
 async def test_what_is_salvaged_is_read_backwards_as_any_other_log(store) -> None:
     grant = await take(store)
     await append_ok(store, grant, 2, *group("a", "b", "c"))

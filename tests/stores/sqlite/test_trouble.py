@@ -25,7 +25,17 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
-from perdure.store import Batch, Held, Outcome, PendingItem, Status, Taken, Terms, take_after
+from perdure.store import (
+    Batch,
+    Held,
+    Outcome,
+    PendingItem,
+    SessionQuery,
+    Status,
+    Taken,
+    Terms,
+    take_after,
+)
 from perdure.stores.sqlite import SqliteStore, connections, leases
 from perdure.stores.sqlite.errors import InDoubtError, perdure_error
 from perdure.testing.conformance._kit import (
@@ -48,6 +58,14 @@ async def opened(path: Path, **options: Any) -> SqliteStore:
     store = SqliteStore(path, **options)
     await store.open()
     return store
+
+
+async def test_a_page_of_nothing_is_empty(path: Path) -> None:
+    store = await opened(path)
+    await take(store)
+    assert len(await store.sessions(SessionQuery(limit=1))) == 1
+    assert await store.sessions(SessionQuery(limit=0)) == []
+    await store.aclose()
 
 
 async def test_writes_that_wait_together_are_one_commit_and_fail_alone(path: Path) -> None:

@@ -191,6 +191,13 @@ def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+EDITED = [
+    *(("file", edit) for edit in EDITS),
+    *(pytest.param(name, "replaced", marks=pytest.mark.deep) for name in OTHERS),
+]
+"""Each edit, of a log that was written to files; of the other stores one: it is made above them."""
+
+
 async def talk(store: Store, agent: str, turns: int, *, since: int = 0) -> None:
     async with connect(store, shutdown=NO_SIGNALS, autosave=None) as sessions:
         async with sessions.open(agent) as session:
@@ -235,7 +242,7 @@ async def told(inner: Edited) -> dict[str, str]:
     return said
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize(("kind", "edit"), EDITED, indirect=["kind"])
 async def test_an_edited_log_is_found_by_all_who_read_it(
     kind: str, edit: str, tmp_path: Path
 ) -> None:
@@ -257,7 +264,7 @@ async def test_an_edited_log_is_found_by_all_who_read_it(
             await sessions.open("ada")
 
 
-@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize(("kind", "edit"), EDITED, indirect=["kind"])
 async def test_opening_finds_an_edit_behind_the_last_fold(
     kind: str, edit: str, tmp_path: Path
 ) -> None:
@@ -300,6 +307,7 @@ async def test_opening_finds_an_edit_behind_the_last_fold(
         await opened()
 
 
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # reading is on trio above
 @pytest.mark.parametrize("edit", EDITS)
 @pytest.mark.parametrize(
     "after", [4, 5, *(pytest.param(seq, marks=pytest.mark.deep) for seq in (6, 7, 8))]
