@@ -30,7 +30,7 @@ from perdure.cli.access import (
     no_session,
     opened,
 )
-from perdure.cli.findings import Finding, say_findings
+from perdure.cli.findings import CheckFinding, say_findings
 from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
 from perdure.errors import (
     ConfigError,
@@ -79,18 +79,18 @@ from perdure.transfer.migration import keys_of
 from perdure.transfer.second_look import look_again
 
 
-def leftovers(store: Store, key: SessionKey) -> list[Finding]:
+def leftovers(store: Store, key: SessionKey) -> list[CheckFinding]:
     """Return notes on unused files in a session's folder; none unless files are below the store."""
     files = _file_store(store)
     if files is None:
         return []
     folder = Path(files.location).joinpath(*session_path(key))
     names = _names(folder)
-    notes: list[Finding] = []
+    notes: list[CheckFinding] = []
     coming = list(filter(NEXT_MANIFEST.epoch, names))
     if coming:
         notes.append(
-            Finding(
+            CheckFinding(
                 "leftover",
                 "note",
                 f"a fold that did not end left {', '.join(coming)}",
@@ -100,7 +100,7 @@ def leftovers(store: Store, key: SessionKey) -> list[Finding]:
     leases = sorted(filter(None, map(LEASE.epoch, names)))
     if len(leases) > 1:
         notes.append(
-            Finding(
+            CheckFinding(
                 "leftover",
                 "note",
                 "older " + ", ".join(f"lease-{epoch}.json" for epoch in leases[:-1]),
@@ -112,7 +112,7 @@ def leftovers(store: Store, key: SessionKey) -> list[Finding]:
     if kept:
         total = sum((quarantine / name).lstat().st_size for name in kept)
         notes.append(
-            Finding(
+            CheckFinding(
                 "leftover",
                 "note",
                 f"{len(kept)} files ({size(total)}) in {quarantine}, kept as evidence of damage",
@@ -133,12 +133,12 @@ def _file_store(store: Store) -> FileStore | None:
     return next((layer for layer in layers(store) if isinstance(layer, FileStore)), None)
 
 
-async def tails(store: Store, key: SessionKey) -> list[Finding]:
+async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
     """Return problems with the end of a log in files: bytes that do not count."""
     files = _file_store(store)
     why = "a write that a crash cut, which was never reported as durable, or damage"
     return [
-        Finding("log", "problem", f"{tail}: {why}", ACCEPT, repairable=True)
+        CheckFinding("log", "problem", f"{tail}: {why}", ACCEPT, repairable=True)
         for tail in (() if files is None else await files.log_tails(key))
     ]
 
@@ -152,24 +152,24 @@ class Audit(msgspec.Struct, kw_only=True):
     key: SessionKey
     records: int = 0
     documents: int = 0
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     reached: set[str] = set()
     """The blobs that it reaches, other than those that were passed over."""
     sound: set[str] = set()
     """Those of them that are sound; nothing is lost of what they name."""
     is_reach_known: bool = False
     """True if those are all."""
-    left: list[Finding] | None = None
+    left: list[CheckFinding] | None = None
     """The problems that a repair has left; None where none was made."""
     repair_error: str | None = None
     """The reason why it was not repaired."""
 
     def add(self, what: str, detail: str, cure: str = "", *, repairable: bool = False) -> None:
         """Add a problem."""
-        self.findings.append(Finding(what, "problem", detail, cure, repairable=repairable))
+        self.findings.append(CheckFinding(what, "problem", detail, cure, repairable=repairable))
 
     @property
-    def problems(self) -> list[Finding]:
+    def problems(self) -> list[CheckFinding]:
         """The findings that are problems."""
         return [finding for finding in self.findings if finding.problem]
 
@@ -264,10 +264,10 @@ async def incomplete(store: Store, key: SessionKey) -> str:
     return "; ".join(f"{detail}: {ACCEPT}" for detail in details)
 
 
-def _missing_note(record: Record) -> Finding:
+def _missing_note(record: Record) -> CheckFinding:
     """Return the note on a range of records that a salvaged session lacks."""
     lost = msgspec.json.decode(record.payload, type=_MissingRange)
-    return Finding(
+    return CheckFinding(
         "log",
         "note",
         f"records {lost.first} to {lost.last} were lost to damage before it was salvaged",
@@ -302,7 +302,7 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
         seen.add("log", str(error))
     if not settled:
         seen.findings.append(
-            Finding(
+            CheckFinding(
                 "lease",
                 "note",
                 "another process is taking the session over: the newest records may be missing "
@@ -313,10 +313,10 @@ async def _records(store: Store, seen: Audit) -> list[Record]:
     return records
 
 
-def log_problems(records: list[Record], base: Origin | None = None) -> list[Finding]:
+def log_problems(records: list[Record], base: Origin | None = None) -> list[CheckFinding]:
     """Return what is wrong with the records as a log: their numbers, epochs and payloads."""
     return [
-        Finding("log", "problem", detail, "restore the log's files from a copy")
+        CheckFinding("log", "problem", detail, "restore the log's files from a copy")
         for detail in (*_order_problems(records, base or Origin()), *_payload_problems(records))
     ]
 
@@ -352,13 +352,13 @@ def _payload_problems(records: list[Record]) -> Iterator[str]:
             yield f"record {record.seq}, of kind {record.kind}, cannot be decoded ({what})"
 
 
-def _document_problems(log: WholeLog, documents: Documents) -> Iterator[Finding]:
+def _document_problems(log: WholeLog, documents: Documents) -> Iterator[CheckFinding]:
     """Compare what is stored with a fresh fold of the log."""
     if lack := log.lacks(documents):
-        yield Finding("log", "problem", lack, "restore the log's files from a copy")
+        yield CheckFinding("log", "problem", lack, "restore the log's files from a copy")
         return
     for difference in differences(log, documents):
-        yield Finding(
+        yield CheckFinding(
             "document",
             "problem",
             difference.detail,
@@ -367,19 +367,19 @@ def _document_problems(log: WholeLog, documents: Documents) -> Iterator[Finding]
         )
 
 
-def _lease_notes(holder: LeaseState | None) -> Iterator[Finding]:
+def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
     if holder is None or holder.released or holder.deleted:
         return
     process = f"process {holder.pid} on {holder.host}"
     if holder.alive is False:
-        yield Finding(
+        yield CheckFinding(
             "lease",
             "note",
             f"{process} ended without releasing epoch {holder.epoch}",
             "nothing to do: the next open takes it over",
         )
     else:
-        yield Finding("lease", "note", f"{process} holds it, epoch {holder.epoch}")
+        yield CheckFinding("lease", "note", f"{process} holds it, epoch {holder.epoch}")
 
 
 # Garbage blobs. A newly put blob may not be named by a record yet, so only blobs older than a grace
@@ -749,9 +749,9 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
                 known |= audited.sound
             except ConfigError as error:  # its key is missing, or differs from the others'
                 refused.append(error)
-                audited = Audit(key=key, findings=[Finding("key", "problem", str(error))])
+                audited = Audit(key=key, findings=[CheckFinding("key", "problem", str(error))])
             except CorruptRecordError as error:  # damaged before anything of it is read
-                audited = Audit(key=key, findings=[Finding("log", "problem", str(error))])
+                audited = Audit(key=key, findings=[CheckFinding("log", "problem", str(error))])
             audited.findings += await tails(store, key)
             audited.findings += leftovers(store, key)
             audited.findings += await _dead_letters(store, key)
@@ -762,7 +762,7 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     return audits
 
 
-async def _dead_letters(store: Store, key: SessionKey) -> list[Finding]:
+async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
     letters = await store.dead_letters(key)
     if not letters:
         return []
@@ -771,7 +771,7 @@ async def _dead_letters(store: Store, key: SessionKey) -> list[Finding]:
     detail += f" and {len(posts) - 5} more posts)" if len(posts) > 5 else ")"
     detail += f": {letters[0].reason}"
     cure = f"`perdure inbox {key.agent}` shows them; --retry posts them again, --drop removes them"
-    return [Finding("dead letters", "note", detail, cure)]
+    return [CheckFinding("dead letters", "note", detail, cure)]
 
 
 async def rebuilt_directory(store: Store) -> int | None:
@@ -792,7 +792,7 @@ async def _repair_all(where: SessionOption, audits: Sequence[Audit]) -> int:
     return folded
 
 
-async def _repair(where: SessionOption, audited: Audit) -> tuple[list[Finding], str | None]:
+async def _repair(where: SessionOption, audited: Audit) -> tuple[list[CheckFinding], str | None]:
     """Rebuild one session's documents, accept its log, and audit it again.
 
     Returns the problems that remain, and why it was not repaired.

@@ -32,7 +32,7 @@ from perdure._lib.platform import network_file_system, synced_by, try_lock
 from perdure.autosave.events import SaveFailed
 from perdure.autosave.options import MIB, PRESET, VARIABLES, Shutdown, autosave_from
 from perdure.cli.access import opened
-from perdure.cli.findings import Finding, say_findings
+from perdure.cli.findings import CheckFinding, say_findings
 from perdure.cli.output import StoreOption, print_table, say, size, stderr
 from perdure.errors import ConfigError, LeaseError, PerdureError, SessionError
 from perdure.session.manager import SessionManager
@@ -50,24 +50,24 @@ RELEASED = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC).timestamp()
 """perdure is not older than this, so neither is now."""
 
 
-def of_settings(environment: Mapping[str, str]) -> Finding:
+def of_settings(environment: Mapping[str, str]) -> CheckFinding:
     """Judge the environment variables that replace arguments."""
     try:
         autosave = autosave_from(environment)
     except ConfigError as error:
-        return Finding("settings", "problem", str(error), "correct or unset it")
+        return CheckFinding("settings", "problem", str(error), "correct or unset it")
     known = {PRESET, *VARIABLES}
     strange = sorted(name for name in environment if name.startswith(PRESET) and name not in known)
     if strange:
         names = ", ".join(strange)
-        return Finding(
+        return CheckFinding(
             "settings",
             "warning",
             f"{names}: perdure does not read this",
             f"choose among {', '.join(sorted(known))}",
         )
     verdict = "autosave off" if autosave is None else str(autosave)
-    return Finding("settings", "ok", f"{verdict}, where connect() gets no autosave=…")
+    return CheckFinding("settings", "ok", f"{verdict}, where connect() gets no autosave=…")
 
 
 _WEAKER = {
@@ -78,10 +78,10 @@ _WEAKER = {
 }
 
 
-def of_durability(durability: str) -> Finding:
+def of_durability(durability: str) -> CheckFinding:
     """Judge what a store means by durable."""
     if durability == "memory":
-        return Finding(
+        return CheckFinding(
             "durability",
             "warning",
             "kept in memory only",
@@ -91,21 +91,21 @@ def of_durability(durability: str) -> Finding:
     if durability.startswith("unsafe: "):
         weakness = "a crash of the server may cost what it had acknowledged"
     if weakness is not None:
-        return Finding(
+        return CheckFinding(
             "durability",
             "warning",
             f"{durability}: {weakness}",
             "see docs/stores.md for how to set up a server to sync each save",
         )
     verdict = "each save is synced to the disk" if durability == "fsync" else durability
-    return Finding("durability", "ok", verdict)
+    return CheckFinding("durability", "ok", verdict)
 
 
-def of_syncs(by: str, *, folders: bool) -> Finding:
+def of_syncs(by: str, *, folders: bool) -> CheckFinding:
     """Judge what this platform makes files durable by."""
     if folders:
-        return Finding("syncs", "ok", f"files by {by}, and their folders too")
-    return Finding(
+        return CheckFinding("syncs", "ok", f"files by {by}, and their folders too")
+    return CheckFinding(
         "syncs",
         "warning",
         f"files by {by}; folders cannot be synced here",
@@ -113,33 +113,33 @@ def of_syncs(by: str, *, folders: bool) -> Finding:
     )
 
 
-def of_mode(path: str, mode: int, *, mine: bool) -> Finding:
+def of_mode(path: str, mode: int, *, mine: bool) -> CheckFinding:
     """Judge who may read and write a folder of the store."""
     bits = stat.S_IMODE(mode)
     verdict = f"{path} has mode {bits:04o}"
     if bits & (stat.S_IWGRP | stat.S_IWOTH):
-        return Finding(
+        return CheckFinding(
             "permissions", "problem", f"{verdict}: others can change it", f"chmod go-w {path}"
         )
     if not mine:
-        return Finding(
+        return CheckFinding(
             "permissions",
             "warning",
             f"{path} belongs to another user",
             "run perdure as its owner, or chown it",
         )
     if bits & (stat.S_IRWXG | stat.S_IRWXO):
-        return Finding(
+        return CheckFinding(
             "permissions", "warning", f"{verdict}: others can look into it", f"chmod go-rwx {path}"
         )
-    return Finding("permissions", "ok", verdict)
+    return CheckFinding("permissions", "ok", verdict)
 
 
-def of_network(kind: str | None) -> Finding:
+def of_network(kind: str | None) -> CheckFinding:
     """Judge the file system that a store is on."""
     if kind is None:
-        return Finding("file system", "ok", "local")
-    return Finding(
+        return CheckFinding("file system", "ok", "local")
+    return CheckFinding(
         "file system",
         "warning",
         f"{kind} is a network file system, where locks and syncs may not hold",
@@ -147,11 +147,11 @@ def of_network(kind: str | None) -> Finding:
     )
 
 
-def of_locks(locks_work: bool | None) -> Finding:  # noqa: FBT001  # the result of try_lock
+def of_locks(locks_work: bool | None) -> CheckFinding:  # noqa: FBT001  # the result of try_lock
     """Judge whether files can be locked, which shows whether a process is alive."""
     if locks_work:
-        return Finding("locks", "ok", "files can be locked")
-    return Finding(
+        return CheckFinding("locks", "ok", "files can be locked")
+    return CheckFinding(
         "locks",
         "warning",
         "files cannot be locked here: a process that died is noticed only after "
@@ -160,61 +160,61 @@ def of_locks(locks_work: bool | None) -> Finding:  # noqa: FBT001  # the result 
     )
 
 
-def of_space(free: int, total: int, files: int | None) -> Finding:
+def of_space(free: int, total: int, files: int | None) -> CheckFinding:
     """Judge the room on the disk: bytes that are free, of how many, and files that fit."""
     verdict = f"{size(free)} of {size(total)} free"
     if files == 0:
-        return Finding(
+        return CheckFinding(
             "space",
             "problem",
             f"{verdict}, but room for no further file",
             "remove files: this disk has no inodes left",
         )
     if free < max(MIB, min(FULL, total // 20)):
-        return Finding("space", "problem", verdict, "make room: saves are about to fail")
+        return CheckFinding("space", "problem", verdict, "make room: saves are about to fail")
     if free < min(SCARCE, total // 4):
-        return Finding("space", "warning", verdict, "make room before saves fail")
-    return Finding("space", "ok", verdict)
+        return CheckFinding("space", "warning", verdict, "make room before saves fail")
+    return CheckFinding("space", "ok", verdict)
 
 
-def of_clock(now: float, stamped: float, newest: float) -> Finding:
+def of_clock(now: float, stamped: float, newest: float) -> CheckFinding:
     """Judge the wall clock by the time of a file written now, and of the newest one there."""
     if now < RELEASED:
-        return Finding(
+        return CheckFinding(
             "clock",
             "problem",
             f"the clock says {_date(now)}",
             "set it: times of records would be wrong",
         )
     if abs(stamped - now) > SKEW:
-        return Finding(
+        return CheckFinding(
             "clock",
             "warning",
             f"files get a time {stamped - now:+.0f} s off this machine's clock",
             "synchronize the clocks (NTP)",
         )
     if newest - now > BACK:
-        return Finding(
+        return CheckFinding(
             "clock",
             "warning",
             f"the store has a file from {_date(newest)}, in the future",
             "see whether the clock was set back",
         )
-    return Finding("clock", "ok", "agrees with the file system's")
+    return CheckFinding("clock", "ok", "agrees with the file system's")
 
 
-def of_grace(grace: float | None, shutdown: Shutdown) -> Finding:
+def of_grace(grace: float | None, shutdown: Shutdown) -> CheckFinding:
     """Judge the time between SIGTERM and SIGKILL by what stopping may take."""
     needed = shutdown.deadline + shutdown.hard_grace
     if grace is None:
-        return Finding(
+        return CheckFinding(
             "grace",
             "ok",
             f"stopping may take {needed:g} s; the time until SIGKILL is not known",
             "give it with --grace (Docker's default is 10 s, Kubernetes' 30 s)",
         )
     if grace <= needed:
-        return Finding(
+        return CheckFinding(
             "grace",
             "problem",
             f"SIGKILL comes {grace:g} s after SIGTERM, and stopping may take {needed:g} s",
@@ -222,7 +222,7 @@ def of_grace(grace: float | None, shutdown: Shutdown) -> Finding:
             f"docker stop -t), or connect with Shutdown(deadline=…) below "
             f"{max(grace - shutdown.hard_grace, 0):g}",
         )
-    return Finding("grace", "ok", f"{grace:g} s, and stopping takes at most {needed:g} s")
+    return CheckFinding("grace", "ok", f"{grace:g} s, and stopping takes at most {needed:g} s")
 
 
 def _date(at: float) -> str:
@@ -279,10 +279,10 @@ def _grace() -> float | None:
         ) from None
 
 
-def _versions() -> Finding:
+def _versions() -> CheckFinding:
     python = ".".join(map(str, sys.version_info[:3]))
     packages = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
-    return Finding(
+    return CheckFinding(
         "versions",
         "ok",
         f"perdure {perdure.__version__}, Python {python} on {sys.platform}, {packages}",
@@ -296,43 +296,43 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-async def _examine(url: str | None) -> list[Finding]:
+async def _examine(url: str | None) -> list[CheckFinding]:
     try:
         with _place(url) as (store, folder, found):
             findings = [found, *await _probe(store)]
             return findings if folder is None else [*findings, *_check_folder(folder)]
     except PerdureError as error:
-        return [Finding("store", "problem", str(error))]
+        return [CheckFinding("store", "problem", str(error))]
     except OSError as error:
         verdict = f"{os.fsdecode(error.filename or '')}: {error.strerror}"
         cure = "make the folder belong to this user (chown, chmod u+rwx), or choose another"
-        return [Finding("store", "problem", verdict, cure)]
+        return [CheckFinding("store", "problem", verdict, cure)]
 
 
 @contextmanager
-def _place(url: str | None) -> Iterator[tuple[Store, Path | None, Finding]]:
+def _place(url: str | None) -> Iterator[tuple[Store, Path | None, CheckFinding]]:
     """Yield the store, and the folder of a file store.
 
     If it does not exist yet, that is a temporary one next to where it would be.
     """
     store = perdure.store_for(url)
     if not isinstance(store, FileStore):
-        yield store, None, Finding("store", "ok", store.location)
+        yield store, None, CheckFinding("store", "ok", store.location)
         return
     folder = Path(store.location)
     parent = next(above for above in folder.parents if above.is_dir())
     named = url is not None or any(map(os.environ.get, NAMED_BY))
     if folder.exists() or (named and parent != folder.parent):  # opening it says what is wrong
-        yield store, folder, Finding("store", "ok", str(folder))
+        yield store, folder, CheckFinding("store", "ok", str(folder))
         return
     verdict = f"there is no store at {folder} yet: the first connect makes it"
     cure = f"if that surprises you, look at --store, {' and '.join(NAMED_BY)}"
     with tempfile.TemporaryDirectory(prefix=".perdure-doctor-", dir=parent) as temporary:
         trial = Path(temporary) / "store"
-        yield FileStore(trial), trial, Finding("store", "warning", verdict, cure)
+        yield FileStore(trial), trial, CheckFinding("store", "warning", verdict, cure)
 
 
-async def _probe(store: Store) -> list[Finding]:
+async def _probe(store: Store) -> list[CheckFinding]:
     """Save a probe session, read it back and delete it.
 
     Raises:
@@ -349,18 +349,18 @@ async def _probe(store: Store) -> list[Finding]:
             probed = await _round_trip(store, sessions)
     except LeaseError:
         verdict = "another process has the probe session"
-        probed = Finding("probe", "warning", verdict, "let the other doctor end first")
+        probed = CheckFinding("probe", "warning", verdict, "let the other doctor end first")
     except TimeoutError:
         reason = f": {failures[-1].error}" if failures else ""
-        probed = Finding("probe", "problem", f"nothing was saved within {PATIENCE} s{reason}")
+        probed = CheckFinding("probe", "problem", f"nothing was saved within {PATIENCE} s{reason}")
     except PerdureError as error:
-        probed = Finding("probe", "problem", str(error))
+        probed = CheckFinding("probe", "problem", str(error))
     finally:
         await sessions.aclose()
     return [of_durability(durability), probed]
 
 
-async def _round_trip(store: Store, sessions: SessionManager) -> Finding:
+async def _round_trip(store: Store, sessions: SessionManager) -> CheckFinding:
     """Save a random token, and see whether the log has it."""
     session = await sessions.open(PROBE, wait=PATIENCE / 2)
     start = time.perf_counter()
@@ -371,8 +371,8 @@ async def _round_trip(store: Store, sessions: SessionManager) -> Finding:
     took = (time.perf_counter() - start) * 1000
     await sessions.delete(PROBE)
     if [record.seq for record in records if token.encode() in record.payload] == [seq]:
-        return Finding("probe", "ok", f"saved, read back and removed, in {took:.1f} ms")
-    return Finding(
+        return CheckFinding("probe", "ok", f"saved, read back and removed, in {took:.1f} ms")
+    return CheckFinding(
         "probe",
         "problem",
         "what was saved was not what could be read",
@@ -380,7 +380,7 @@ async def _round_trip(store: Store, sessions: SessionManager) -> Finding:
     )
 
 
-def _check_folder(folder: Path) -> Iterator[Finding]:
+def _check_folder(folder: Path) -> Iterator[CheckFinding]:
     yield from _modes(folder)
     by, folders = synced_by()
     yield of_syncs(by, folders=folders)
@@ -397,7 +397,7 @@ def _check_folder(folder: Path) -> Iterator[Finding]:
         yield of_locks(try_lock(file.fileno()))
 
 
-def _modes(folder: Path) -> Iterator[Finding]:
+def _modes(folder: Path) -> Iterator[CheckFinding]:
     """Judge the modes of the store's folders: each that is not ok, or one line for all."""
     if sys.platform == "win32":
         return

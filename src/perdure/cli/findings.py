@@ -13,7 +13,7 @@ Level = Literal["ok", "note", "warning", "problem"]
 """``note`` and ``warning`` are in order, and worth knowing; only a ``problem`` is a failure."""
 
 
-class Finding(msgspec.Struct, frozen=True):
+class CheckFinding(msgspec.Struct, frozen=True):
     """The result of one look."""
 
     what: str
@@ -30,7 +30,7 @@ class Finding(msgspec.Struct, frozen=True):
         return self.level == "problem"
 
 
-def say_findings(findings: Iterable[Finding], where: object = "") -> None:
+def say_findings(findings: Iterable[CheckFinding], where: object = "") -> None:
     """Print a line for each finding: where it is, how bad it is, what it is, and the cure."""
     place = f"{where}: " if where else ""
     for finding in findings:
