@@ -131,3 +131,13 @@ async def test_a_stop_that_is_cancelled_archives_all_the_same(tmp_path: Path, co
         assert scope.cancelled_caught
         async with agent(sessions, code, archive=False) as gus:
             assert [one.files for one in await gus.archives.all()] == [1]
+
+
+async def test_a_home_may_begin_with_a_tilde(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    async with Agent.create("ada", model=EchoModel(), home="~/work") as agent:
+        assert agent.home == tmp_path / "work"
+        assert agent.archives.home == str(agent.home)
