@@ -156,7 +156,7 @@ def test_where_turns_save_at_their_end_the_delays_hardly_matter() -> None:
     assert "the delays hardly matter, and the default is kept" in advice.warnings[0]
     bounded = advise(workload_of(turns, "turns"), SLOW, Requirements(sessions=200, max_loss=9))
     assert bounded.warnings[0].endswith("hardly matter")
-    assert not advise(WORKLOAD, SLOW, Requirements(sessions=200)).turns
+    assert not advise(WORKLOAD, SLOW, Requirements(sessions=200)).settled_by_turns
 
 
 def test_longer_delays_than_turns_take_hardly_matter() -> None:
