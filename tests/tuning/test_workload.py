@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 import perdure
-from perdure import Message
+from perdure import Autosave, Message
 from perdure.records.records import EPOCH, MESSAGE, STATE, TURN, Record
-from perdure.tuning import WorkloadChange, changes_of, made_up, observed, workload_of
+from perdure.tuning import WorkloadChange, changes_of, made_up, observed, replay, workload_of
 from perdure.tuning.measure import TENANT
 
 
@@ -138,3 +138,27 @@ def test_nothing_is_an_empty_workload() -> None:
 @pytest.mark.parametrize("size", [1, 1000])
 def test_the_size_is_the_average(size: int) -> None:
     assert workload_of([[WorkloadChange(0, size), WorkloadChange(1, size)]], "x").size == size
+
+
+def test_a_recording_s_end_cuts_what_waits() -> None:
+    """The second session waits with its change until the recording is over, not for a minute."""
+    workload = workload_of(of([0.0, 20.0, 40.0], [0.0, 30.0], ends_turn=True), "x")
+    patient = replay(workload, Autosave(debounce=60, max_delay=300, on_turn_end=False))
+    assert patient.saves == 0
+    end = 40 + (20 + 20 + 30) / 3
+    assert workload.ends == (end, 40)
+    assert patient.worst == end
+    assert patient.lost * workload.seconds == pytest.approx(3 * end - 60 + 40 + 10)
+
+
+async def test_the_sessions_of_a_day_are_drawn_by_chance(tmp_path: Path) -> None:
+    """Those with the newest change are the ones that change most often."""
+    store = perdure.store_for(tmp_path / "store")
+    async with perdure.connect(store) as sessions:
+        for n in range(20):
+            async with sessions.open(f"a{n:02}") as session, session.turn():
+                session.append(*[Message.user("x")] * (n + 1))
+        workload = await observed(store, most=60)
+    counts = [len(changes) for changes in workload.sessions]
+    assert counts != sorted(counts, reverse=True)
+    assert min(counts) < 10

@@ -56,10 +56,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of some sessions, each from its own second 0 on."""
 
     sessions: tuple[tuple[WorkloadChange, ...], ...]
-    seconds: float
-    """For how long sessions were active, all together."""
+    ends: tuple[float, ...]
+    """Until when each session was active: some time after its last change."""
     source: str
     """Its source, in words."""
+
+    @property
+    def seconds(self) -> float:
+        """For how long sessions were active, all together."""
+        return sum(self.ends)
 
     @property
     def changes(self) -> int:
@@ -104,9 +109,11 @@ def workload_of(sessions: Iterable[Sequence[WorkloadChange]], source: str) -> Wo
     """Return a workload of sessions that changed at these times, each in order."""
     known = [changes for changes in sessions if changes]
     active = tuple(_active(changes) for changes in known)
-    spans = [changes[-1].at + tail for changes, tail in zip(active, _tails(known), strict=True)]
-    seconds = sum([max(span, BRIEF) for span in spans])
-    return Workload(sessions=active, seconds=seconds, source=source)
+    ends = [
+        max(changes[-1].at + tail, BRIEF)
+        for changes, tail in zip(active, _tails(known), strict=True)
+    ]
+    return Workload(sessions=active, ends=tuple(ends), source=source)
 
 
 def _active(changes: Sequence[WorkloadChange]) -> tuple[WorkloadChange, ...]:
@@ -178,8 +185,8 @@ def replay(
 
     """
     runs = [_Run(session, autosave, save_time, debounce) for session in workload.sessions]
-    for run in runs:
-        run.to_the_end()
+    for run, end in zip(runs, workload.ends, strict=True):
+        run.to_the_end(end)
     ages = sorted(age for run in runs for age in run.ages)
     seconds = workload.seconds or 1.0
     return SettingCost(
@@ -196,7 +203,7 @@ def replay(
 
 @final
 class _Run:
-    """One session, from its first change to its last save."""
+    """One session, from its first change to its last save, or to the recording's end."""
 
     def __init__(
         self,
@@ -220,12 +227,20 @@ class _Run:
         self.exposed = 0.0
         self.ages: list[float] = []
 
-    def to_the_end(self) -> None:
-        """Give the session its changes, and let everything be saved."""
+    def to_the_end(self, end: float) -> None:
+        """Give the session its changes, and see what is saved.
+
+        One that went quiet saves everything at some time. Of one that was recorded while it was
+        active, nothing is known after that: what is unsaved then was so up to there.
+        """
         for change in self._changes:
             self._until(change.at)
             self._accept(change)
-        self._until(float("inf"))
+        went_quiet = end - self._changes[-1].at >= QUIET
+        self._until(float("inf") if went_quiet else end)
+        self.ages += [end - change.at for change in self._changes[len(self.ages) :]]
+        if self._dirty_since is not None:
+            self.exposed += end - self._dirty_since
 
     def _accept(self, change: WorkloadChange) -> None:
         core, t, now = self._core, self._t, change.at
@@ -429,7 +444,7 @@ def _best(fitting: Sequence[Option], tried: Sequence[Option], needs: Requirement
 
 def _is_settled(option: Option) -> bool:
     """Return whether turns that end begin nearly every save."""
-    return option.cost.timed <= TIMED * option.cost.saves
+    return option.cost.saves > 0 and option.cost.timed <= TIMED * option.cost.saves
 
 
 def _settled_from(tried: Sequence[Option]) -> Autosave | None:
