@@ -40,14 +40,14 @@ from perdure.tuning import (
     workload_of,
 )
 from perdure.tuning.measure import TENANT
-from tests.servers.postgres import Postgres
-from tests.servers.s3 import CREDENTIALS, S3Server
 
 __all__ = ["STORES", "Options", "run"]
 
 Script = Sequence[Sequence[WorkloadChange]]
 
 STORES = ("file", "sqlite", "postgres", "s3")
+SOME = 200
+"""Sessions of the script by which the settings are chosen."""
 AT_ONCE = 20
 """Sessions that are opened at once."""
 
@@ -83,9 +83,13 @@ def run(options: Options) -> Report:
 def _places(kind: str, folder: Path) -> Iterator[Callable[[str], str]]:
     """Yield what returns the address of a store by its name."""
     if kind == "postgres":
+        from tests.servers.postgres import Postgres
+
         with Postgres(fsync=True) as server:
             yield lambda name: f"{server.url}?sslmode=disable&schema={name}"
     elif kind == "s3":
+        from tests.servers.s3 import CREDENTIALS, S3Server
+
         os.environ["AWS_ACCESS_KEY_ID"] = CREDENTIALS["access_key_id"]
         os.environ["AWS_SECRET_ACCESS_KEY"] = CREDENTIALS["secret_access_key"]
         with S3Server() as server:
@@ -99,9 +103,10 @@ def _places(kind: str, folder: Path) -> Iterator[Callable[[str], str]]:
 async def _measure(options: Options, place: Callable[[str], str]) -> Report:
     length = max(options.recordings)
     script = _script(options, length, seed=0)
+    expected = workload_of(script[:SOME], "the script")
     async with _opened(place("speed")) as store:
-        measured = await measure(store, size=workload_of(script, "the script").size)
-    settings = _chosen(_advice(workload_of(script, "the script"), measured, options), options)
+        measured = await measure(store, size=expected.size)
+    settings = _chosen(_advice(expected, measured, options), options)
     runs = [_Run(place(f"run{number}"), setting) for number, setting in enumerate(settings)]
     warm_up = _script(options, options.warm_up, seed=1)
     async with anyio.create_task_group() as group:
@@ -109,21 +114,23 @@ async def _measure(options: Options, place: Callable[[str], str]) -> Report:
             group.start_soon(live.play, warm_up, script)
         for live in runs:
             await live.ready.wait()
-        rows: list[Row] = []
-        details: dict[str, object] = {}
         start = time.monotonic() + 0.5
         for live in runs:
             live.start_at(start)
+        recorded: list[tuple[float, list[_Count], Workload]] = []
         for seconds in sorted(options.recordings):
             await anyio.sleep_until(start + seconds)
             counts = [live.count() for live in runs]
             async with _opened(runs[0].place) as store:
-                workload = await observed(store, most=10**6)
-            predicted = _advice(workload, measured, options)
-            found, facts = _compared(predicted, settings, counts, seconds, options)
-            rows += found
-            details |= facts
+                recorded.append((seconds, counts, await observed(store)))
         group.cancel_scope.cancel()
+    rows: list[Row] = []
+    details: dict[str, object] = {}
+    for seconds, counts, workload in recorded:  # a replay would have kept the loop from saving
+        predicted = _advice(workload, measured, options)
+        found, facts = _compared(predicted, settings, counts, seconds, options)
+        rows += found
+        details |= facts
     error = max(abs(row.value - 1.0) for row in rows)
     rows.append(Row("tune.error", error, "the largest difference between the two"))
     return Report(rows, {**options._asdict(), "folder": str(options.folder), "counted": details})

@@ -26,7 +26,7 @@ _REASON: Final = 20
 """A line more, for a setting that does not fit."""
 
 _STYLE: Final = """
-  svg { max-width: 640px }
+  svg { max-width: 100%; height: auto }
   .page { fill: #ffffff } text { font: 15px system-ui, sans-serif; fill: #1f2328 }
   .title { font-size: 18px; font-weight: 600 } .small { font-size: 13px; fill: #57606a }
   .saves { fill: #0969da } .lost { fill: #bc4c00 } .not { fill: #8c959f }
@@ -51,8 +51,9 @@ def chart(advice: Advice, sessions: int) -> str:
     """
     rows = list(_rows(advice, sessions))
     height = _HEAD + sum(tall for tall, _ in rows) + _MARGIN
+    size = f'width="{_WIDTH}" height="{height}" viewBox="0 0 {_WIDTH} {height}"'
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" width="100%">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" {size}>',
         "<title>Autosave settings: what each one saves, and what a crash loses with it</title>",
         f"<style>{_STYLE}</style>",
         f'<rect class="page" width="{_WIDTH}" height="{height}"/>',
@@ -76,7 +77,7 @@ def _rows(advice: Advice, sessions: int) -> Iterator[tuple[int, str]]:
         cost, best = option.cost, option is advice.best
         tall = _ROW + _REASON * len(option.against)
         to_left, to_right = _BAR * cost.saves / saves, _BAR * cost.lost / lost
-        losses = f"{_number(cost.lost * sessions)}, up to {cost.worst:,.3g} s old"
+        losses = f"{_number(cost.lost * sessions)}, {_age(cost.worst)} old"
         parts = []
         name, tag = "", "does not fit" if option.against else ""
         if best:
@@ -117,6 +118,18 @@ def _number(value: float) -> str:
     if value >= 1_000_000:
         return f"{value / 1_000_000:,.1f} million"
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def _age(seconds: float) -> str:
+    """Return the most that the age of a record was.
+
+    >>> [_age(seconds) for seconds in (0.0004, 0.25, 8.72, 149.4)]
+    ['under 0.01 s', 'up to 0.25 s', 'up to 8.7 s', 'up to 149 s']
+    """
+    if seconds < 0.01:
+        return "under 0.01 s"
+    digits = 2 if seconds < 1 else 1 if seconds < 10 else 0
+    return f"up to {seconds:,.{digits}f} s"
 
 
 def _bar(x: float, width: float, kind: str) -> str:
