@@ -5,7 +5,8 @@ of its own: the recommended one, the default, the one for servers, and the one t
 often. Other agents work there first, until the debounce has adapted to the load. Then saves are
 counted, and for how long each record was unsaved, up to the end of a short recording and of a long
 one. For each, the prediction is made as `perdure tune` makes it: from the first store's log up to
-there, for as many sessions, and from the store's speed.
+there, for as many sessions, and from the store's speed. Records at risk for less than half a second
+are reported and not judged: there the machine's other work counts as much as the setting.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ __all__ = ["STORES", "Options", "run"]
 Script = Sequence[Sequence[WorkloadChange]]
 
 STORES = ("file", "sqlite", "postgres", "s3")
+BRIEF = 0.5
+"""Seconds that records wait on average up to which what else the machine does counts as much as
+the setting: their risk is reported, and not judged."""
 SOME = 200
 """Sessions of the script by which the settings are chosen."""
 AT_ONCE = 20
@@ -131,8 +135,10 @@ async def _measure(options: Options, place: Callable[[str], str]) -> Report:
         found, facts = _compared(predicted, settings, counts, seconds, options)
         rows += found
         details |= facts
-    error = max(abs(row.value - 1.0) for row in rows)
-    rows.append(Row("tune.error", error, "the largest difference between the two"))
+    error = max(abs(row.value - 1.0) for row in rows if not row.name.endswith("brief"))
+    rows.append(
+        Row("tune.error", error, "the largest difference, but for records that wait briefly")
+    )
     return Report(rows, {**options._asdict(), "folder": str(options.folder), "counted": details})
 
 
@@ -152,15 +158,17 @@ def _compared(
         saves = costs[setting].saves * options.sessions
         lost = costs[setting].lost * options.sessions
         counted_saves, counted_lost = count.saves / seconds, count.unsaved / seconds
+        risk = "brief" if count.unsaved < BRIEF * count.records else "lost"
         rows += [
             Row(f"{name}.saves", saves / counted_saves, "predicted saves over those counted"),
-            Row(f"{name}.lost", lost / counted_lost, "predicted records at risk over those"),
+            Row(f"{name}.{risk}", lost / counted_lost, "predicted records at risk over those"),
         ]
         facts[name] = {
             "saves_per_s": counted_saves,
             "predicted_saves_per_s": saves,
             "unsaved_records": counted_lost,
             "predicted_unsaved_records": lost,
+            "wait_s": count.unsaved / count.records,
             "worst_s": count.worst,
         }
     return rows, facts
@@ -199,6 +207,7 @@ class _Count(NamedTuple):
     """What was counted up to a moment."""
 
     saves: int
+    records: int
     unsaved: float
     """For how long records were unsaved, all together, in seconds."""
     worst: float
@@ -217,7 +226,7 @@ class _Run:
         self._started = anyio.Event()
         self._waiting: dict[SessionKey, deque[tuple[int, float]]] = {}
         """By session, what is not durable: the number of a record, and when it was appended."""
-        self._saves = 0
+        self._saves = self._records = 0
         self._unsaved = self._worst = 0.0
 
     def start_at(self, moment: float) -> None:
@@ -229,7 +238,8 @@ class _Run:
         """Return what was counted up to now."""
         now = time.monotonic()
         rest = sum(now - since for waiting in self._waiting.values() for _, since in waiting)
-        return _Count(self._saves, self._unsaved + rest, self._worst)
+        records = self._records + sum(map(len, self._waiting.values()))
+        return _Count(self._saves, records, self._unsaved + rest, self._worst)
 
     async def play(self, warm_up: Script, script: Script) -> None:
         """Let the agents of the warm-up work, then, from the start on, those that are counted."""
@@ -280,6 +290,7 @@ class _Run:
         waiting = self._waiting[event.key]
         while waiting and waiting[0][0] <= event.durable:
             age = now - waiting.popleft()[1]
+            self._records += 1
             self._unsaved += age
             self._worst = max(self._worst, age)
         self._saves += 1
