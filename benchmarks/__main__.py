@@ -97,7 +97,9 @@ def _run(given: argparse.Namespace) -> Report:
         sizes = (given.sessions, given.messages, given.rounds)
         return inspector.run(inspector.Options(*sizes, given.folder))
     if given.benchmark == "tune":
-        return tune.run(tune.Options(given.sessions, given.warm_up, given.seconds, given.folder))
+        recordings = tuple(given.seconds or tune.Options().recordings)
+        sizes = (given.sessions, given.warm_up, recordings, given.hurry, given.settings)
+        return tune.run(tune.Options(*sizes, given.price, given.store, given.folder))
     if given.benchmark == "scale":
         sizes = (given.records, given.sessions, given.rounds)
         return scale.run(scale.Options(*sizes, given.backend, given.folder))
@@ -217,7 +219,13 @@ def _add_long_sessions(kinds: Any, parents: list[argparse.ArgumentParser]) -> No
     tuning = kinds.add_parser("tune", parents=parents, help=tune.__doc__)
     tuning.add_argument("--sessions", type=_count, default=tune.Options().sessions)
     tuning.add_argument("--warm-up", type=float, default=tune.Options().warm_up)
-    tuning.add_argument("--seconds", type=float, default=tune.Options().seconds)
+    tuning.add_argument(
+        "--seconds", type=float, action="append", help="of a recording; may be repeated"
+    )
+    tuning.add_argument("--hurry", type=float, default=tune.Options().hurry)
+    tuning.add_argument("--settings", type=_count, default=tune.Options().settings)
+    tuning.add_argument("--price", type=float, default=0.0, help="of a million saves")
+    tuning.add_argument("--store", choices=tune.STORES, default=tune.Options().store)
 
     scaling = kinds.add_parser("scale", parents=parents, help=scale.__doc__)
     scaling.add_argument("--records", type=_count, default=1_000_000, help="of the long log")

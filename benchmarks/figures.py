@@ -82,7 +82,7 @@ TARGETS = {
     "stores.postgres.idle_beat": 1.5,
     "stores.s3.open_requests": 6.0,
     "stores.s3.idle_beat": 3.0,
-    "tune.error": 0.2,
+    "tune.error": 0.15,
     "checkpoints.bytes": 1.5,
     "checkpoints.growth": 1.3,
     "checkpoints.disk": 1.3,

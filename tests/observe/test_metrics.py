@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 import perdure
-from perdure import EngineOptions, Message, Shutdown
+from perdure import Autosave, EngineOptions, Message, Shutdown
 from perdure.observe import Metrics
 from perdure.observe.metrics import FIGURES
 from perdure.session.manager import SessionManager
@@ -47,6 +47,25 @@ def read(text: str) -> dict[str, float]:
 async def one_turn(sessions: SessionManager, id: str = "ada") -> None:
     async with sessions.open(id) as session, session.turn():
         session.append(Message.user("a secret"))
+
+
+async def test_the_setting_in_force_is_a_metric() -> None:
+    """The longest times of the managers; none where nothing is saved by timers."""
+    patient = Autosave(debounce=10, max_delay=120)
+    async with (
+        perdure.connect("memory:", shutdown=QUIET, autosave=patient) as one,
+        perdure.connect("memory:", shutdown=QUIET, autosave=Autosave.server()) as other,
+    ):
+        metrics = Metrics(one, other)
+        now = read(metrics.render())
+        assert now["perdure_autosave_debounce_seconds"] == 10
+        assert now["perdure_autosave_max_delay_seconds"] == 120
+        one.tune(None)
+        now = read(metrics.render())
+        assert now["perdure_autosave_debounce_seconds"] == 2
+        assert now["perdure_autosave_max_delay_seconds"] == 10
+        other.tune(None)
+        assert "perdure_autosave_max_delay_seconds" not in read(metrics.render())
 
 
 async def test_what_was_done_is_counted() -> None:

@@ -22,6 +22,14 @@ async def test_what_was_given_is_read_back_as_it_is_in_force(again: Connect) -> 
         assert session.autosave == AutosaveStatus(setting=PATIENT, in_force=PATIENT, inherited=True)
 
 
+async def test_health_says_which_setting_is_in_force(again: Connect) -> None:
+    async with again(autosave=Autosave(max_delay=60)) as sessions:
+        assert sessions.health().autosave == sessions.autosave
+        assert sessions.health().autosave.in_force == Autosave(debounce=2.0, max_delay=60)
+        sessions.tune(None)
+        assert sessions.health().autosave == AutosaveStatus(setting=None, in_force=None)
+
+
 async def test_the_default_s_debounce_is_read_back_in_seconds(again: Connect) -> None:
     async with again(autosave=Autosave()) as sessions:
         assert sessions.autosave.setting == Autosave()

@@ -17,6 +17,7 @@ import msgspec
 
 from perdure._lib.logs import card
 from perdure.autosave.core import BreakerState, Core
+from perdure.autosave.options import AutosaveStatus
 from perdure.autosave.tracked import SessionRegistry, State, Tracked
 from perdure.errors import UnsavedChangesError
 from perdure.records.keys import SessionKey
@@ -54,6 +55,8 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions open here whose posts cannot be received, with the reason. It is tried again."""
     dead_letters: dict[str, int] = {}
     """Posted items that became dead letters here, by session, until they are retried or dropped."""
+    autosave: AutosaveStatus
+    """The manager's setting, and what of it is in force; a session may have one of its own."""
 
     def _repr_html_(self) -> str:
         return card("Health", msgspec.structs.asdict(self))
@@ -87,6 +90,7 @@ def health_of(core: Core, now: float, stalled: Sequence[str] = ()) -> Health:
         breaker=core.breaker.state,
         reasons=(*failing, *degraded),
         lost=_lost(registry),
+        autosave=core.status(None),
     )
 
 

@@ -441,7 +441,8 @@ async def tune(
     Args:
         sessions: How many sessions will be active at once.
         max_loss: Seconds of work that a crash may cost at most: recommends the setting that saves
-            least often within it. Default: no limit, and the safest setting.
+            least often within it; with 0, the one that saves each change at once. Default: no
+            limit, and the setting where saves and losses together are smallest.
         shutdown: Seconds in which everything must be saved when the process is stopped.
         price: What a million saves cost, in any currency: for S3 about 5 dollars.
         budget: What the saves may cost in a month, in the same currency. Default: no limit.
@@ -497,6 +498,7 @@ def _facts(
         "settings": [_option(option) for option in advice.options],
         "recommended": _option(advice.best) if advice.best else None,
         "idle": advice.idle,
+        "settled_by_turns": advice.settled_by_turns,
         "warnings": advice.warnings,
     }
 
@@ -537,6 +539,8 @@ def _print(
         "something unsaved at a moment; lost: the records of a session that a crash costs on\n"
         "average; worst: for how many seconds a record was unsaved."
     )
+    if advice.best and needs.max_loss is None and not (advice.idle or advice.settled_by_turns):
+        say("recommended: what fits with the fewest saves and losses, as shares of the most each.")
     for warning in advice.warnings:
         say(f"note: {warning}")
     if advice.best is None:

@@ -19,6 +19,7 @@ from perdure.session.internals import parts_of
 
 if TYPE_CHECKING:
     from perdure.autosave.events import Saved, SaveFailed
+    from perdure.autosave.options import Autosave
     from perdure.autosave.reports import Health
     from perdure.session.manager import SessionManager
     from perdure.session.runtime import SessionClosed, SessionOpened
@@ -119,6 +120,17 @@ def _unsaved_sessions(healths: Sequence[Health]) -> dict[str, float]:
     return states
 
 
+def _in_force(time: Callable[[Autosave], float | None]) -> Read:
+    """Return a reader of a time that is in force: the longest of the managers'; none without."""
+
+    def read(healths: Sequence[Health]) -> dict[str, float]:
+        settings = [one.autosave.in_force for one in healths]
+        times = [time(setting) for setting in settings if setting is not None]
+        return {"": max([value or 0.0 for value in times])} if times else {}
+
+    return read
+
+
 FIGURES: Final = (
     *(SAVES, SAVE_DURATION, SAVE_WINDOW, SAVED_RECORDS, SAVED_BYTES),
     Figure(
@@ -147,6 +159,20 @@ FIGURES: Final = (
         "gauge",
         "Sessions that are open here.",
         read=_total(lambda health: health.sessions),
+    ),
+    Figure(
+        "perdure.autosave.debounce",
+        "gauge",
+        "The debounce in force; none if there are no timers.",
+        "s",
+        read=_in_force(lambda setting: setting.debounce),
+    ),
+    Figure(
+        "perdure.autosave.max_delay",
+        "gauge",
+        "The longest delay of a save in force; none if there are no timers.",
+        "s",
+        read=_in_force(lambda setting: setting.max_delay),
     ),
     *(LEASE_CHANGES, RESTORE_DURATION, FOLDS, POSTS),
     Figure(

@@ -18,10 +18,10 @@ from perdure.tuning.advice import (
     WorkloadChange,
     advise,
     changes_of,
-    chart,
     replay,
     workload_of,
 )
+from perdure.tuning.chart import chart
 from perdure.tuning.measure import made_up, measure, observed
 
 __all__ = [

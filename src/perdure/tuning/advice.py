@@ -1,24 +1,26 @@
 """Choice of a setting by what each one costs a store, and what it risks.
 
-Pure. The best setting is the safest one that fits: saves run in the background and cost it
-nothing, so that what limits them is how many the store can take, how long a stop may take,
-and what they are billed. (Where a save interrupts the work, as with checkpoints of batch
-jobs, the interval of Young, 1974, and Daly, 2006, balances the two; here it does not.)
-Given the most that a crash may cost, the best setting within it is the one that asks the least
-of the store. A setting that gives a debounce is replayed as it is; the default gives none, and is
-replayed with the one that the engine fits to the store's load. On a store that is idle under every
-setting the choice does not matter: the default is kept. A chart shows the trade-off.
+Pure. Of the settings that fit, the best is the knee of the trade-off: where saves and the records
+that a crash loses, each as a share of the most in the table, add up to the least. Beyond it, a few
+saves less are paid for with many records, and the other way round. Given the most that a crash may
+cost, the best setting within it is the one that asks the least of the store. Saving each change
+at once is recommended only where nothing else is allowed. (Where a save interrupts the work, as
+with checkpoints of batch jobs, the interval of Young, 1974, and Daly, 2006, balances the two; here
+saves run in the background.) A setting that gives a debounce is replayed as it is; the default
+gives none, and is replayed with the one that the engine fits to the store's load. Where the choice
+does not matter, on a store that is idle under every setting, or with turns that save when they
+end, the default is kept.
 
 A workload is when changes came. Whether its log was written in a minute or in a year, what counts
-is the time in which its session was active: a longer pause than `QUIET` counts as `QUIET`, and as
-long the session stays active after its last change.
+is the time in which its session was active: until `QUIET` after each change, and no longer than
+anything at all was recorded.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple, final
 
@@ -36,6 +38,8 @@ from perdure.store import Capabilities, Outcome, Status
 
 QUIET: Final = 60.0
 """Seconds without a change after which a session is not active any more."""
+BRIEF: Final = 10.0
+"""Seconds for which a session counts as active at least: a script is faster than people."""
 
 
 class WorkloadChange(NamedTuple):
@@ -52,10 +56,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """The changes of some sessions, each from its own second 0 on."""
 
     sessions: tuple[tuple[WorkloadChange, ...], ...]
-    seconds: float
-    """For how long sessions were active, all together."""
+    ends: tuple[float, ...]
+    """Until when each session was active: some time after its last change."""
     source: str
     """Its source, in words."""
+
+    @property
+    def seconds(self) -> float:
+        """For how long sessions were active, all together."""
+        return sum(self.ends)
 
     @property
     def changes(self) -> int:
@@ -97,10 +106,14 @@ def changes_of(records: Iterable[Record]) -> list[WorkloadChange]:
 
 
 def workload_of(sessions: Iterable[Sequence[WorkloadChange]], source: str) -> Workload:
-    """Return a workload of sessions that changed at these times."""
-    active = tuple(_active(changes) for changes in sessions if changes)
-    seconds = sum(changes[-1].at + QUIET for changes in active)
-    return Workload(sessions=active, seconds=seconds, source=source)
+    """Return a workload of sessions that changed at these times, each in order."""
+    known = [changes for changes in sessions if changes]
+    active = tuple(_active(changes) for changes in known)
+    ends = [
+        max(changes[-1].at + tail, BRIEF)
+        for changes, tail in zip(active, _tails(known), strict=True)
+    ]
+    return Workload(sessions=active, ends=tuple(ends), source=source)
 
 
 def _active(changes: Sequence[WorkloadChange]) -> tuple[WorkloadChange, ...]:
@@ -110,6 +123,26 @@ def _active(changes: Sequence[WorkloadChange]) -> tuple[WorkloadChange, ...]:
         at += min(later.at - earlier.at, QUIET)
         active.append(later._replace(at=at))
     return tuple(active)
+
+
+def _tails(sessions: Sequence[Sequence[WorkloadChange]]) -> Iterator[float]:
+    """Yield for how long each session stayed active after its last change.
+
+    Until all of them fell quiet, for a recording that ends tells nothing of the time after it.
+    The one that changed last has the mean pause after a change of its kind instead.
+    """
+    times = sorted(change.at for changes in sessions for change in changes)
+    ends = [earlier for earlier, later in pairwise(times) if later - earlier > QUIET] + times[-1:]
+    pauses: dict[bool, list[float]] = {True: [], False: []}
+    for changes in sessions:
+        for earlier, later in pairwise(changes):
+            pauses[earlier.ends_turn].append(min(later.at - earlier.at, QUIET))
+    for changes in sessions:
+        last = changes[-1]
+        rest = ends[bisect_left(ends, last.at)] - last.at
+        similar = pauses[last.ends_turn]
+        usual = sum(similar) / len(similar) if similar else 0.0
+        yield min(rest or usual or QUIET, QUIET)
 
 
 # A workload replayed through the engine's own decisions, in virtual time
@@ -152,8 +185,8 @@ def replay(
 
     """
     runs = [_Run(session, autosave, save_time, debounce) for session in workload.sessions]
-    for run in runs:
-        run.to_the_end()
+    for run, end in zip(runs, workload.ends, strict=True):
+        run.to_the_end(end)
     ages = sorted(age for run in runs for age in run.ages)
     seconds = workload.seconds or 1.0
     return SettingCost(
@@ -170,7 +203,7 @@ def replay(
 
 @final
 class _Run:
-    """One session, from its first change to its last save."""
+    """One session, from its first change to its last save, or to the recording's end."""
 
     def __init__(
         self,
@@ -194,12 +227,20 @@ class _Run:
         self.exposed = 0.0
         self.ages: list[float] = []
 
-    def to_the_end(self) -> None:
-        """Give the session its changes, and let everything be saved."""
+    def to_the_end(self, end: float) -> None:
+        """Give the session its changes, and see what is saved.
+
+        One that went quiet saves everything at some time. Of one that was recorded while it was
+        active, nothing is known after that: what is unsaved then was so up to there.
+        """
         for change in self._changes:
             self._until(change.at)
             self._accept(change)
-        self._until(float("inf"))
+        went_quiet = end - self._changes[-1].at >= QUIET
+        self._until(float("inf") if went_quiet else end)
+        self.ages += [end - change.at for change in self._changes[len(self.ages) :]]
+        if self._dirty_since is not None:
+            self.exposed += end - self._dirty_since
 
     def _accept(self, change: WorkloadChange) -> None:
         core, t, now = self._core, self._t, change.at
@@ -308,6 +349,8 @@ MOST_TIMED: Final = -math.log1p(math.log(SHRINK) / math.log(RESTORE / SHRINK)) /
 The engine looks in some slot of its wheel: so many find something due that both steps balance. A
 store that takes each session by itself has been given what was due when the engine looks.
 """
+TIMED: Final = 0.1
+"""The share of saves that timers begin up to which turns' ends count as all of them."""
 MONTH: Final = 730 * 3600.0
 """Seconds."""
 FEW: Final = 200
@@ -356,22 +399,64 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """None where none fits, or nothing has changed."""
     idle: bool
     """True if the store is idle under every setting, so that the choice does not matter."""
+    settled_by_turns: bool
+    """True if turns that end begin nearly every save under every setting with a delay, so that the
+    delays hardly matter."""
     warnings: tuple[str, ...]
 
 
 def advise(workload: Workload, measured: StoreMeasurement, needs: Requirements) -> Advice:
     """Replay a workload with each setting, and weigh what comes out."""
     tried = [_tried(workload, option, measured, needs) for option in _settings(measured, needs)]
+    tried.sort(key=lambda it: (it.cost.lost, it.cost.autosave.max_delay))
     fitting = [option for option in tried if not option.against] if workload.changes else []
-    if needs.max_loss is None:  # the safest
-        best = min(fitting, key=lambda it: (it.cost.lost, it.cost.worst), default=None)
-    else:  # all of them lose no more than is accepted: the one that asks least of the store
-        best = min(fitting, key=lambda it: (it.cost.saves, it.cost.lost), default=None)
     default = next((option for option in fitting if option.cost.autosave == Autosave()), None)
-    idle = default is not None and all(option.load <= IDLE for option in tried)
-    best = default if idle else best
-    warnings = tuple(_warnings(workload, best, idle=idle))
-    return Advice(options=tuple(tried), best=best, idle=idle, warnings=warnings)
+    idle = not needs.price and all(option.load <= IDLE for option in tried)
+    delayed = _delayed(tried)
+    turns = bool(workload.changes and delayed) and all(map(_is_settled, delayed))
+    best = default if idle or turns else None
+    best = best or _best(fitting, tried, needs)
+    idle = idle and best is not None and best is default
+    warnings = _warnings(workload, tried, best, idle=idle, turns=turns)
+    return Advice(
+        options=tuple(tried), best=best, idle=idle, settled_by_turns=turns, warnings=tuple(warnings)
+    )
+
+
+def _delayed(options: Sequence[Option]) -> list[Option]:
+    """Return the settings that do not save each change at once."""
+    return [option for option in options if option.cost.autosave.max_delay > 0]
+
+
+def _best(fitting: Sequence[Option], tried: Sequence[Option], needs: Requirements) -> Option | None:
+    """Return the knee, or what asks the least of the store within an accepted loss."""
+    candidates = _delayed(fitting) or fitting
+    if needs.max_loss is not None:
+        return min(candidates, key=lambda it: (it.cost.saves, it.cost.lost), default=None)
+    saves = max((option.cost.saves for option in _delayed(tried)), default=0.0) or 1.0
+    lost = max((option.cost.lost for option in _delayed(tried)), default=0.0) or 1.0
+    return min(
+        candidates,
+        key=lambda it: (it.cost.saves / saves + it.cost.lost / lost, it.cost.worst),
+        default=None,
+    )
+
+
+def _is_settled(option: Option) -> bool:
+    """Return whether turns that end begin nearly every save."""
+    return option.cost.saves > 0 and option.cost.timed <= TIMED * option.cost.saves
+
+
+def _settled_from(tried: Sequence[Option]) -> Autosave | None:
+    """Return the first given setting from which on turns that end begin nearly every save."""
+    first = None
+    for option in reversed(_delayed(tried)):
+        if option.cost.autosave.debounce is None:
+            continue
+        if not _is_settled(option):
+            break
+        first = option.cost.autosave
+    return first
 
 
 def _settings(measured: StoreMeasurement, needs: Requirements) -> list[Autosave]:
@@ -429,184 +514,41 @@ def _option(cost: SettingCost, measured: StoreMeasurement, needs: Requirements) 
         against.append(f"the saves would keep the store {load:.0%} busy")
     if stop > needs.shutdown:
         against.append(f"a stop would take {stop:.0f} s")
-    if needs.max_loss is not None and measured.save_time > needs.max_loss:
+    if needs.max_loss and measured.save_time > needs.max_loss:  # 0 asks for each change at once
         against.append(f"a save alone takes {measured.save_time:.2g} s")
     if needs.budget is not None and price > needs.budget:
         against.append(f"the saves would cost {price:,.2f} a month")
     return Option(cost=cost, load=load, stop=stop, price=price, against=tuple(against))
 
 
-def _warnings(workload: Workload, best: Option | None, *, idle: bool) -> list[str]:
+def _warnings(
+    workload: Workload, tried: Sequence[Option], best: Option | None, *, idle: bool, turns: bool
+) -> Iterator[str]:
     if not workload.changes:
-        return ["nothing has changed, so there is nothing to tell a setting by"]
-    warnings = []
+        yield "nothing has changed, so there is nothing to tell a setting by"
+        return
+    is_default = best is not None and best.cost.autosave == Autosave()
     if idle:
-        warnings.append(
+        yield (
             f"the store is at most {IDLE:.0%} busy under every setting: the choice does not "
             "matter, and the default is kept"
         )
+    if turns:
+        kept = ", and the default is kept" if is_default and not idle else ""
+        yield (
+            f"turns save when they end: that is at least {1 - TIMED:.0%} of the saves under every "
+            f"setting with a delay, so the delays hardly matter{kept}"
+        )
+    settled = _settled_from(tried)
+    if settled and best and not turns and settled.max_delay <= best.cost.autosave.max_delay:
+        yield (
+            f"from {label(settled)} on, at least {1 - TIMED:.0%} of the saves are those of turns "
+            "that end: longer delays hardly matter"
+        )
     if workload.changes < FEW:
-        warnings.append(f"{workload.changes} changes tell little: come back when there are more")
+        yield f"{workload.changes} changes tell little: come back when there are more"
     if best is None:
-        warnings.append(
+        yield (
             "no setting fits: accept a larger loss, spread the sessions over more stores, or take "
             "one that saves more together"
         )
-    return warnings
-
-
-# A chart of the trade-off: how often each setting saves, and what a crash costs with it
-
-
-_WIDTH, _HEIGHT = 720, 460
-_LEFT, _RIGHT, _TOP, _BOTTOM = 84, 40, 64, 64
-
-_CHARACTER: Final = 7.5
-"""The most pixels of a digit in a label, about."""
-
-_LINE: Final = 16
-"""The pixels of a line of text."""
-
-_STYLE: Final = """
-  .page { fill: #ffffff } text { font: 13px system-ui, sans-serif; fill: #24292f }
-  .title { font-size: 17px; font-weight: 600 } .small { fill: #57606a }
-  .axis { stroke: #8c959f; fill: none } .grid { stroke: #d8dee4; fill: none }
-  .line { stroke: #8c959f; stroke-dasharray: 4 4; fill: none }
-  .fits { fill: #0969da } .not { fill: none; stroke: #8c959f; stroke-width: 2 }
-  .best { fill: #1a7f37 } .best-label { font-weight: 600; fill: #1a7f37 }
-  @media (prefers-color-scheme: dark) {
-    .page { fill: #0d1117 } text { fill: #e6edf3 } .small { fill: #9198a1 }
-    .axis, .line { stroke: #656c76 } .grid { stroke: #262c36 }
-    .fits { fill: #4493f8 } .not { stroke: #656c76 }
-    .best { fill: #3fb950 } .best-label { fill: #3fb950 }
-  }
-"""
-
-
-def chart(advice: Advice, sessions: int) -> str:
-    """Return an SVG: saves in a second to the right, seconds at risk upwards, both logarithmic.
-
-    Args:
-        advice: What was weighed.
-        sessions: How many are active, for the number of saves.
-
-    """
-    across = _Axis(
-        [option.cost.saves * sessions for option in advice.options], _LEFT, _WIDTH - _RIGHT
-    )
-    up = _Axis([option.cost.worst for option in advice.options], _HEIGHT - _BOTTOM, _TOP)
-    points = [
-        _Point(across.at(option.cost.saves * sessions), up.at(option.cost.worst), option)
-        for option in advice.options
-    ]
-    line = " ".join(f"{x:.1f},{y:.1f}" for x, y, _ in sorted(points, key=lambda point: point.x))
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}">',
-        "<title>Autosave settings by saves in a second and seconds at risk</title>",
-        f"<style>{_STYLE}</style>",
-        f'<rect class="page" width="{_WIDTH}" height="{_HEIGHT}"/>',
-        f'<text class="title" x="{_LEFT}" y="30">Debounce / longest delay, in seconds</text>',
-        f'<text class="small" x="{_LEFT}" y="50">green: recommended; hollow: unsuitable</text>',
-        *_grid(across, up),
-        f'<polyline class="line" points="{line}"/>',
-        *[_circle(point, best=point.option is advice.best) for point in points],
-        *_labels(points, advice.best),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-class _Point(NamedTuple):
-    x: float
-    y: float
-    option: Option
-
-
-class _Axis:
-    """Logarithmic position of a number between two ends."""
-
-    def __init__(self, values: Sequence[float], start: float, end: float) -> None:
-        positive = [value for value in values if value > 0] or [1.0]
-        self.low = math.floor(math.log10(min(positive)))
-        self.high = max(math.ceil(math.log10(max(positive))), self.low + 1)
-        self.start, self.end = start, end
-
-    def at(self, value: float) -> float:
-        share = (math.log10(value) - self.low) / (self.high - self.low) if value > 0 else 0.0
-        return self.start + (self.end - self.start) * share
-
-    def ticks(self) -> list[float]:
-        return [10.0**power for power in range(self.low, self.high + 1)]
-
-
-def _grid(across: _Axis, up: _Axis) -> list[str]:
-    bottom, right = up.start, across.end
-    parts = []
-    for value in across.ticks():
-        x = across.at(value)
-        parts.append(f'<path class="grid" d="M{x:.1f} {up.end}V{bottom}"/>')
-        parts.append(f'<text x="{x:.1f}" y="{bottom + 20}" text-anchor="middle">{value:,g}</text>')
-    for value in up.ticks():
-        y = up.at(value)
-        parts.append(f'<path class="grid" d="M{across.start} {y:.1f}H{right}"/>')
-        parts.append(
-            f'<text x="{across.start - 10}" y="{y + 4:.1f}" text-anchor="end">{value:,g}</text>'
-        )
-    middle = (across.start + right) / 2
-    parts.append(
-        f'<text x="{middle}" y="{_HEIGHT - 16}" text-anchor="middle">saves in a second</text>'
-    )
-    parts.append(
-        f'<text transform="translate(22 {(bottom + up.end) / 2}) rotate(-90)" '
-        f'text-anchor="middle">seconds that a crash costs, at the worst</text>'
-    )
-    return parts
-
-
-def _circle(point: _Point, *, best: bool) -> str:
-    kind = "best" if best else "not" if point.option.against else "fits"
-    return f'<circle class="{kind}" cx="{point.x:.1f}" cy="{point.y:.1f}" r="{7 if best else 5}"/>'
-
-
-class _Box(NamedTuple):
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    def meets(self, other: _Box) -> bool:
-        across = self.left < other.right and other.left < self.right
-        return across and self.top < other.bottom and other.top < self.bottom
-
-
-_DOT: Final = 7.0
-_HEAD: Final = _Box(_LEFT, 0.0, _LEFT + 340.0, 56.0)
-"""Name of the picture inside it."""
-
-
-def _labels(points: Sequence[_Point], best: Option | None) -> list[str]:
-    """Return a label for each point, where no other one is; the recommended one goes first."""
-    occupied = [_HEAD, *(_Box(x - _DOT, y - _DOT, x + _DOT, y + _DOT) for x, y, _ in points)]
-    parts = []
-    for point in sorted(points, key=lambda point: point.option is not best):
-        text = label(point.option.cost.autosave)
-        kind = ' class="best-label"' if point.option is best else ""
-        box = _free(point, len(text) * _CHARACTER, occupied)
-        occupied.append(box)
-        parts.append(f'<text{kind} x="{box.left:.1f}" y="{box.bottom - 3:.1f}">{text}</text>')
-    return parts
-
-
-def _free(point: _Point, width: float, occupied: Sequence[_Box]) -> _Box:
-    """Return a place for a label: as near to its point as the page and the others allow."""
-    right = min(point.x + 10, _WIDTH - width)  # what is cut by the page cannot be read
-    left = max(point.x - 10 - width, 0.0)
-    places = [
-        _Box(x, y, x + width, y + _LINE)
-        for away in range(_HEIGHT // _LINE)
-        for y in (point.y - 6 - (1 + away) * _LINE, point.y + 6 + away * _LINE)
-        for x in (right, left)
-        if 0 <= y <= _HEIGHT - _LINE
-    ]
-    free = (box for box in places if not any(box.meets(other) for other in occupied))
-    return next(free, places[0])

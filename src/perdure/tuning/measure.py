@@ -157,17 +157,20 @@ async def _delete(store: Store, key: SessionKey) -> bool:
 # The workload that a store has seen: read from its logs, times and sizes only
 
 
-_LISTED: Final = 1_000
+_LISTED: Final = 10_000
 """The newest sessions of a tenant that are looked at."""
+_DAY: Final = 24 * 3600.0
+"""Seconds in which sessions are drawn by chance: the newest ones change more often than others."""
 _EACH: Final = 1_000
 """The newest records of a session that are looked at."""
 
 
 async def observed(store: Store, *, most: int = 20_000) -> Workload:
-    """Return how the sessions of a store have changed, the newest first.
+    """Return how the sessions of a store have changed.
 
-    Nothing of their content is kept, and no lease is taken. A session whose log is damaged is
-    passed over.
+    They are drawn from those of the last day; where that is too little, older ones follow, the
+    newest first. Nothing of their content is kept, and no lease is taken. A session whose log is
+    damaged is passed over.
 
     Args:
         store: An open one.
@@ -181,16 +184,20 @@ async def observed(store: Store, *, most: int = 20_000) -> Workload:
             query = SessionQuery(tenant=tenant, newest_first=True, limit=_LISTED)
             infos += await store.sessions(query)
     infos.sort(key=lambda info: info.last_used, reverse=True)
+    a_day_ago = infos[0].last_used[0] - _DAY if infos else 0.0
+    recent = [info for info in infos if info.last_used[0] >= a_day_ago]
+    older = infos[len(recent) :]
+    random.Random(0).shuffle(recent)
     sessions: list[list[WorkloadChange]] = []
     remaining = most
-    for info in infos:
+    for info in recent + older:
         if remaining <= 0:
             break
         changes = await _changes(lineage, info.key)
         sessions.append(changes)
         remaining -= len(changes)
     sessions = [changes for changes in sessions if changes]
-    return workload_of(sessions, f"the newest of {len(sessions)} sessions in {store.location}")
+    return workload_of(sessions, f"{len(sessions)} of the newest sessions in {store.location}")
 
 
 async def _changes(store: Store, key: SessionKey) -> list[WorkloadChange]:
