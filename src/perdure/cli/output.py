@@ -85,6 +85,17 @@ def note(message: str) -> None:
     print(f"perdure: {visible(message)}", file=sys.stderr, flush=True)
 
 
+def is_interactive() -> bool:
+    """Return whether a person can be asked: stdin and stderr are terminals."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+def confirmed(question: str) -> bool:
+    """Ask a person whether to go on, on stderr: stdout is for the command's answer."""
+    print(f"{visible(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
+
+
 def require_free(out: Path) -> None:
     """Raise unless a file or a folder can be made at a path."""
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

@@ -48,7 +48,6 @@ from perdure.errors import (
     SessionClosedError,
     SessionError,
 )
-from perdure.observe import Metrics
 from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
@@ -311,7 +310,6 @@ class AgentServer:
         self._max_body = max_body
         self._max_requests = max_requests
         self._requests = 0
-        self._metrics: Metrics | None = None
         self._owners: WeakKeyDictionary[Run, str | None] = WeakKeyDictionary()
         self.sessions.at_drain.append(self._pool.stop)
         routes = [
@@ -321,7 +319,7 @@ class AgentServer:
             Route("/agents/{id}/messages", self._post, methods=["POST"]),
             Route("/agents/{id}/messages", self._history),
             Route("/agents/{id}/events", self._events),
-            Route("/metrics", self._show_metrics),
+            Route("/metrics", self.sessions.metrics),
         ]
         inner = Starlette(
             routes=routes,
@@ -340,12 +338,8 @@ class AgentServer:
     async def _lifespan(self, app: Any) -> AsyncGenerator[None, None]:
         async with self.sessions.lifespan(app), anyio.create_task_group() as group:
             group.start_soon(self._pool.tend)
-            self._metrics = Metrics(self.sessions.manager)
-            try:
-                yield
-            finally:
-                self._metrics.close()
-                group.cancel_scope.cancel()
+            yield
+            group.cancel_scope.cancel()
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         """Check a request before anything else looks at it."""
@@ -494,10 +488,6 @@ class AgentServer:
         return self.sessions.events(
             key.agent, session=key.session, tenant=key.tenant, owner=view.info.metadata.owner
         )
-
-    async def _show_metrics(self, request: Request) -> Response:
-        assert self._metrics is not None  # the lifespan has begun
-        return Response(self._metrics.render(), media_type=Metrics.content_type)
 
     # what a request says
 

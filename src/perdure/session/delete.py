@@ -248,8 +248,17 @@ class Forgetter:
         *,
         dry_run: bool,
         look_for_carriers: bool = True,
+        scrub: bool = True,
     ) -> ForgetReport:
         """Remove sessions of one tenant, and everything that only they reach.
+
+        Args:
+            keys: The sessions.
+            tenant: Whose they are.
+            terms: How to take them from other processes.
+            dry_run: Remove nothing.
+            look_for_carriers: Whether to look for copies of what is removed.
+            scrub: Whether the store then removes what it keeps of removed data.
 
         Raises:
             LeaseHeldError: Another process keeps holding one; then nothing was removed.
@@ -273,7 +282,7 @@ class Forgetter:
                 await hold.delete()
             # 4. Remove spill files, and what the backend keeps of removed data.
             spilled = await self._spilled(keys, remove=not dry_run)
-            if not dry_run:
+            if scrub and not dry_run:
                 await self._store.scrub()
         runtime = self._access.runtime
         spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None

@@ -189,8 +189,11 @@ class Pruner:
         terms: HandoverTerms,
         *,
         dry_run: bool,
+        scrub: bool,
     ) -> PruneReport:
         """Prune sessions of a tenant; those of *keys*, or all of them.
+
+        With *scrub*, the store then removes what it keeps of removed data.
 
         Raises:
             SessionError: There is but one of *keys*, and it may not be pruned.
@@ -214,7 +217,7 @@ class Pruner:
                     cut = await self._cut(key, retention, now)
                     progress.kept_for += cut.kept_for
                     progress.pruned += await self._prune(key, cut, terms, dry_run=dry_run)
-        if not dry_run and (progress.pruned or progress.expired):
+        if scrub and not dry_run and (progress.pruned or progress.expired):
             await store.scrub()
         return progress.report(dry_run=dry_run)
 
@@ -225,7 +228,9 @@ class Pruner:
 
         Where one of them is refused, nothing was removed: then each half is tried by itself.
         """
-        forget = partial(self._forgetter.forget, dry_run=False, look_for_carriers=False)
+        forget = partial(
+            self._forgetter.forget, dry_run=False, look_for_carriers=False, scrub=False
+        )
         if len(keys) == 1:
             with progress.unless_refused(keys[0]):
                 await forget(keys, tenant, terms)

@@ -24,7 +24,9 @@ class TurnEndAt(msgspec.Struct, frozen=True):
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of sessions that ``prune`` keeps; nothing is ever removed without that call.
+    """The part of sessions that ``prune`` keeps.
+
+    Nothing is ever removed without that call, or ``connect(retention=…)``, which makes it.
 
     With both of the first two, a turn stays if either keeps it. What the model sees next, memory
     and states stay in any case: only history goes.
