@@ -51,6 +51,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
+from perdure.serve.openapi import AgentListed, AgentPage, AgentShown, Answered, Posted, describe
 from perdure.session.internals import contents_of
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
@@ -261,6 +262,7 @@ MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 MAX_TURN: Final = 255
 """Characters of an Idempotency-Key."""
 PROBES: Final = ("/healthz", "/readyz")
+DESCRIPTION: Final = "/openapi.json"
 ORDERS: Final = ("newest", "id")
 CORS: Final[dict[str, Any]] = {
     "allow_methods": ["GET", "POST", "DELETE"],
@@ -268,12 +270,6 @@ CORS: Final[dict[str, Any]] = {
     "expose_headers": ["retry-after", "www-authenticate"],
 }
 """The methods and headers for pages of other sites, if they are let in at all."""
-
-
-class Posted(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a message."""
-
-    text: str
 
 
 @final
@@ -320,6 +316,7 @@ class AgentServer:
             Route("/agents/{id}/messages", self._history),
             Route("/agents/{id}/events", self._events),
             Route("/metrics", self.sessions.metrics),
+            Route(DESCRIPTION, self._describe),
         ]
         inner = Starlette(
             routes=routes,
@@ -375,7 +372,7 @@ class AgentServer:
         """Let in who has a token."""
 
         async def opened(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http":
+            if scope["type"] == "http" and _path(scope) != DESCRIPTION:  # the same for everybody
                 headers = Headers(scope=scope)
                 try:
                     is_metrics = _path(scope) == "/metrics"
@@ -411,7 +408,7 @@ class AgentServer:
             outcome = await run.wait()
         except Exception as error:
             raise answered(error) from error
-        return json_response({"agent": agent, **msgspec.structs.asdict(outcome)})
+        return json_response(Answered(agent=agent, **msgspec.structs.asdict(outcome)))
 
     async def _history(self, request: Request) -> Response:
         view = await self._view(request)
@@ -431,14 +428,14 @@ class AgentServer:
         view = await self._view(request)
         info = view.info
         return json_response(
-            {
-                "agent": request.path_params["id"],
-                "title": info.metadata.title,
-                "owner": info.metadata.owner,
-                "tags": info.metadata.tags,
-                "turns": info.turns,
-                "open": self._pool.is_warm(view.key),
-            }
+            AgentShown(
+                agent=request.path_params["id"],
+                title=info.metadata.title,
+                owner=info.metadata.owner,
+                tags=list(info.metadata.tags),
+                turns=info.turns,
+                open=self._pool.is_warm(view.key),
+            )
         )
 
     async def _list(self, request: Request) -> Response:
@@ -474,7 +471,7 @@ class AgentServer:
             more = key.agent
             if is_newest:
                 more = msgspec.json.encode((at, key.agent, key.session)).decode()
-        return json_response({"agents": [_listed(info) for info in shown], "after": more})
+        return json_response(AgentPage(agents=[_listed(info) for info in shown], after=more))
 
     async def _delete(self, request: Request) -> Response:
         key = (await self._view(request)).key
@@ -488,6 +485,12 @@ class AgentServer:
         return self.sessions.events(
             key.agent, session=key.session, tenant=key.tenant, owner=view.info.metadata.owner
         )
+
+    async def _describe(self, request: Request) -> Response:
+        document = describe(is_open=self._access.is_open, max_page=MAX_PAGE, max_turn=MAX_TURN)
+        # Behind a proxy, the paths are below what it leaves out.
+        document["servers"] = [{"url": request.scope.get("root_path") or "/"}]
+        return json_response(document)
 
     # what a request says
 
@@ -552,15 +555,15 @@ def _last_of(place: str, tenant: str) -> SessionInfo:
         raise Problem(400, "Invalid", "after is what the page before has as after") from None
 
 
-def _listed(info: SessionInfo) -> dict[str, Any]:
-    return {
-        "agent": info.key.agent,
-        "session": info.key.session,
-        "title": info.title,
-        "owner": info.owner,
-        "turns": info.turns,
-        "updated_at": info.updated_at,
-    }
+def _listed(info: SessionInfo) -> AgentListed:
+    return AgentListed(
+        agent=info.key.agent,
+        session=info.key.session,
+        title=info.title,
+        owner=info.owner,
+        turns=info.turns,
+        updated_at=info.updated_at,
+    )
 
 
 async def _answer_problem(_: Request, error: Exception) -> Response:
