@@ -475,14 +475,12 @@ class Metrics:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request with the figures in Prometheus's text format."""
-        status, body, kind = 405, b"", b"text/plain"
+        status, body, about = 405, b"", (b"allow", b"GET, HEAD")
         if scope["method"] in {"GET", "HEAD"}:
-            status, body, kind = 200, self.render().encode(), self.content_type.encode()
-        headers = [
-            (b"content-type", kind),
-            (b"content-length", b"%d" % len(body)),
-            (b"cache-control", b"no-store"),
-        ]
+            status, body = 200, self.render().encode()
+            about = (b"content-type", self.content_type.encode())
+        length = (b"content-length", b"%d" % len(body))
+        headers = [about, length, (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": status, "headers": headers})
         shown = b"" if scope["method"] == "HEAD" else body
         await send({"type": "http.response.body", "body": shown})

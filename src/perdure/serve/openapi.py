@@ -120,10 +120,11 @@ class ProblemShown(msgspec.Struct, kw_only=True, omit_defaults=True):
 _TYPES: Final = (Posted, Answered, AgentShown, AgentPage, HistoryPage, ProblemShown)
 
 
-def _answer(description: str, kind: type | None = None, **more: Any) -> dict[str, Any]:
-    content = more
-    if kind is not None:
-        content = {JSON: {"schema": {"$ref": _REF.format(name=kind.__name__)}}, **more}
+def _schema(of: type) -> dict[str, Any]:
+    return {"schema": {"$ref": _REF.format(name=of.__name__)}}
+
+
+def _answer(description: str, content: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"description": description, **({"content": content} if content else {})}
 
 
@@ -177,14 +178,14 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                         "Those first that were saved last, or by id.",
                     ),
                 ],
-                "responses": {"200": _answer("A page of agents.", AgentPage)},
+                "responses": {"200": _answer("A page of agents.", {JSON: _schema(AgentPage)})},
             }
         },
         "/agents/{id}": {
             "get": {
                 "operationId": "getAgent",
                 "summary": "Show an agent",
-                "responses": {"200": _answer("The agent.", AgentShown)},
+                "responses": {"200": _answer("The agent.", {JSON: _schema(AgentShown)})},
             },
             "delete": {
                 "operationId": "deleteAgent",
@@ -204,7 +205,7 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                         "Only messages with a smaller seq: `before` of another page.",
                     ),
                 ],
-                "responses": {"200": _answer("A page of messages.", HistoryPage)},
+                "responses": {"200": _answer("A page of messages.", {JSON: _schema(HistoryPage)})},
             },
             "post": {
                 "operationId": "postMessage",
@@ -212,14 +213,13 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                 "parameters": [turn, seen],
                 "requestBody": {
                     "required": True,
-                    "content": {JSON: {"schema": {"$ref": _REF.format(name="Posted")}}},
+                    "content": {JSON: _schema(Posted)},
                 },
                 "responses": {
                     "200": _answer(
                         "The answer, once it is durable; with `Accept: text/event-stream` the "
                         "events of its turn.",
-                        Answered,
-                        **events,
+                        {JSON: _schema(Answered), **events},
                     )
                 },
             },
@@ -229,7 +229,7 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                 "operationId": "listenToAgent",
                 "summary": "Listen to an agent",
                 "parameters": [seen],
-                "responses": {"200": _answer("The events of all turns, from now on.", **events)},
+                "responses": {"200": _answer("The events of all turns, from now on.", events)},
             }
         },
         "/metrics": {
@@ -237,16 +237,16 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                 "operationId": "getMetrics",
                 "summary": "Show the metrics of the process, for Prometheus",
                 "responses": {
-                    "200": _answer("The metrics.", **{"text/plain": {"schema": {"type": "string"}}})
+                    "200": _answer("The metrics.", {"text/plain": {"schema": {"type": "string"}}})
                 },
             }
         },
     }
     for probe, what in (("/healthz", "lives"), ("/readyz", "takes requests")):
         content = {JSON: {"schema": {"type": "object"}}}
-        responses = {"200": _answer("Yes.", **content)}
+        responses = {"200": _answer("Yes.", content)}
         if probe == "/readyz":
-            responses["503"] = _answer("No.", **content)
+            responses["503"] = _answer("No.", content)
         paths[probe] = {
             "get": {
                 "operationId": f"get{probe[1:].capitalize()}",
@@ -255,10 +255,11 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                 "security": [],
             }
         }
-    problem = {PROBLEM: {"schema": {"$ref": _REF.format(name="ProblemShown")}}}
     for path, operations in paths.items():
         for operation in operations.values():
-            operation["responses"]["default"] = _answer("An error.", **problem)
+            operation["responses"]["default"] = _answer(
+                "An error.", {PROBLEM: _schema(ProblemShown)}
+            )
         if "{id}" in path:
             schema = {"type": "string"}
             operations["parameters"] = [
