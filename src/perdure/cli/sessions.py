@@ -6,7 +6,6 @@ The commands on the sessions of a store: list and show only read; the others cha
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from contextlib import AsyncExitStack
 from itertools import chain
@@ -33,6 +32,7 @@ from perdure.cli.output import (
     ago,
     clip,
     confirmed,
+    days,
     is_interactive,
     note,
     print_json,
@@ -505,8 +505,6 @@ def _report(done: Fork, where: SessionOption, text: str) -> int:
 
 SHOWN = 5
 """The number of sessions that a question names."""
-_AGE = re.compile(r"(\d+(?:\.\d+)?)(d|h|w)?")
-_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, None: 1.0}
 
 
 async def forget(
@@ -628,7 +626,7 @@ async def prune(
     retention = Retention(
         keep_turns=keep_turns,
         keep_days=keep_days,
-        expire_days=None if older_than is None else _days(older_than),
+        expire_days=None if older_than is None else days(older_than),
     )
     async with managed(existing(where.store), write=not dry_run) as sessions:
         report = await sessions.prune(
@@ -636,17 +634,6 @@ async def prune(
         )
     where.show(report, lambda: say_pruned(report, counts=True))
     return 1 if report.refused else 0
-
-
-def _days(age: str) -> float:
-    match = _AGE.fullmatch(age)
-    if match is None:
-        raise ConfigError(
-            f"invalid --older-than {age!r}: give days, hours or weeks, as 90d, 12h, 8w",
-            option="older-than",
-            value=age,
-        )
-    return float(match[1]) * _DAYS[match[2]]
 
 
 def say_pruned(report: PruneReport, *, counts: bool = False) -> None:
