@@ -64,6 +64,19 @@ async def test_what_was_not_used_for_long_goes_by_itself_and_what_is_open_stays(
         assert 'perdure_retention_sessions_total{outcome="expired"} 3' in metrics.render()
 
 
+async def test_a_scope_stays() -> None:
+    backing, reports = MemoryBacking(), list[PruneReport]()
+    async with perdure.connect(MemoryStore(backing=backing), shutdown=QUIET) as sessions:
+        await sessions.scope("user:ada").set("tide", "low")
+        await converse(sessions, "old", "Hello")
+    store = MemoryStore(backing=backing)
+    async with perdure.connect(store, shutdown=QUIET, retention=AT_ONCE) as sessions:
+        sessions.on("pruned", reports.append)
+        await anyio.sleep(2 * FIRST_SWEEP + 1)
+        assert [str(key) for report in reports for key in report.expired] == ["old"]
+        assert await sessions.scope("user:ada").get("tide") == "low"
+
+
 async def test_history_is_cut_by_itself() -> None:
     backing, reports = MemoryBacking(), list[PruneReport]()
     retention = Retention(keep_turns=1)

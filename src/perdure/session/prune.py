@@ -35,7 +35,7 @@ from perdure.memory.index import MEMORY, MemoryIndex
 from perdure.memory.working_memory import SessionValues
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
-from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, TURN, Entry, Record
 from perdure.session.delete import Forgetter, tenant_sessions
@@ -265,6 +265,9 @@ class Pruner:
         used = {key.agent for key in open_here if key.tenant == tenant}
         async with aclosing(tenant_sessions(self._store, tenant)) as listed:
             async for info in listed:
+                # Only changes of a scope are noted, and others may read it every day.
+                if info.key.agent == SCOPES:
+                    continue
                 if not is_expired(info, retention, now):
                     used.add(info.key.agent)
                 elif info.key not in open_here and (keys is None or info.key in keys):

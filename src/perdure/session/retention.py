@@ -35,7 +35,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         keep_turns: The newest turns of each session stay.
         keep_days: Turns that ended within these days stay.
         expire_days: Sessions that were not used for so many days are forgotten; an agent's default
-            session, which keeps what all of them share, not before the others.
+            session, which keeps what all of them share, not before the others. Scopes stay.
 
     Raises:
         InvalidArgumentError: A value is invalid, or there is none.
