@@ -98,7 +98,7 @@ class ShownMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Whether the answer was cut off."""
 
 
-class HistoryPage(msgspec.Struct, kw_only=True):
+class MessagePage(msgspec.Struct, kw_only=True):
     """A page of an agent's messages, oldest first."""
 
     messages: list[ShownMessage]
@@ -117,7 +117,7 @@ class ProblemShown(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The name of the error."""
 
 
-_TYPES: Final = (Posted, Answered, AgentShown, AgentPage, HistoryPage, ProblemShown)
+_TYPES: Final = (Posted, Answered, AgentShown, AgentPage, MessagePage, ProblemShown)
 
 
 def _schema(of: type) -> dict[str, Any]:
@@ -205,7 +205,7 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                         "Only messages with a smaller seq: `before` of another page.",
                     ),
                 ],
-                "responses": {"200": _answer("A page of messages.", {JSON: _schema(HistoryPage)})},
+                "responses": {"200": _answer("A page of messages.", {JSON: _schema(MessagePage)})},
             },
             "post": {
                 "operationId": "postMessage",
