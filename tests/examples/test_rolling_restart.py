@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import anyio
 import httpx
+import psutil
 import pytest
 
 import perdure
@@ -108,6 +109,16 @@ async def messages(url: str, chat: str) -> list[Message]:
         return view.context()
 
 
+async def wrong(url: str, load: Load) -> dict[str, list[str]]:
+    """Return the chats where something was lost or doubled, or is out of order."""
+    found = {}
+    for chat, ended in load.ended.items():
+        texts = [message.text for message in await messages(url, chat)]
+        if texts != [WORDS, WHOLE] * ended:
+            found[chat] = texts
+    return found
+
+
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])  # of the clients; the workers are uvicorn's
 async def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
     postgres: Postgres, anyio_backend: str
@@ -140,16 +151,43 @@ async def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
             worker.close()
     assert all('perdure_saves_total{outcome="ok"}' in text for text in shown)
     assert load.tries["503"] + load.tries["200"] > sum(load.ended.values())  # some were tried again
-    wrong = {}
-    for number in range(CLIENTS):
-        chat = f"chat-{number}"
-        found = [message.text for message in await messages(postgres.url, chat)]
-        if found != [WORDS, WHOLE] * load.ended[chat]:
-            wrong[chat] = (load.ended[chat], found)
-    assert wrong == {}
+    assert await wrong(postgres.url, load) == {}
     assert len(load.left) >= RESTARTS
     for chat in load.left:
         question, answer = await messages(postgres.url, chat)
         assert question.text == WORDS
         assert "a b" in answer.text
         assert WHOLE.startswith(answer.text)
+
+
+def workers_of(served: Served) -> set[int]:
+    children = psutil.Process(served.process.pid).children()
+    return {child.pid for child in children if "spawn_main" in " ".join(child.cmdline())}
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_uvicorn_replaces_its_workers_under_load_and_nothing_is_lost(
+    postgres: Postgres, anyio_backend: str
+) -> None:
+    options = "--workers 2 --timeout-worker-healthcheck 30 --timeout-graceful-shutdown 10"
+    served = Served(*UVICORN, *options.split(), store=postgres.url)
+    load = Load([served.url, served.url])
+    try:
+        async with httpx.AsyncClient(timeout=60) as http, anyio.create_task_group() as clients:
+            for number in range(CLIENTS):
+                clients.start_soon(load.client, http, number)
+            while sum(load.ended.values()) < CLIENTS:
+                await anyio.sleep(0.02)
+            old = workers_of(served)
+            assert len(old) == 2
+            served.process.send_signal(signal.SIGHUP)
+            while len(new := workers_of(served) - old) < 2 or workers_of(served) != new:
+                await anyio.sleep(0.05)
+            before = sum(load.ended.values())
+            while sum(load.ended.values()) < before + CLIENTS:
+                await anyio.sleep(0.02)
+            load.stopping = True
+        assert served.stop() == ""
+    finally:
+        served.close()
+    assert await wrong(postgres.url, load) == {}
