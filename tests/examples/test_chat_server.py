@@ -116,6 +116,30 @@ def test_a_client_that_comes_back_in_time_continues_where_it_was(served: Served)
     assert offsets[0] == int(before[-1].id.partition(".")[2])
 
 
+def sample(served: Served, name: str) -> float:
+    lines = served.client.get("/metrics").text.splitlines()
+    (value,) = [line.rpartition(" ")[2] for line in lines if line.rpartition(" ")[0] == name]
+    return float(value)
+
+
+def test_each_worker_shows_what_it_does_itself(served: Served) -> None:
+    other = Served(*UVICORN, store=served.store)
+    try:
+        saves = 'perdure_saves_total{outcome="ok"}'
+        before = sample(served, saves)
+        list(served.post("/chats/hop", "Hello", "1", **ADA))
+        there, here = sample(served, "perdure_open_sessions"), sample(served, saves)
+        assert here > before
+        assert (sample(other, saves), sample(other, "perdure_open_sessions")) == (0, 0)
+        list(other.post("/chats/hop", "And now?", "2", **ADA))
+        assert sample(other, saves) > 0
+        assert sample(other, "perdure_open_sessions") == 1
+        assert sample(served, "perdure_open_sessions") == there - 1  # it was handed over
+    finally:
+        other.stop()
+        other.close()
+
+
 def test_probes_metrics_and_errors(served: Served) -> None:
     assert served.client.get("/health/readyz").json()["ready"] is True
     assert served.client.get("/health/healthz").status_code == 200
