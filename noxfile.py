@@ -111,7 +111,9 @@ def extras(session: nox.Session, extra: str) -> None:
 def browser(session: nox.Session) -> None:
     """Walk pages in chromium, hostile ones too; PERDURE_SCREENSHOTS=docs/images takes pictures."""
     session.install(".[test-browser]")
-    tests = [f"tests/{what}/test_browser.py" for what in ("inspector", "serve", "tuning")]
+    tests = [
+        f"tests/{what}/test_browser.py" for what in ("examples", "inspector", "serve", "tuning")
+    ]
     session.run("pytest", "-q", "-m", "", *tests, *session.posargs)
 
 

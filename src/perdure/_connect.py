@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from perdure.lease import LeaseOptions
     from perdure.session.manager import SessionManager
     from perdure.session.options import Limits
+    from perdure.session.retention import Retention
     from perdure.store import Store
     from perdure.stores.wrapped.keys import MasterKeys
 
@@ -51,6 +52,7 @@ def connect(
     engine: EngineOptions | None = None,
     config: str | os.PathLike[str] | None = None,
     read_only: bool = False,
+    retention: Retention | None = None,
 ) -> SessionManager:
     """Return a session manager, to enter with ``async with`` or to await.
 
@@ -71,6 +73,9 @@ def connect(
         read_only: Only read: sessions are listed and loaded, and every call that would write raises
             a SessionError. A folder or a database is then neither made nor written to, so it may
             be on a disk that is full or mounted read-only.
+        retention: What stays: within minutes, and then every hour or two, this process does what
+            `SessionManager.prune` does, for every tenant. None: nothing is removed until that is
+            called.
 
     Raises:
         ConfigError: The URL, an option, or the file is invalid.
@@ -82,6 +87,9 @@ def connect(
     from perdure.session.manager import SessionManager
     from perdure.session.options import Limits
 
+    if read_only and retention is not None:
+        message = "a retention removes what is stored: leave it out, or read_only"
+        raise ConfigError(message, option="retention")
     store, declared = _declared(url, config)
     if read_only:
         from perdure.stores.delegate import ReadOnlyStore
@@ -95,6 +103,7 @@ def connect(
         limits=Limits() if limits is DEFAULT else limits,
         types=types,
         engine=engine,
+        retention=retention,
     )
 
 

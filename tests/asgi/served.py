@@ -39,7 +39,7 @@ class Served:
         log: Path | None = None,
         **env: str,
     ) -> None:
-        self.port = port or free_port()
+        self.store, self.port = store, port or free_port()
         words = [sys.executable, "-m", *(word.format(port=self.port) for word in command)]
         path = os.pathsep.join([str(ROOT / "src"), str(ROOT), str(ROOT / "examples")])
         settings = {**os.environ, "PERDURE_URL": store, "PYTHONPATH": path, **env}

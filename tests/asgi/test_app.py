@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
 
 import anyio
@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 
 from perdure import Message, Session, Shutdown, TurnReusedError
 from perdure.agent import AgentConfig, EchoModel
@@ -62,6 +62,60 @@ async def client() -> AsyncGenerator[httpx.AsyncClient, None]:
         transport = httpx.ASGITransport(application(sessions))
         async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
             yield client
+
+
+async def test_metrics_count_over_each_lifespan_of_an_application() -> None:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    app = Starlette(routes=[Route("/metrics", sessions.metrics), Mount("/at", sessions.metrics)])
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+        for saves in (1, 2):
+            async with sessions.lifespan():
+                async with sessions.turn("tide") as (session, _):
+                    session.append(Message.user("When is low tide?"))
+                for path in ("/metrics", "/at/"):
+                    shown = await client.get(path)
+                    assert f'\nperdure_saves_total{{outcome="ok"}} {saves}\n' in shown.text
+                    assert "\nperdure_open_sessions 1\n" in shown.text
+        assert "\nperdure_open_sessions 0\n" in (await client.get("/metrics")).text
+        head = await client.head("/metrics")
+        assert (head.status_code, head.content) == (200, b"")
+        refused = await client.delete("/metrics")
+        assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
+
+
+async def test_an_answer_may_be_any_iterator_of_text() -> None:
+    class Pieces:
+        """A client's stream, with nothing to close."""
+
+        def __init__(self) -> None:
+            self.left = ["at ", "noon"]
+
+        def __aiter__(self) -> AsyncIterator[str]:
+            return self
+
+        async def __anext__(self) -> str:
+            if not self.left:
+                raise StopAsyncIteration
+            return self.left.pop(0)
+
+    def pieces(session: Session, turn: Turn) -> AsyncIterator[str]:
+        turn.append(Message.user("When is low tide?"))
+        return Pieces()
+
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+
+    async def ask(request: Request) -> Response:
+        return sessions.stream("tide", pieces)
+
+    app = Starlette(routes=[Route("/", ask, methods=["POST"])])
+    async with sessions.lifespan():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+            assert "event: end" in (await client.post("/")).text
+        view = await sessions.manager.load("tide")
+        assert view is not None
+        assert [message.text for message in view.context()] == ["When is low tide?", "at noon"]
 
 
 @pytest.mark.parametrize("road", ["stream", "plain"])

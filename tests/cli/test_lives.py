@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import pty
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import anyio
@@ -94,6 +98,32 @@ def test_forget_says_what_goes_and_what_stays(command: Command, store: Path) -> 
     answer = command("forget", "bob", "--json", *at).json
     assert [key["session"] for key in answer["sessions"]] == ["default", "second"]
     assert command("forget", *at).status == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "more", "status", "goes"),
+    [("n\n", (), 1, False), ("\n", (), 1, False), ("y\n", (), 0, True), ("", ("--yes",), 0, True)],
+)
+def test_forget_asks_a_person_first(
+    store: Path, typed: str, more: tuple[str, ...], status: int, goes: bool
+) -> None:
+    words = [sys.executable, "-m", "perdure", "forget", "bob", "--json", "--store", str(store)]
+    terminal, theirs = pty.openpty()
+    try:
+        process = subprocess.Popen(
+            [*words, *more], stdin=theirs, stderr=theirs, stdout=subprocess.PIPE, text=True
+        )
+        os.close(theirs)
+        os.write(terminal, typed.encode())
+        out, _ = process.communicate(timeout=60)
+        shown = os.read(terminal, 10_000).decode() if typed else ""
+    finally:
+        os.close(terminal)
+    assert process.returncode == status
+    question = "forget 2 sessions (bob, bob/second)? This cannot be undone. [y/N]"
+    assert (question in shown) == bool(typed)
+    assert bool(out) == goes
+    assert bool(said(store, "bob")) == (not goes)
 
 
 def test_prune_lets_old_turns_and_unused_sessions_go(command: Command, store: Path) -> None:

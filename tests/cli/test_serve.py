@@ -54,6 +54,13 @@ def test_what_is_no_agent_is_refused(agent: str, said: str, tmp_path: Path) -> N
     assert said in error
 
 
+def test_an_age_at_which_sessions_go_is_checked(tmp_path: Path) -> None:
+    (tmp_path / "agents.py").write_text("def agent(id): ...\n", encoding="utf-8")
+    status, error = run(tmp_path, "nothing", "serve", "agents:agent", "--older-than", "soon")
+    assert (status, "Traceback" in error) == (2, False), error
+    assert "give days, hours or weeks" in error
+
+
 def test_other_machines_are_not_let_in_without_tokens(tmp_path: Path) -> None:
     (tmp_path / "agents.py").write_text("def agent(id): ...\n", encoding="utf-8")
     status, error = run(tmp_path, "nothing", "serve", "agents:agent", "--host", "192.0.2.1")

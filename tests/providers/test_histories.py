@@ -345,6 +345,25 @@ NOT_SENT = {"role": "assistant", "content": None, "tool_calls": [{"id": "c", "ty
 
 
 @pytest.mark.parametrize(
+    ("request_", "format", "place"),
+    [
+        ({"messages": [{"role": "user"}]}, "openai", "messages[0].content is missing"),
+        ({"messages": [{"role": "user"}]}, "anthropic", "messages[0].content is missing"),
+        ({"contents": [{"role": "user"}]}, "gemini", "contents[0].parts is missing"),
+        ({"input": [{"role": "user"}]}, "openai-responses", "input[0].content is missing"),
+        ({"messages": ["Hello"]}, "openai", "messages[0] is a str"),
+        ({"messages": 7}, "openai", "messages is a int"),
+    ],
+)
+def test_what_does_not_fit_into_a_request_is_named_by_its_field(
+    request_: Any, format: Format, place: str
+) -> None:
+    with pytest.raises(FormatError) as refused:
+        parse_history(request_, format)
+    assert place in str(refused.value)
+
+
+@pytest.mark.parametrize(
     ("history", "format", "index", "field", "words"),
     [
         ("Hello", "openai", None, None, "is a str"),

@@ -18,6 +18,7 @@ from perdure.asgi.runs import Answer, Run, answer_in
 from perdure.autosave.options import Autosave
 from perdure.errors import OwnerMismatchError, SessionError
 from perdure.formats.state import StateStorage
+from perdure.observe import Metrics
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.session.base import Turn, turn_reused
 from perdure.session.manager import SessionManager
@@ -39,6 +40,7 @@ class AppSessions:
         app = FastAPI(lifespan=sessions.lifespan)
         app.add_middleware(sessions.middleware)
         app.mount("/health", sessions.probes)
+        app.add_route("/metrics", sessions.metrics)
 
     At SIGTERM the manager saves at once, streams that only listen end, and turns have ``grace``
     seconds; then they are cut, and what came of their answers is kept. The server's own
@@ -71,6 +73,7 @@ class AppSessions:
         self._group: TaskGroup | None = None
         self._drained: anyio.Event | None = None
         self._requests: dict[object, str] = {}
+        self._metrics: Metrics | None = None
         self.at_drain: list[Callable[[], Awaitable[object]]] = []
         """Awaited when turns have had their time, and before those that still run are cut."""
 
@@ -95,6 +98,16 @@ class AppSessions:
         return _started(self._feed)
 
     @property
+    def metrics(self) -> Metrics:
+        """The metrics of this process, as an ASGI application: ``GET /metrics``.
+
+        Nothing is counted before they are asked for: ask where the application is made.
+        """
+        if self._metrics is None:
+            self._metrics = Metrics() if self._manager is None else Metrics(self._manager)
+        return self._metrics
+
+    @property
     def draining(self) -> bool:
         """True while the process stops: new sessions are refused."""
         return self._feed is not None and self._feed.draining
@@ -105,6 +118,8 @@ class AppSessions:
         url, options = self._connect
         async with connect(url, **options) as manager, anyio.create_task_group() as group:
             self._manager, self._group = manager, group
+            if self._metrics is not None:
+                self._metrics.add(manager)
             self._feed = Feed(manager, poll=self._poll)
             self._drained = anyio.Event()
             forget = manager.on("drain", self._begin_drain)
@@ -116,6 +131,8 @@ class AppSessions:
                     await self._begin_drain()
                     await self._drained.wait()
                 forget()
+                if self._metrics is not None:
+                    self._metrics.close()
                 group.cancel_scope.cancel()
 
     async def _begin_drain(self, _: object = None) -> None:

@@ -7,7 +7,7 @@ retry joins it instead of running it twice.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from typing import final
 
 import anyio
@@ -124,7 +124,7 @@ class Run:
             yield failure(self.error)
 
 
-Answer = Callable[[Session, Turn], AsyncGenerator[str, None]]
+Answer = Callable[[Session, Turn], AsyncIterator[str]]
 """Answers in a turn: appends the question, and yields the answer in pieces."""
 
 
@@ -152,10 +152,21 @@ async def answer_in(
     return RunOutcome(run.turn or "", ended, session.durable_version, replayed=run.replayed)
 
 
+@contextlib.asynccontextmanager
+async def _closing(stream: AsyncIterator[str]) -> AsyncGenerator[AsyncIterator[str], None]:
+    """Close what can be closed: a generator, or a client's stream."""
+    try:
+        yield stream
+    finally:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            await close()
+
+
 async def _pieces(session: Session, turn: Turn, channel: Channel, answer: Answer) -> str:
     pieces: list[str] = []
     try:
-        async with contextlib.aclosing(answer(session, turn)) as stream:
+        async with _closing(answer(session, turn)) as stream:
             async for piece in stream:
                 if not pieces:
                     await session.save()  # the question is durable before anything leaves

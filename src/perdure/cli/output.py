@@ -7,6 +7,7 @@ stored data cannot control the reader's terminal.
 from __future__ import annotations
 
 import datetime
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,37 @@ def fail(message: str) -> None:
 def note(message: str) -> None:
     """Print a note on stderr."""
     print(f"perdure: {visible(message)}", file=sys.stderr, flush=True)
+
+
+def is_interactive() -> bool:
+    """Return whether a person can be asked: stdin and stderr are terminals."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
+
+
+_AGE = re.compile(r"(\d+(?:\.\d+)?)(d|h|w)?")
+_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, None: 1.0}
+
+
+def days(age: str) -> float:
+    """Return the days of an ``--older-than``.
+
+    >>> days("12h"), days("8w"), days("90")
+    (0.5, 56.0, 90.0)
+    """
+    match = _AGE.fullmatch(age)
+    if match is None:
+        raise ConfigError(
+            f"invalid --older-than {age!r}: give days, hours or weeks, as 90d, 12h, 8w",
+            option="older-than",
+            value=age,
+        )
+    return float(match[1]) * _DAYS[match[2]]
+
+
+def confirmed(question: str) -> bool:
+    """Ask a person whether to go on, on stderr: stdout is for the command's answer."""
+    print(f"{visible(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}
 
 
 def require_free(out: Path) -> None:

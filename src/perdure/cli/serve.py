@@ -16,8 +16,9 @@ from cyclopts import Parameter, validators
 from perdure._lib.lazy import import_extra
 from perdure.autosave.options import Shutdown
 from perdure.cli.access import existing, managed
-from perdure.cli.output import StoreOption, note, print_line, say
+from perdure.cli.output import StoreOption, days, note, print_line, say
 from perdure.errors import ConfigError
+from perdure.session.retention import Retention
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp
@@ -42,6 +43,7 @@ def serve(
     max_connections: Annotated[int | None, ABOVE_0] = None,
     request_timeout: Annotated[float, ABOVE_0] = 15.0,
     keep: Annotated[float, ABOVE_0] = 30.0,
+    older_than: str | None = None,
     grace: float = 5.0,
     deadline: float = 20.0,
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
@@ -60,10 +62,10 @@ def serve(
         allow_host: A name that the Host header may have; "*" for any. Default: its own.
         allow_origin: A site whose pages may send requests, as https://name. Default: none.
         max_body: Bytes that a request's body may have.
-        max_connections: Requests at a time, and agents that stay open. Default: what descriptors
-            allow.
+        max_connections: Requests at a time, and agents that stay open.
         request_timeout: Seconds for a request to come in full, and for a client to read on.
         keep: Seconds for which an unused agent stays open.
+        older_than: Forget sessions that were not used for this long.
         grace: Seconds that turns have to end at SIGTERM; then half answers are kept.
         deadline: Seconds that saving may take after that.
 
@@ -94,6 +96,7 @@ def serve(
         max_body=max_body,
         max_requests=most,
         grace=grace,
+        retention=None if older_than is None else Retention(expire_days=days(older_than)),
         shutdown=Shutdown(deadline=deadline, turn_grace=min(grace, deadline)),
     )
     note(f"serving {agent} on http://{host}:{port}")

@@ -6,7 +6,6 @@ The commands on the sessions of a store: list and show only read; the others cha
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from contextlib import AsyncExitStack
 from itertools import chain
@@ -32,6 +31,9 @@ from perdure.cli.output import (
     StoreOption,
     ago,
     clip,
+    confirmed,
+    days,
+    is_interactive,
     note,
     print_json,
     print_table,
@@ -499,8 +501,8 @@ def _report(done: Fork, where: SessionOption, text: str) -> int:
     return 0
 
 
-_AGE = re.compile(r"(\d+(?:\.\d+)?)(d|h|w)?")
-_DAYS = {"h": 1 / 24, "d": 1.0, "w": 7.0, None: 1.0}
+SHOWN = 5
+"""The number of sessions that a question names."""
 
 
 async def forget(
@@ -512,13 +514,15 @@ async def forget(
     tag: str | None = None,
     tenant: str = "",
     dry_run: bool = False,
+    yes: Annotated[bool, Parameter(negative=())] = False,
     backup: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     where: StoreOption = StoreOption(),  # noqa: B008  # frozen
 ) -> int:
     """Forget sessions: logs, documents, quarantine, posts, and blobs that only they reference.
 
-    What others still reference stays, and is listed. This cannot be undone. A backup forgets
-    them with its next run; with --backup at once, so that a lost store does not bring them back.
+    What others still reference stays, and is listed. This cannot be undone, so on a terminal it
+    shows what would go, and asks first. A backup forgets them with its next run; with --backup at
+    once, so that a lost store does not bring them back.
 
     Args:
         id: Only sessions of this agent.
@@ -527,6 +531,7 @@ async def forget(
         tag: Only sessions with this tag.
         tenant: The tenant, in a store that several tenants share.
         dry_run: Only show what would be removed.
+        yes: Do not ask. Where stdin or stderr is no terminal, as in a script, nothing asks.
         backup: A backup of the store, which forgets at once what the store has forgotten, now and
             before; may be repeated.
 
@@ -540,11 +545,19 @@ async def forget(
             await require_key(target)
             await require_backup(target)
             retained.append(target)
-        async with managed(existing(where.store), write=not dry_run) as sessions:
-            if id is not None:
-                stored_key(id, tenant=tenant)
-            wanted = SessionFilter(id, session, tenant, owner, tag)
-            report = await parts_of(sessions).forget(wanted, HandoverTerms(), dry_run=dry_run)
+        if id is not None:
+            stored_key(id, tenant=tenant)
+        wanted = SessionFilter(id, session, tenant, owner, tag)
+        if not (dry_run or yes) and is_interactive():
+            found = await _forget(wanted, where, dry_run=True)
+            names = ", ".join(map(str, found.sessions[:SHOWN]))
+            if len(found.sessions) > SHOWN:
+                names += f" and {len(found.sessions) - SHOWN} more"
+            many = f"{len(found.sessions)} sessions ({names})"
+            if found.sessions and not confirmed(f"forget {many}? This cannot be undone."):
+                note("nothing was removed")
+                return 1
+        report = await _forget(wanted, where, dry_run=dry_run)
         removed: dict[str, list[SessionKey]] = {}
         if not dry_run and retained:
             async with opened(where.store) as store:
@@ -555,6 +568,11 @@ async def forget(
         lambda: _print_forgotten(report, removed),
     )
     return 0
+
+
+async def _forget(wanted: SessionFilter, where: StoreOption, *, dry_run: bool) -> ForgetReport:
+    async with managed(existing(where.store), write=not dry_run) as sessions:
+        return await parts_of(sessions).forget(wanted, HandoverTerms(), dry_run=dry_run)
 
 
 def _print_forgotten(report: ForgetReport, backups: dict[str, list[SessionKey]]) -> None:
@@ -606,7 +624,7 @@ async def prune(
     retention = Retention(
         keep_turns=keep_turns,
         keep_days=keep_days,
-        expire_days=None if older_than is None else _days(older_than),
+        expire_days=None if older_than is None else days(older_than),
     )
     async with managed(existing(where.store), write=not dry_run) as sessions:
         report = await sessions.prune(
@@ -614,17 +632,6 @@ async def prune(
         )
     where.show(report, lambda: say_pruned(report, counts=True))
     return 1 if report.refused else 0
-
-
-def _days(age: str) -> float:
-    match = _AGE.fullmatch(age)
-    if match is None:
-        raise ConfigError(
-            f"invalid --older-than {age!r}: give days, hours or weeks, as 90d, 12h, 8w",
-            option="older-than",
-            value=age,
-        )
-    return float(match[1]) * _DAYS[match[2]]
 
 
 def say_pruned(report: PruneReport, *, counts: bool = False) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from perdure.autosave.options import Autosave
     from perdure.autosave.reports import Health
     from perdure.session.manager import SessionManager
+    from perdure.session.prune import PruneReport
     from perdure.session.runtime import SessionClosed, SessionOpened
 
 
@@ -101,6 +102,14 @@ FOLDS = Figure(
     labels=("ok", "failed"),
 )
 POSTS = Figure("perdure.inbox.posts", "counter", "Posts that entered a session that is open here.")
+RETENTION = Figure(
+    "perdure.retention.sessions",
+    "counter",
+    "Sessions that a retention has forgotten (expired) or cut, or has left alone: held by another"
+    " process, damaged, or refused.",
+    label="outcome",
+    labels=("expired", "pruned", "held", "damaged", "refused"),
+)
 STALLS = Figure("perdure.stalls", "counter", "Times that due saves made no progress.")
 LOOP_LAG = Figure(
     "perdure.loop.lag", "histogram", "How late the event loop was, looked at each 0.25 s.", "s"
@@ -174,7 +183,7 @@ FIGURES: Final = (
         "s",
         read=_in_force(lambda setting: setting.max_delay),
     ),
-    *(LEASE_CHANGES, RESTORE_DURATION, FOLDS, POSTS),
+    *(LEASE_CHANGES, RESTORE_DURATION, FOLDS, POSTS, RETENTION),
     Figure(
         "perdure.inbox.dead_letters",
         "gauge",
@@ -355,6 +364,9 @@ class Metrics:
     The text of `render` is for a scrape by Prometheus. It needs no library, and costs nothing
     between two scrapes but the counting. There is no session's id in it: those are in the logs.
 
+    It is an ASGI application, too, which answers a scrape:
+    ``app.add_route("/metrics", metrics)``. It asks for no token.
+
     Args:
         sessions: Managers that are open, of one event loop.
 
@@ -403,6 +415,7 @@ class Metrics:
             on("folded", lambda _: self._count(FOLDS, "ok")),
             on("fold_failed", lambda _: self._count(FOLDS, "failed")),
             on("posted", lambda event: self._count(POSTS, by=len(event.keys))),
+            on("pruned", self._pruned),
             on("stalled", lambda _: self._count(STALLS)),
         ]
         self._sessions.append(sessions)
@@ -449,6 +462,10 @@ class Metrics:
         if event.why != "lost":
             self._count(LEASE_CHANGES, "released")
 
+    def _pruned(self, report: PruneReport) -> None:
+        for outcome in RETENTION.labels:
+            self._count(RETENTION, outcome, len(getattr(report, outcome)))
+
     async def _watch_loop(self) -> None:
         while self._sessions:
             due = anyio.current_time() + LOOK
@@ -481,6 +498,18 @@ class Metrics:
                 continue
         self._latest = healths
         return healths
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request with the figures in Prometheus's text format."""
+        status, body, about = 405, b"", (b"allow", b"GET, HEAD")
+        if scope["method"] in {"GET", "HEAD"}:
+            status, body = 200, self.render().encode()
+            about = (b"content-type", self.content_type.encode())
+        length = (b"content-length", b"%d" % len(body))
+        headers = [about, length, (b"cache-control", b"no-store")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        shown = b"" if scope["method"] == "HEAD" else body
+        await send({"type": "http.response.body", "body": shown})
 
     def render(self) -> str:
         """Return the figures in Prometheus's text format, version 0.0.4."""

@@ -406,7 +406,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
         content = replies.content_in(FORMAT, {"content": given.system}, "system")
         messages.append(Message(role="system", content=content, extra=sent_stamp(by, FORMAT)))
     for at, entry in enumerate(given.entries):
-        path = f"history[{at}]"
+        path = f"{given.name}[{at}]"
         role = replies.role_in(FORMAT, entry, path, ("user", "assistant", "system"))
         content = replies.content_in(FORMAT, entry, path)
         extra = fields_of(entry, frozenset({"role", "content"}))

@@ -357,7 +357,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     if given.system is not None:
         messages.append(_sent_system(given.system, by))
     for at, entry in enumerate(given.entries):
-        path = f"history[{at}]"
+        path = f"{given.name}[{at}]"
         content: replies.Entry = {"parts": [{"text": entry}]} if isinstance(entry, str) else entry
         role = replies.role_in(FORMAT, {"role": content.get("role") or "user"}, path, ROLES)
         parts = _sent_parts(content, path)

@@ -298,7 +298,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     names: dict[str, str] = {}
     functions = replies.WaitingCalls()
     for at, entry in enumerate(given.entries):
-        path = f"history[{at}]"
+        path = f"{given.name}[{at}]"
         role = replies.role_in(FORMAT, entry, path, ROLES)
         if role == "assistant":
             message = _sent_answer(entry, path, by, f"function_call_{at}")

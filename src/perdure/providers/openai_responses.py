@@ -475,7 +475,7 @@ def parse_history(given: replies.PlainHistory, by: Issuer) -> list[Message]:
     if given.system is not None:
         messages.append(Message.system(given.system))
     for at, entry in enumerate(given.entries):
-        path = f"history[{at}]"
+        path = f"{given.name}[{at}]"
         item: replies.Entry = (
             {"role": "user", "content": entry} if isinstance(entry, str) else entry
         )

@@ -234,6 +234,8 @@ class PlainHistory(msgspec.Struct):
     entries: list[Any]
     system: Any
     """The instructions, where they came apart from the conversation; None for none."""
+    name: str = "history"
+    """What errors call it: the field of a request that has the entries, such as ``messages``."""
 
 
 def entries_of(history: object, format: Format) -> PlainHistory:
@@ -244,6 +246,7 @@ def entries_of(history: object, format: Format) -> PlainHistory:
 
     """
     system: Any = None
+    called = "history"
     if isinstance(history, RenderedContext):
         history = history.request
     if isinstance(history, Mapping):
@@ -254,17 +257,19 @@ def entries_of(history: object, format: Format) -> PlainHistory:
             raise misfit(format, "history", f"is a dict without {name!r}", f"give {wanted}")
         for name in _INSTRUCTIONS[format]:
             system = history.get(name) if system is None else system
+        called = LISTS[format]
         # The Responses API takes a single text as the whole input.
         history = [entries_found] if isinstance(entries_found, str) else entries_found
     if isinstance(history, (str, bytes)) or not isinstance(history, Iterable):
         raise misfit(
             format,
-            "history",
+            called,
             f"is a {type(history).__name__}",
             "give the list of messages that a request has",
         )
-    entries = [_entry(entry, format, f"history[{at}]") for at, entry in enumerate(history)]
-    return PlainHistory(entries, None if system is None else _plain(system, format, "system"))
+    entries = [_entry(entry, format, f"{called}[{at}]") for at, entry in enumerate(history)]
+    plain_system = None if system is None else _plain(system, format, "system")
+    return PlainHistory(entries, plain_system, called)
 
 
 def _entry(value: object, format: str, path: str) -> Any:

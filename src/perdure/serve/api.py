@@ -48,10 +48,10 @@ from perdure.errors import (
     SessionClosedError,
     SessionError,
 )
-from perdure.observe import Metrics
 from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
+from perdure.serve.openapi import AgentListed, AgentPage, AgentShown, Answered, Posted, describe
 from perdure.session.internals import contents_of
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
@@ -262,6 +262,7 @@ MAX_PAGE_BYTES: Final = 8 * 1024 * 1024
 MAX_TURN: Final = 255
 """Characters of an Idempotency-Key."""
 PROBES: Final = ("/healthz", "/readyz")
+DESCRIPTION: Final = "/openapi.json"
 ORDERS: Final = ("newest", "id")
 CORS: Final[dict[str, Any]] = {
     "allow_methods": ["GET", "POST", "DELETE"],
@@ -269,12 +270,6 @@ CORS: Final[dict[str, Any]] = {
     "expose_headers": ["retry-after", "www-authenticate"],
 }
 """The methods and headers for pages of other sites, if they are let in at all."""
-
-
-class Posted(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a message."""
-
-    text: str
 
 
 @final
@@ -311,7 +306,6 @@ class AgentServer:
         self._max_body = max_body
         self._max_requests = max_requests
         self._requests = 0
-        self._metrics: Metrics | None = None
         self._owners: WeakKeyDictionary[Run, str | None] = WeakKeyDictionary()
         self.sessions.at_drain.append(self._pool.stop)
         routes = [
@@ -321,7 +315,8 @@ class AgentServer:
             Route("/agents/{id}/messages", self._post, methods=["POST"]),
             Route("/agents/{id}/messages", self._history),
             Route("/agents/{id}/events", self._events),
-            Route("/metrics", self._show_metrics),
+            Route("/metrics", self.sessions.metrics),
+            Route(DESCRIPTION, self._describe),
         ]
         inner = Starlette(
             routes=routes,
@@ -340,12 +335,8 @@ class AgentServer:
     async def _lifespan(self, app: Any) -> AsyncGenerator[None, None]:
         async with self.sessions.lifespan(app), anyio.create_task_group() as group:
             group.start_soon(self._pool.tend)
-            self._metrics = Metrics(self.sessions.manager)
-            try:
-                yield
-            finally:
-                self._metrics.close()
-                group.cancel_scope.cancel()
+            yield
+            group.cancel_scope.cancel()
 
     def _guarded(self, app: ASGIApp) -> ASGIApp:
         """Check a request before anything else looks at it."""
@@ -381,7 +372,7 @@ class AgentServer:
         """Let in who has a token."""
 
         async def opened(scope: Scope, receive: Receive, send: Send) -> None:
-            if scope["type"] == "http":
+            if scope["type"] == "http" and _path(scope) != DESCRIPTION:  # the same for everybody
                 headers = Headers(scope=scope)
                 try:
                     is_metrics = _path(scope) == "/metrics"
@@ -417,7 +408,7 @@ class AgentServer:
             outcome = await run.wait()
         except Exception as error:
             raise answered(error) from error
-        return json_response({"agent": agent, **msgspec.structs.asdict(outcome)})
+        return json_response(Answered(agent=agent, **msgspec.structs.asdict(outcome)))
 
     async def _history(self, request: Request) -> Response:
         view = await self._view(request)
@@ -437,14 +428,14 @@ class AgentServer:
         view = await self._view(request)
         info = view.info
         return json_response(
-            {
-                "agent": request.path_params["id"],
-                "title": info.metadata.title,
-                "owner": info.metadata.owner,
-                "tags": info.metadata.tags,
-                "turns": info.turns,
-                "open": self._pool.is_warm(view.key),
-            }
+            AgentShown(
+                agent=request.path_params["id"],
+                title=info.metadata.title,
+                owner=info.metadata.owner,
+                tags=list(info.metadata.tags),
+                turns=info.turns,
+                open=self._pool.is_warm(view.key),
+            )
         )
 
     async def _list(self, request: Request) -> Response:
@@ -480,7 +471,7 @@ class AgentServer:
             more = key.agent
             if is_newest:
                 more = msgspec.json.encode((at, key.agent, key.session)).decode()
-        return json_response({"agents": [_listed(info) for info in shown], "after": more})
+        return json_response(AgentPage(agents=[_listed(info) for info in shown], after=more))
 
     async def _delete(self, request: Request) -> Response:
         key = (await self._view(request)).key
@@ -495,9 +486,11 @@ class AgentServer:
             key.agent, session=key.session, tenant=key.tenant, owner=view.info.metadata.owner
         )
 
-    async def _show_metrics(self, request: Request) -> Response:
-        assert self._metrics is not None  # the lifespan has begun
-        return Response(self._metrics.render(), media_type=Metrics.content_type)
+    async def _describe(self, request: Request) -> Response:
+        document = describe(is_open=self._access.is_open, max_page=MAX_PAGE, max_turn=MAX_TURN)
+        # Behind a proxy, the paths are below what it leaves out.
+        document["servers"] = [{"url": request.scope.get("root_path") or "/"}]
+        return json_response(document)
 
     # what a request says
 
@@ -562,15 +555,15 @@ def _last_of(place: str, tenant: str) -> SessionInfo:
         raise Problem(400, "Invalid", "after is what the page before has as after") from None
 
 
-def _listed(info: SessionInfo) -> dict[str, Any]:
-    return {
-        "agent": info.key.agent,
-        "session": info.key.session,
-        "title": info.title,
-        "owner": info.owner,
-        "turns": info.turns,
-        "updated_at": info.updated_at,
-    }
+def _listed(info: SessionInfo) -> AgentListed:
+    return AgentListed(
+        agent=info.key.agent,
+        session=info.key.session,
+        title=info.title,
+        owner=info.owner,
+        turns=info.turns,
+        updated_at=info.updated_at,
+    )
 
 
 async def _answer_problem(_: Request, error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, TypeVar
@@ -47,6 +48,10 @@ log: logging.Logger = logging.getLogger("perdure")
 
 GATHER = 0.005
 """Seconds between two heartbeats at least: requests that arrive together are served together."""
+FIRST_SWEEP = 60.0
+"""Seconds before the first look at what a retention removes, or up to twice that."""
+SWEEP_EVERY = 3600.0
+"""Seconds between two such looks, or up to twice that."""
 
 
 class ManagerParts:
@@ -71,6 +76,8 @@ class ManagerParts:
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit
         runtime.host.spawn(self._renew_leases)
+        if runtime.retention is not None:
+            runtime.host.spawn(self._sweep, runtime.retention)
         self.at_exit: ExitHandler = ExitHandler(self.closing, close, by_owner)
         if by_owner is None:  # else in the owner's thread
             self.install()
@@ -116,6 +123,27 @@ class ManagerParts:
                     log.info("the heartbeat works again")
                     self.inbox.again()
                 await anyio.sleep(GATHER)
+
+    async def _sweep(self, retention: Retention) -> None:
+        """Apply the retention to all tenants, again and again.
+
+        Every process that was connected with one does: what one of them has removed the next does
+        not find, and what another one holds is left alone.
+        """
+        terms, pause = HandoverTerms("raise", 0.0), FIRST_SWEEP
+        while True:
+            # Workers that were started together do not sweep together.
+            await anyio.sleep(pause * (1 + random.random()))  # no secret
+            pause = SWEEP_EVERY
+            try:
+                for tenant in await self.runtime.store.tenants():
+                    if self.closing.begun:
+                        return
+                    wanted = SessionFilter(None, None, tenant, None, None)
+                    # A scrub may rewrite the database, under locks that others wait for.
+                    await self.prune(retention, wanted, terms, scrub=False)
+            except Exception as error:  # noqa: BLE001  # a store's own, too: the next one may work
+                log_failure(log, logging.WARNING, "retention failed, and is tried again", error)
 
     def health(self) -> Health:
         """Return its health: saving, whether posts are taken, and whether leases are renewed."""
@@ -244,7 +272,13 @@ class ManagerParts:
         )
 
     async def prune(
-        self, retention: Retention, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool
+        self,
+        retention: Retention,
+        wanted: SessionFilter,
+        terms: HandoverTerms,
+        *,
+        dry_run: bool = False,
+        scrub: bool = True,
     ) -> PruneReport:
         """Prune the sessions that a filter finds; all of the tenant's if it names no id."""
 
@@ -252,7 +286,12 @@ class ManagerParts:
             keys = None
             if wanted.id is not None:
                 keys = await chosen(self.access.store, wanted, self.access.sessions)
-            return await prune(self.access, retention, keys, wanted.tenant, terms, dry_run=dry_run)
+            report = await prune(
+                self.access, retention, keys, wanted.tenant, terms, dry_run=dry_run, scrub=scrub
+            )
+            if not dry_run:
+                self.runtime.hooks.emit("pruned", report)
+            return report
 
         key = SessionKey(wanted.id or "-", tenant=wanted.tenant)
         return await self.act(key, terms.wait, prune_found)

@@ -229,8 +229,18 @@ async def forget(
     *,
     dry_run: bool,
     look_for_carriers: bool = True,
+    scrub: bool = True,
 ) -> ForgetReport:
     """Remove sessions of one tenant, and everything that only they reach.
+
+    Args:
+        access: Holds them.
+        keys: The sessions.
+        tenant: Whose they are.
+        terms: How to take them from other processes.
+        dry_run: Remove nothing.
+        look_for_carriers: Whether to look for copies of what is removed.
+        scrub: Whether the store then removes what it keeps of removed data.
 
     Raises:
         LeaseHeldError: Another process keeps holding one; then nothing was removed.
@@ -254,7 +264,7 @@ async def forget(
             await hold.delete()
         # 4. Remove spill files, and what the backend keeps of removed data.
         spilled = await _spilled(access, keys, remove=not dry_run)
-        if not dry_run:
+        if scrub and not dry_run:
             await access.store.scrub()
     runtime = access.runtime
     spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None

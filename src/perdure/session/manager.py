@@ -85,15 +85,24 @@ class SessionManager:
         types: Sequence[Any] = (),
         engine: EngineOptions | None = None,
         clock: Clock | None = None,
+        retention: Retention | None = None,
     ) -> None:
         engine = EngineOptions() if engine is None else engine
         require_options(
-            autosave=autosave, lease=lease, shutdown=shutdown, limits=limits, engine=engine
+            autosave=autosave,
+            lease=lease,
+            shutdown=shutdown,
+            limits=limits,
+            engine=engine,
+            retention=retention,
         )
+        if retention is not None and retention.expire_days == 0:
+            message = "retention: expire_days=0 would forget every session: leave it out"
+            raise InvalidArgumentError(message, option="retention")
         self.registry: Registry = Registry(types)
         self._store = followed(store)
         self._options = ManagerOptions(
-            self.registry, autosave, engine, lease, shutdown, limits, clock
+            self.registry, autosave, engine, lease, shutdown, limits, clock, retention
         )
         self._connected: ManagerParts | None = None
         self._by_owner: Callable[[], object] | None = None  # the blocking mirror's close

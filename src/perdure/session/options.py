@@ -10,6 +10,7 @@ from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.lease import LeaseOptions
 from perdure.memory.media import BUDGET, MediaBudget, MediaTokens, require_media_tokens
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
+from perdure.session.retention import Retention
 from perdure.store import Store, is_begun
 
 KIB = 1024
@@ -95,13 +96,14 @@ _KINDS = {
     "shutdown": Shutdown,
     "limits": Limits,
     "engine": EngineOptions,
+    "retention": Retention,
 }
 
 
 def require_options(**given: object) -> None:
-    """Raise ConfigError for what is no such group of options; autosave may be None."""
+    """Raise ConfigError for what is no such group of options; some may be None."""
     for name, value in given.items():
-        if name == "autosave" and value is None:
+        if name in {"autosave", "retention"} and value is None:
             continue
         kind = _KINDS[name]
         if not isinstance(value, kind):

@@ -34,7 +34,7 @@ from perdure.memory.index import MEMORY, MemoryIndex
 from perdure.memory.working_memory import SessionValues
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
-from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey
 from perdure.records.manifest import Manifest, Origin
 from perdure.records.records import BASE, TURN, Entry, Record
 from perdure.session.delete import forget as forget_sessions, tenant_sessions
@@ -179,8 +179,11 @@ async def prune(
     terms: HandoverTerms,
     *,
     dry_run: bool,
+    scrub: bool,
 ) -> PruneReport:
     """Prune sessions of a tenant; those of *keys*, or all of them.
+
+    With *scrub*, the store then removes what it keeps of removed data.
 
     Raises:
         SessionError: There is but one of *keys*, and it may not be pruned.
@@ -204,7 +207,7 @@ async def prune(
                 cut = await _cut(access, key, retention, now)
                 progress.kept_for += cut.kept_for
                 progress.pruned += await _prune(access, key, cut, terms, dry_run=dry_run)
-    if not dry_run and (progress.pruned or progress.expired):
+    if scrub and not dry_run and (progress.pruned or progress.expired):
         await store.scrub()
     return progress.report(dry_run=dry_run)
 
@@ -220,7 +223,7 @@ async def _expire(
 
     Where one of them is refused, nothing was removed: then each half is tried by itself.
     """
-    forget = partial(forget_sessions, access, dry_run=False, look_for_carriers=False)
+    forget = partial(forget_sessions, access, dry_run=False, look_for_carriers=False, scrub=False)
     if len(keys) == 1:
         with progress.unless_refused(keys[0]):
             await forget(keys, tenant, terms)
@@ -261,6 +264,9 @@ async def _expired(
     used = {key.agent for key in open_here if key.tenant == tenant}
     async with aclosing(tenant_sessions(access.store, tenant)) as listed:
         async for info in listed:
+            # Only changes of a scope are noted, and others may read it every day.
+            if info.key.agent == SCOPES:
+                continue
             if not is_expired(info, retention, now):
                 used.add(info.key.agent)
             elif info.key not in open_here and (keys is None or info.key in keys):

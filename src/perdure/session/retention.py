@@ -24,7 +24,9 @@ class TurnEndAt(msgspec.Struct, frozen=True):
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """The part of sessions that ``prune`` keeps; nothing is ever removed without that call.
+    """The part of sessions that ``prune`` keeps.
+
+    Nothing is ever removed without that call, or ``connect(retention=…)``, which makes it.
 
     With both of the first two, a turn stays if either keeps it. What the model sees next, memory
     and states stay in any case: only history goes.
@@ -33,7 +35,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
         keep_turns: The newest turns of each session stay.
         keep_days: Turns that ended within these days stay.
         expire_days: Sessions that were not used for so many days are forgotten; an agent's default
-            session, which keeps what all of them share, not before the others.
+            session, which keeps what all of them share, not before the others. Scopes stay.
 
     Raises:
         InvalidArgumentError: A value is invalid, or there is none.

@@ -40,6 +40,7 @@ from perdure.records.types import Registry
 from perdure.restore.report import RestoreReport
 from perdure.session import spill
 from perdure.session.options import Limits
+from perdure.session.retention import Retention
 from perdure.session.stored import SessionStore
 
 if TYPE_CHECKING:
@@ -161,6 +162,7 @@ EventName = Literal[
     "media_left_out",
     "turn_warned",
     "posted",
+    "pruned",
     "drain",
 ]
 """``before_save`` gets the session, and is awaited before a due save captures what to
@@ -391,6 +393,7 @@ class ManagerOptions(NamedTuple):
     limits: Limits
     clock: Clock | None
     """A test's, for autosave."""
+    retention: Retention | None
 
 
 class Runtime:
@@ -418,6 +421,7 @@ class Runtime:
         self.watch: OwnerWatch = OwnerWatch(options.lease, self.clock)
         self.shutdown: Shutdown = options.shutdown
         self.limits: Limits = options.limits
+        self.retention: Retention | None = options.retention
         self.spill_folder: str | None = spill.folder_for(store, self.shutdown.spill)
         self.home: Affinity = Affinity()
         self.running: Callable[[], object] = self.home.running

@@ -84,6 +84,7 @@ def connect(
     engine: EngineOptions | None = None,
     config: str | os.PathLike[str] | None = None,
     read_only: bool = False,
+    retention: Retention | None = None,
 ) -> SessionManager:
     """Connect at once: ``with perdure.sync.connect(…) as sessions``.
 
@@ -115,6 +116,7 @@ def connect(
         engine=engine,
         config=config,
         read_only=read_only,
+        retention=retention,
     )
     return SessionManager(inner)
 

@@ -1,2 +1,0 @@
-async def ask_model(messages):
-    yield "Hello"
