@@ -17,7 +17,6 @@ from perdure.asgi.feed import Channel, Cursor, Feed, FeedEvent
 from perdure.asgi.responses import Events, failure
 from perdure.errors import HistoryPrunedError, SessionClosedError
 from perdure.records.keys import SessionKey
-from perdure.records.messages import CUT_OFF, Message
 from perdure.session.base import Turn
 from perdure.session.internals import time_to_leave
 from perdure.session.session import Session
@@ -164,22 +163,15 @@ async def _closing(stream: AsyncIterator[str]) -> AsyncGenerator[AsyncIterator[s
 
 
 async def _pieces(session: Session, turn: Turn, channel: Channel, answer: Answer) -> str:
-    pieces: list[str] = []
-    try:
+    begun = False
+    with turn.partial() as reply:
         async with _closing(answer(session, turn)) as stream:
             async for piece in stream:
-                if not pieces:
+                if not begun:
                     await session.save()  # the question is durable before anything leaves
-                pieces.append(piece)
-                channel.add(session, piece)
-    except BaseException:
-        if pieces and session.is_writable:
-            partial = {CUT_OFF: msgspec.Raw(b"true")}
-            turn.append(Message(role="assistant", content="".join(pieces), extra=partial))
-        raise
-    text = "".join(pieces)
-    turn.append(Message.assistant(text))
-    return text
+                    begun = True
+                channel.add(session, reply.add(piece))
+    return reply.text
 
 
 async def _answer_of(run: Run) -> str:
