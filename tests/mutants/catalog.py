@@ -59,7 +59,9 @@ GROUPS = {
             )
         ),
     ),
-    "sqlite": Group(("stores/sqlite", "conformance/test_sqlite.py"), ("stores.sqlite",)),
+    "sqlite": Group(
+        ("stores/sqlite", "conformance/test_sqlite.py", "cli/test_integrity.py"), ("stores.sqlite",)
+    ),
     "lease": Group(("lease", "session", "conformance/test_file.py"), ("lease",)),
     "restore": Group(("restore", "session", "stores/wrapped"), ("restore",)),
     "checkpoints": Group(("checkpoints", "session"), ("checkpoints",)),
