@@ -384,9 +384,12 @@ async def test_a_failed_session_waits_for_its_backoff_whatever_is_appended() -> 
         r.store.down = False
 
 
-async def test_whoever_waits_for_a_save_waits_for_no_backoff() -> None:
+@pytest.mark.parametrize("way", ["alone", "queued"])
+async def test_whoever_waits_for_a_save_waits_for_no_backoff(way: str) -> None:
     async with rig(InlineStore(faults=["down"]), engine=SLOWLY) as r:
         t, zero = r.track(), anyio.current_time()
+        if way == "queued":  # whose contributors are asked passes no queue by
+            t.before_capture = partial(anyio.sleep, 0)
         r.append(t)
         await anyio.sleep(2.1)
         (failed,) = r.of(events.SaveFailed)

@@ -159,6 +159,19 @@ async def test_a_long_debounce_is_no_stall(setting: Autosave) -> None:
         assert r.of(events.Stalled) == []
 
 
+async def test_the_end_of_a_turn_is_watched_where_nothing_else_saves() -> None:
+    async with rig(autosave=None) as r:
+        broken = Breaker(r)
+        broken.swallow()
+        t = await unsaved(r)
+        r.saver.turn_ended(t)
+        await anyio.sleep(120)
+        assert r.saver.health().status == "failing"
+        broken.mend()
+        await r.saver.flush()
+        assert r.stored(t) == 1
+
+
 async def test_a_timer_that_is_gone_is_noticed_long_before_anything_is_late() -> None:
     async with rig(autosave=PATIENT) as r:
         broken = Breaker(r)

@@ -75,13 +75,20 @@ def test_a_kill_under_load_loses_nothing(how: list[str]) -> None:
     assert summary["acknowledged"] >= 5 * summary["cycles"]
 
 
-@pytest.mark.parametrize("store", ["file", "sqlite", "postgres", "redis"])
-def test_forks_of_sessions_that_go_are_whole_or_refused(store: str) -> None:
-    summary = crash("forks", "--forks", "40", "--records", "400", "--store", store)
+@pytest.mark.parametrize(
+    ("store", "forks", "records"),
+    [("file", 40, 400), ("sqlite", 20, 200), ("postgres", 20, 200), ("redis", 20, 200)],
+)
+def test_forks_of_sessions_that_go_are_whole_or_refused(
+    store: str, forks: int, records: int
+) -> None:
+    """The copier is the same; a server only answers it more slowly."""
+    count = ("--forks", str(forks), "--records", str(records))
+    summary = crash("forks", *count, "--store", store)
     assert summary["problems"] == []
-    assert summary["acknowledged"] >= 10
-    assert summary["killed"] >= 4
-    assert sum(summary["stopped"].values()) >= 2
+    assert summary["acknowledged"] >= forks // 4
+    assert summary["killed"] >= forks // 10
+    assert sum(summary["stopped"].values()) >= forks // 20
 
 
 def test_the_judge_sees_a_fork_that_is_published_before_it_is_whole() -> None:

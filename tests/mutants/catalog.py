@@ -59,7 +59,9 @@ GROUPS = {
             )
         ),
     ),
-    "sqlite": Group(("stores/sqlite", "conformance/test_sqlite.py"), ("stores.sqlite",)),
+    "sqlite": Group(
+        ("stores/sqlite", "conformance/test_sqlite.py", "cli/test_integrity.py"), ("stores.sqlite",)
+    ),
     "lease": Group(("lease", "session", "conformance/test_file.py"), ("lease",)),
     "restore": Group(("restore", "session", "stores/wrapped"), ("restore",)),
     "checkpoints": Group(("checkpoints", "session"), ("checkpoints",)),
@@ -127,7 +129,6 @@ as25 Core._admit : double name self.engine.quarantine_bytes 1
 as26 Core._fill : take arith 1 1
 as27 whole_groups : without bool 1 1
 as28 whole_groups : take arith 1 1
-as29 Writer._carry : set call in_doubt 1 outcome_of(OSError())
 as30 Writer._settle : drop return 1
 as31 Writer._settle : set name CHUNK 1 1000
 as32 Autosaver.untrack : set assign ended 1 True

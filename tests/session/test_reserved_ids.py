@@ -39,6 +39,7 @@ def test_there_are_methods_to_try() -> None:
 
 @pytest.mark.parametrize(("name", "parameter"), naming_methods())
 @pytest.mark.parametrize("reserved", RESERVED)
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])  # refused before anything awaits
 async def test_no_call_of_a_manager_takes_such_an_id(
     name: str, parameter: str, reserved: str
 ) -> None:

@@ -37,6 +37,7 @@ from perdure.store import (
     take_after,
 )
 from perdure.stores.sqlite import SqliteStore, connections, leases
+from perdure.stores.sqlite.engine import TOGETHER
 from perdure.stores.sqlite.errors import InDoubtError, perdure_error
 from perdure.testing.conformance._kit import (
     KEY,
@@ -65,6 +66,19 @@ async def test_a_page_of_nothing_is_empty(path: Path) -> None:
     await take(store)
     assert len(await store.sessions(SessionQuery(limit=1))) == 1
     assert await store.sessions(SessionQuery(limit=0)) == []
+    await store.aclose()
+
+
+async def test_one_commit_takes_no_more_than_its_share_of_what_waits(path: Path) -> None:
+    store = await opened(path)
+    await take(store)
+    statements: list[str] = []
+    store._database.engine.connection.set_trace_callback(statements.append)
+    keys = [SessionKey(f"agent-{n}") for n in range(2 * TOGETHER)]
+    async with anyio.create_task_group() as tasks:
+        for key in keys:
+            tasks.start_soon(partial(take_after, store, key, after=0))
+    assert statements.count("COMMIT") >= 2
     await store.aclose()
 
 

@@ -18,7 +18,7 @@ from perdure.records.chunks import name_of
 from perdure.records.records import MESSAGE, Entry
 from perdure.store import PendingItem
 from perdure.stores.file import FileStore
-from perdure.stores.memory import MemoryStore
+from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.stores.sqlite import SqliteStore
 from perdure.stores.wrapped import CompressedStore, EncryptedStore, MasterKeys
 from perdure.stores.wrapped.compressed import Compression
@@ -215,3 +215,15 @@ async def test_the_largest_record_and_post_come_back() -> None:
     assert (item.payload, item.damage) == (largest, "")
     with pytest.raises(TooLargeError, match=f"the limit is {most}"):
         await store.enqueue(KEY, [PendingItem("op2", MESSAGE, largest + b" ", 1.0)])
+
+
+async def test_a_plain_blob_of_before_is_renewed_and_not_called_missing() -> None:
+    backing, data, gone = MemoryBacking(), b"from before", "0" * 64
+    plain = MemoryStore(backing=backing)
+    await plain.open()
+    await plain.put_blobs("", {name_of(data): data})
+    await plain.aclose()
+    store = CompressedStore(MemoryStore(backing=backing))
+    await store.open()
+    assert await store.renew("", {name_of(data), gone}) == {gone}
+    await store.aclose()

@@ -624,6 +624,25 @@ async def test_a_pruned_log_is_whole_and_cut_further_it_is_not(kind: str, tmp_pa
     await store.aclose()
 
 
+async def test_a_trim_beyond_the_end_lets_nothing_later_go(tmp_path: Path) -> None:
+    inner = Edited(KINDS["file"](tmp_path / "kept", None))
+    store = EncryptedStore(inner, KEY)
+    await talk(store, "ada", 2)
+    await store.open()
+    holder = await store.holder(ADA)
+    assert holder is not None
+    grant = await take_after(store, ADA, after=holder.epoch)
+    await store.trim(ADA, grant.epoch, grant.head + 100)
+    await append_ok(store, grant, grant.head + 1, *group("one"), *group("two"))
+    raw = await log_of(inner._store, ADA)
+    inner.log[ADA] = [one for one in raw if one.seq > grant.head]
+    assert len(await log_of(store, ADA)) == 2
+    del inner.log[ADA][0]
+    with pytest.raises(CorruptRecordError, match="before it are missing"):
+        await log_of(store, ADA)
+    await store.aclose()
+
+
 GOLDEN = HERE / "encrypted"
 
 
