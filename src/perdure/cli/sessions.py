@@ -9,7 +9,6 @@ import contextlib
 import re
 import time
 from contextlib import AsyncExitStack
-from itertools import chain
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -39,6 +38,16 @@ from perdure.cli.output import (
     size,
 )
 from perdure.errors import ConfigError
+from perdure.inspector.activity import TurnShown, is_held, turns_in
+from perdure.inspector.conversation import thread_message
+from perdure.inspector.state import stored_status
+from perdure.inspector.stored import (
+    has_thread,
+    records_of,
+    thread_counts,
+    turn_records,
+)
+from perdure.inspector.threads import Thread, ThreadReader
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
@@ -48,7 +57,7 @@ from perdure.records.messages import Message
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.fork import Fork
-from perdure.session.internals import contents_of, described, parts_of
+from perdure.session.internals import contents_of, described, parts_of, store_of
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
@@ -263,32 +272,83 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
     store = followed(existing(where.store))
     async with managed(store) as sessions:
         view = await load_view(sessions, id, where)
-        facts = await _facts(store, view)
+        thread = await ThreadReader().read(store, view.key) if await has_thread(view) else None
+        facts = await _facts(store, view, thread)
         if log:
             await _show_log(store, view, facts, limit, where)
         elif where.json:
             print_json({**facts, "context": view.context("openai")})
         else:
             newest = MESSAGES if limit is None else limit
-            history = contents_of(view).history
-            said = await history(before=view.seq + 1, limit=newest, shown=_said)
+            lines = await _thread_lines(view, thread, newest) if thread else None
+            if lines is None:
+                lines = await _history_lines(view, newest)
             _print_facts(facts)
-            for line in chain(*said):
+            for line in lines:
                 say(line)
 
 
-async def _facts(store: Store, view: SessionView) -> dict[str, Any]:
+async def _history_lines(view: SessionView, limit: int) -> list[str]:
+    """Return lines for the newest items of a session, and for the turns among them."""
+    shown = await contents_of(view).history(before=view.seq + 1, limit=limit, shown=_said)
+    if not shown:
+        return []
+    store = followed(store_of(view))
+    turns = turns_in(
+        await turn_records(store, view.key, after=shown[0][0] - 2),
+        held=is_held(await store.holder(view.key)),
+    )
+    lines: list[str] = []
+    for seq, said in shown:
+        while turns and 0 < turns[0].first < seq:
+            lines.append(_turn_line(turns.pop(0)))
+        lines += said
+    return [*lines, *map(_turn_line, turns)]
+
+
+async def _thread_lines(view: SessionView, thread: Thread, limit: int) -> list[str]:
+    """Return lines for the newest messages of a LangGraph thread."""
+    newest = thread.messages[max(len(thread.messages) - limit, 0) :]
+    records = await records_of(view, {message.seq for message in newest})
+    lines: list[str] = []
+    turns = [turn for turn in thread.turns if newest and turn.first >= newest[0].checkpoint]
+    for message in newest:
+        while turns and turns[0].first <= message.checkpoint:
+            lines.append(_turn_line(turns.pop(0)))
+        item = thread_message(message, records[message.seq], in_state=True)
+        for part in item.parts:
+            who = {"text": message.role, "result": "tool"}.get(part.kind, part.kind)
+            name = f"{part.name}: " if part.name else ""
+            lines.append(f"{message.seq:>6}  {who:9} {clip(name + part.text, PREVIEW)}")
+    return [*lines, *map(_turn_line, turns)]
+
+
+def _turn_line(turn: TurnShown) -> str:
+    """Return a turn's number, end, time and tokens."""
+    parts = [turn.name, turn.status if turn.status != "done" else "", turn.error]
+    if turn.took is not None:
+        parts.append(f"{turn.took:.1f} s")
+    if turn.tokens.input or turn.tokens.output:
+        parts.append(f"{turn.tokens.input} tokens in, {turn.tokens.output} out")
+    return f"{turn.first:>6}  turn {turn.number}{': ' * any(parts)}{', '.join(filter(None, parts))}"
+
+
+async def _facts(store: Store, view: SessionView, thread: Thread | None) -> dict[str, Any]:
     """Return what `show` says of a session first."""
     key = view.key
     holder: LeaseState | None = await store.holder(key)
     manifest: Manifest | None = (await store.read_documents(key, ())).manifest
     folded = {} if manifest is None else manifest.documents
+    status = await stored_status(store, key, holder)
     return {
         "location": store.location,
         "agent": key.agent,
         "session": key.session,
         "tenant": key.tenant,
         **described(view),
+        **({} if thread is None else thread_counts(thread)),
+        "status": status.name,
+        "status_detail": status.detail,
         "held_by": holder_of(holder),
         "epoch": 0 if holder is None else holder.epoch,
         "copied_from": _copied_from(holder),  # it may be gone
@@ -304,11 +364,16 @@ def _print_facts(facts: dict[str, Any]) -> None:
     documents = (f"{name} ({size(count)})" for name, count in facts["documents"].items())
     tenant = facts["tenant"] and f"{facts['tenant']}: "
     title = facts["title"] and f"  {facts['title']}"
+    holds = "{turns} turns, {messages} messages, {records} records".format(**facts)
+    if "checkpoints" in facts:
+        holds += f", {facts['checkpoints']} checkpoints of LangGraph's"
+    status = facts["status"] + (facts["status_detail"] and f": {facts['status_detail']}")
     say(f"{tenant}{facts['agent']}, session {facts['session']}{title or ''}")
     for name, text in (
         ("in", facts["location"]),
         ("active", f"{facts['last_active_at']} (since {facts['created_at']})"),
-        ("holds", "{turns} turns, {messages} messages, {records} records".format(**facts)),
+        ("status", status),
+        ("holds", holds),
         ("held by", f"{facts['held_by']}, epoch {facts['epoch']}"),
         ("reading", facts["restored"]),
         ("warning", facts["incomplete"]),
@@ -324,9 +389,9 @@ def _print_facts(facts: dict[str, Any]) -> None:
     say("")
 
 
-def _said(item: HistoryItem) -> list[str]:
-    """Return the lines that are shown of an item: few, of many megabytes maybe."""
-    return [f"{item.seq:>6}  {who:9} {text}" for who, text in _parts(item)]
+def _said(item: HistoryItem) -> tuple[int, list[str]]:
+    """Return an item's number, and the lines that are shown of it: few, of many megabytes maybe."""
+    return item.seq, [f"{item.seq:>6}  {who:9} {text}" for who, text in _parts(item)]
 
 
 def _parts(item: HistoryItem) -> list[tuple[str, str]]:
