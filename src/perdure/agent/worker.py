@@ -58,6 +58,7 @@ from perdure.session.base import turn_reused
 from perdure.session.internals import (
     accept,
     disclaim,
+    count_tokens,
     end_with,
     home_of,
     is_draining,
@@ -234,7 +235,7 @@ class AgentWorker:
 
     async def _turn(self, posted: QueuedMessage, over: _TurnOutcome) -> None:
         context, ledger, event = self._context, self._context.ledger, posted.event
-        context.model_calls, context.last_message = 0, None
+        context.model_calls, context.last_message, context.tokens = 0, None, (0, 0)
         begin_context(context)
         await context.plugins.attach(restore=False)  # done before, unless all is set aside
         asked = request = None
@@ -276,6 +277,7 @@ class AgentWorker:
                 end_with(turn, *self._left_by(error, posted, turn.id))
                 raise
             finally:
+                count_tokens(turn, *context.tokens)
                 context.memory.turn_tracker.end()
 
     async def _work(self, posted: QueuedMessage, turn_id: str) -> None:

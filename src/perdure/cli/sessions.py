@@ -300,7 +300,7 @@ async def _history_lines(view: SessionView, limit: int) -> list[str]:
     )
     lines: list[str] = []
     for seq, said in shown:
-        while turns and 0 < turns[0].first < seq:
+        while turns and turns[0].first < seq:
             lines.append(_turn_line(turns.pop(0)))
         lines += said
     return [*lines, *map(_turn_line, turns)]
@@ -330,7 +330,7 @@ def _turn_line(turn: TurnShown) -> str:
         parts.append(f"{turn.took:.1f} s")
     if turn.tokens.input or turn.tokens.output:
         parts.append(f"{turn.tokens.input} tokens in, {turn.tokens.output} out")
-    return f"{turn.first:>6}  turn {turn.number}{': ' * any(parts)}{', '.join(filter(None, parts))}"
+    return f"{turn.first or '…':>6}  turn {turn.number}{': ' * any(parts)}{', '.join(filter(None, parts))}"
 
 
 async def _facts(store: Store, view: SessionView, thread: Thread | None) -> dict[str, Any]:

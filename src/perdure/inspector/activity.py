@@ -60,7 +60,9 @@ class TurnShown(msgspec.Struct, kw_only=True):
     name: str = ""
     """The id that its caller gave."""
     status: Literal["running", "interrupted", "failed", "done", ""] = ""
-    """Empty where the log does not say."""
+    """Empty where the log does not say: such a turn ends where the next one begins."""
+    is_outside: bool = False
+    """True for what was appended between the turns of a session that has records of them."""
     error: str = ""
     at: float | None = None
     """Its begin, in seconds since 1970."""
@@ -86,7 +88,10 @@ def status_of(newest_first: Iterable[Record], *, held: bool) -> Status:
     newest: Record | None = None
     for record in newest_first:
         if record.kind == TURN:
-            return _turn_status(record, held=held)
+            status = _turn_status(record, held=held)
+            if status is not None:
+                return status
+            break
         if newest is None and record.kind in MESSAGE_KINDS:
             newest = record
     if newest is None or not _wants_answer(newest):
@@ -107,17 +112,25 @@ def _wants_answer(record: Record) -> bool:
     return said.role != "assistant" or bool((said.tool_payload or {}).get("tool_calls"))
 
 
-def _turn_status(record: Record, *, held: bool) -> Status:
+def _turn_status(record: Record, *, held: bool) -> Status | None:
+    """Return what a turn's newest record says; None if its messages have to be looked at."""
     try:
         turned = decode(record.payload, TurnPayload)
     except FormatError:
-        return Status("idle")
+        return None
+    if _is_open_ended(record, turned):
+        return None
     named = f"turn {turned.number}"
     if turned.phase == "begin":
         return unfinished(named, held=held)
     if turned.phase == "interrupted":
         return Status(_cut(turned.error), f"{named} ended with {turned.error or 'no answer'}")
     return Status("idle")
+
+
+def _is_open_ended(record: Record, turned: TurnPayload) -> bool:
+    """Return whether it begins a turn of an SDK, in one group with the turn's first message."""
+    return turned.phase == "begin" and not (record.end or turned.resumed)
 
 
 def _cut(error: str | None) -> Literal["interrupted", "failed"]:
@@ -134,6 +147,7 @@ def turns_in(records: Iterable[Record], *, held: bool) -> list[TurnShown]:
     """
     turns: list[TurnShown] = []
     open_turn: TurnShown | None = None
+    is_open_ended = False
     for record in records:
         if record.kind != TURN:
             continue
@@ -142,8 +156,11 @@ def turns_in(records: Iterable[Record], *, held: bool) -> list[TurnShown]:
         except FormatError:
             continue
         if turned.phase == "begin":
-            if open_turn is not None:  # its process ended in it
-                open_turn.status, open_turn.last = "interrupted", record.seq - 1
+            if open_turn is not None:
+                open_turn.last = record.seq - 1
+                if not is_open_ended:  # its process ended in it
+                    open_turn.status = "interrupted"
+            is_open_ended = _is_open_ended(record, turned)
             open_turn = TurnShown(
                 first=record.seq,
                 number=turned.number,
@@ -159,8 +176,9 @@ def turns_in(records: Iterable[Record], *, held: bool) -> list[TurnShown]:
         open_turn.status = "done" if turned.phase == "end" else _cut(turned.error)
         if open_turn.at is not None and turned.at:
             open_turn.took = max(turned.at - open_turn.at, 0.0)
+        open_turn.tokens = Tokens(turned.input_tokens, turned.output_tokens)
         open_turn = None
-    if open_turn is not None:
+    if open_turn is not None and not is_open_ended:
         open_turn.status = "running" if held else "interrupted"
     return turns
 
@@ -182,6 +200,7 @@ def headings(messages: Sequence[Heading], recorded: Sequence[TurnShown]) -> dict
     found: dict[int, TurnShown] = {}
     turn: TurnShown | None = None
     is_recorded = False
+    counted = [one for one in recorded if one.tokens != Tokens()]  # its end has the sum
     role = ""
     for message in messages:
         known = next((one for one in recorded if _covers(one, message.seq)), None)
@@ -190,14 +209,16 @@ def headings(messages: Sequence[Heading], recorded: Sequence[TurnShown]) -> dict
                 turn, is_recorded = known, True
                 found[message.seq] = turn
         elif turn is None or is_recorded or (message.role == "user" != role):
-            turn, is_recorded = TurnShown(first=message.seq, at=message.at), False
+            turn = TurnShown(first=message.seq, at=message.at, is_outside=bool(recorded))
+            is_recorded = False
             found[message.seq] = turn
         assert turn is not None
-        turn.tokens += message.tokens
+        if not any(one is turn for one in counted):
+            turn.tokens += message.tokens
         if not is_recorded:
             turn.last = message.seq
-            if turn.at is not None and message.at is not None:
-                turn.took = max(message.at - turn.at, 0.0)
+        if not turn.status and turn.at is not None and message.at is not None:
+            turn.took = max(message.at - turn.at, 0.0)
         role = message.role
     return found
 

@@ -317,7 +317,9 @@ def duration(seconds: float) -> str:
 
 
 def _ago(at: float | None, now: float) -> str:
-    return "" if at is None else f"{duration(max(now - at, 0.0))} ago"
+    if at is None:
+        return ""
+    return "now" if now - at < 1 else f"{duration(now - at)} ago"
 
 
 def _size(count: float) -> str:
