@@ -217,7 +217,7 @@ def headings(messages: Sequence[Heading], recorded: Sequence[TurnShown]) -> dict
             turn.tokens += message.tokens
         if not is_recorded:
             turn.last = message.seq
-        if not turn.status and turn.at is not None and message.at is not None:
+        if not (turn.status or turn.is_outside) and turn.at is not None and message.at is not None:
             turn.took = max(message.at - turn.at, 0.0)
         role = message.role
     return found

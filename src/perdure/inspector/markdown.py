@@ -23,10 +23,10 @@ _READER: Final = (
 
 
 def markdown(text: str) -> Markup:
-    """Return a text's Markdown as HTML without attributes, links or images."""
+    """Return a text's Markdown as HTML without links, images, or attributes but a list's first number."""
     tokens = _READER.parse(visible(text))
     for token in tokens:
-        token.attrs.clear()
+        token.attrs = {name: n for name, n in token.attrs.items() if name == "start"}
         token.info = ""
         if token.type in {"heading_open", "heading_close"}:
             token.tag = f"h{min(int(token.tag[1:]) + _LEVELS, 6)}"
