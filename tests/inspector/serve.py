@@ -29,8 +29,7 @@ from perdure.session.manager import SessionManager
 from tests.inspector.conftest import HOSTILE, TOKEN
 
 REPLIES = (
-    "Low tide is at **14:20**. The harbor wall is dry from about 13:00 on:\n\n"
-    "1. the wall, *if dry*\n2. the `river` path",
+    "Low tide is at **14:20**. The harbor wall is dry then:\n\n1. *wall*\n2. `river` path",
     "I would take the path along the river: it is two kilometers, and flat.",
     "The ferry leaves at a quarter past each hour until 21:15.",
 )

@@ -94,4 +94,7 @@ def test_tokens_are_found_in_the_accounts_of_providers() -> None:
     usage = msgspec.Raw(b'{"input_tokens": 5, "output_tokens": 6}')
     assert tokens_of(Message(role="assistant", content="x", extra={"usage": usage})) == Tokens(5, 6)
     broken = msgspec.Raw(b'{"sdk": 3}')
-    assert tokens_of(Message(role="assistant", content="x", extra={"perdure_foreign": broken})) == Tokens()
+    assert (
+        tokens_of(Message(role="assistant", content="x", extra={"perdure_foreign": broken}))
+        == Tokens()
+    )

@@ -29,7 +29,15 @@ def rendered(text: str) -> str:
 
 def test_it_has_lists_code_tables_and_emphasis() -> None:
     html = rendered("# Tide\n\n**low** at `noon`\n\n1. wall\n2. *path*\n\n```py\nx\n```\n\n> so")
-    for part in ("<h3>Tide", "<strong>low", "<code>noon", "<ol>", "<em>path", "<pre>", "<blockquote>"):
+    for part in (
+        "<h3>Tide",
+        "<strong>low",
+        "<code>noon",
+        "<ol>",
+        "<em>path",
+        "<pre>",
+        "<blockquote>",
+    ):
         assert part in html
     assert "<td>1</td>" in rendered("|a|\n|:-:|\n|1|")
     assert '<ol start="3">' in rendered("3. three")
@@ -47,7 +55,7 @@ def test_it_has_lists_code_tables_and_emphasis() -> None:
         "[click](http://evil.example)",
         "<http://evil.example>",
         "[a]\n\n[a]: http://evil.example 'x'",
-        "```\"><script>alert(1)</script>\nx\n```",
+        '```"><script>alert(1)</script>\nx\n```',
         "    <script>indented</script>",
         "|<script>|\n|-|\n|<img src=x>|",
         "# <iframe src=x>",

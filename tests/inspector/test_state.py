@@ -74,7 +74,10 @@ async def test_a_session_says_its_status_what_is_unsaved_and_when_it_saves() -> 
     assert saved["saving"]["unsaved_records"] == 0
     assert saved["revision"] != running["revision"]
     (worker,) = holders
-    assert (worker["is_here"], [one["key"]["agent"] for one in worker["sessions"]]) == (True, ["ada"])
+    assert (worker["is_here"], [one["key"]["agent"] for one in worker["sessions"]]) == (
+        True,
+        ["ada"],
+    )
     assert nobody == []
     assert missing.status_code == 404
 

@@ -57,8 +57,8 @@ from perdure.records.records import Entry
 from perdure.session.base import turn_reused
 from perdure.session.internals import (
     accept,
-    disclaim,
     count_tokens,
+    disclaim,
     end_with,
     home_of,
     is_draining,

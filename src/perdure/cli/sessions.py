@@ -311,7 +311,7 @@ async def _thread_lines(view: SessionView, thread: Thread, limit: int) -> list[s
     newest = thread.messages[max(len(thread.messages) - limit, 0) :]
     records = await records_of(view, {message.seq for message in newest})
     lines: list[str] = []
-    turns = [turn for turn in thread.turns if newest and turn.first >= newest[0].checkpoint]
+    turns = [turn for turn in thread.turns if newest and (turn.last or 0) >= newest[0].checkpoint]
     for message in newest:
         while turns and turns[0].first <= message.checkpoint:
             lines.append(_turn_line(turns.pop(0)))
@@ -330,7 +330,8 @@ def _turn_line(turn: TurnShown) -> str:
         parts.append(f"{turn.took:.1f} s")
     if turn.tokens.input or turn.tokens.output:
         parts.append(f"{turn.tokens.input} tokens in, {turn.tokens.output} out")
-    return f"{turn.first or '…':>6}  turn {turn.number}{': ' * any(parts)}{', '.join(filter(None, parts))}"
+    said = ", ".join(filter(None, parts))
+    return f"{turn.first or '…':>6}  turn {turn.number}{said and f': {said}'}"
 
 
 async def _facts(store: Store, view: SessionView, thread: Thread | None) -> dict[str, Any]:

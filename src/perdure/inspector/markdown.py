@@ -23,7 +23,7 @@ _READER: Final = (
 
 
 def markdown(text: str) -> Markup:
-    """Return a text's Markdown as HTML without links, images, or attributes but a list's first number."""
+    """Return a text's Markdown as HTML, with no attribute but the number a list begins with."""
     tokens = _READER.parse(visible(text))
     for token in tokens:
         token.attrs = {name: n for name, n in token.attrs.items() if name == "start"}

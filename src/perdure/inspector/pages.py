@@ -95,7 +95,7 @@ class LongReads:
         self._threads = ThreadReader()
 
     async def thread(self, view: SessionView) -> FoundThread:
-        """Return a session's LangGraph thread, None if it has none; and whether it is being read."""
+        """Return a session's LangGraph thread, if it is one, and whether it is being read."""
         store, key = followed(store_of(view)), view.key
         if not await has_thread(view):
             return None, False
@@ -295,7 +295,7 @@ async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
 
 
 async def facts_of(reads: LongReads, view: SessionView, found: FoundThread | None = None) -> Page:
-    """Return the facts about a session; *found* is what `LongReads.thread` said, if it was asked."""
+    """Return the facts about a session, of whose thread *found* is known, if it was asked for."""
     store, sessions = followed(store_of(view)), reads.sessions
     thread, looking = found or await reads.thread(view)
     holder = await store.holder(view.key)
@@ -342,7 +342,7 @@ async def conversation_page(reads: LongReads, query: Query) -> Page:
     loaded = await load(reads.sessions, query.key())
     limit = max(1, min(query.number("limit") or PAGE, MOST))
     found = await reads.thread(loaded)
-    page = {
+    page: Page = {
         "head": await facts_of(reads, loaded, found),
         "view": view,
         # of the compact view, what was not retracted; of the raw view, every record
@@ -513,7 +513,7 @@ async def context_page(reads: LongReads, query: Query) -> Page:
     target, end = query.choice("target", ("", *FORMATS)), query.number("end")
     view = await load(reads.sessions, query.key())
     found = await reads.thread(view)
-    page = {
+    page: Page = {
         "head": await facts_of(reads, view, found),
         "items": [],
         # bytes of the messages' JSON, and bytes that it may have; None of a thread

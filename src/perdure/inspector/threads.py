@@ -73,7 +73,9 @@ def role_of(value: Any) -> str:
     if not isinstance(value, dict) or "content" not in value:
         return ""
     kind = value.get("type") or value.get("role")
-    return ROLES.get(kind, "") or (kind if kind in ROLES.values() else "")
+    if not isinstance(kind, str):
+        return ""
+    return ROLES.get(kind, kind if kind in ROLES.values() else "")
 
 
 # A thread
@@ -203,9 +205,7 @@ class ThreadLog:
         for name in fresh:
             value = self._values[name]
             self.turns[-1].tokens += value.tokens
-            self.messages.append(
-                ThreadMessage(name, value.seq, value.role, at, value.tokens, seq)
-            )
+            self.messages.append(ThreadMessage(name, value.seq, value.role, at, value.tokens, seq))
         source, step = body.metadata.source, body.metadata.step
         self.checkpoints.append(
             ThreadCheckpoint(
@@ -266,7 +266,9 @@ class ThreadLog:
             current.update(self._names_in(name) if name in self.index.items else (name,))
         if mark is not None and mark.delta:
             current |= self._shown
-        return Thread(list(self.messages), list(self.checkpoints), list(self.turns), frozenset(current))
+        return Thread(
+            list(self.messages), list(self.checkpoints), list(self.turns), frozenset(current)
+        )
 
 
 @final
@@ -367,5 +369,3 @@ def _stored(records: list[Record]) -> Iterator[ThreadRecord]:
 
 def _channels(writes: TaskWrites) -> set[str]:
     return {channel for _, channel, _ in writes.writes}
-
-
