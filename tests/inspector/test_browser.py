@@ -82,9 +82,10 @@ def home(page: Any) -> str:
 
 def test_pictures_for_the_documentation(page: Any, home: str, pictures: Path) -> None:
     wide, phone = {"width": 1100, "height": 720}, {"width": 375, "height": 720}
+    tall = {"width": 1100, "height": 880}
     for name, path, theme, size in (
         ("conversation", "session?agent=harbor-guide", "light", wide),
-        ("sessions", "", "light", wide),
+        ("sessions", "", "light", tall),
         ("thread", "session?agent=pilot", "light", wide),
         ("workers", "workers", "dark", wide),
         ("timeline", "session?agent=harbor-guide&view=timeline&before=31&limit=12", "dark", wide),
@@ -96,6 +97,8 @@ def test_pictures_for_the_documentation(page: Any, home: str, pictures: Path) ->
         page.goto(home + path)
         if name == "live":
             until(page, "samples.length > 25")
+        if name.startswith("sessions"):
+            until(page, "document.querySelectorAll('td.state:not(:empty)').length > 5")
         picture = pictures / f"inspector-{name}.png"
         page.screenshot(path=picture)
         assert picture.stat().st_size < 150_000

@@ -155,6 +155,10 @@ async def test_a_thread_that_was_cut_or_waits_says_so() -> None:
         page = await get(http, "/session", agent="b")
         # the first message is in the newest state no longer, and is shown all the same
         assert [item["in_context"] for item in page["items"]] == [False, True, True]
+        assert [item["turn"]["status"] for item in page["items"] if item["turn"]] == [
+            "interrupted",
+            "done",
+        ]
         assert [item["turn"]["tokens"] for item in page["items"] if item["turn"]] == [
             {"input": 0, "output": 0},
             {"input": 5, "output": 3},

@@ -38,7 +38,16 @@ from perdure.cli.output import (
     size,
 )
 from perdure.errors import ConfigError
-from perdure.inspector.activity import TurnShown, is_held, turns_in
+from perdure.inspector.activity import (
+    Heading,
+    StatusName,
+    Tokens,
+    TurnShown,
+    headings,
+    is_held,
+    tokens_of,
+    turns_in,
+)
 from perdure.inspector.conversation import thread_message
 from perdure.inspector.state import stored_status
 from perdure.inspector.stored import (
@@ -280,9 +289,10 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
             print_json({**facts, "context": view.context("openai")})
         else:
             newest = MESSAGES if limit is None else limit
-            lines = await _thread_lines(view, thread, newest) if thread else None
-            if lines is None:
+            if thread is None:
                 lines = await _history_lines(view, newest)
+            else:
+                lines = await _thread_lines(view, thread, facts["status"], newest)
             _print_facts(facts)
             for line in lines:
                 say(line)
@@ -294,44 +304,50 @@ async def _history_lines(view: SessionView, limit: int) -> list[str]:
     if not shown:
         return []
     store = followed(store_of(view))
-    turns = turns_in(
-        await turn_records(store, view.key, after=shown[0][0] - 2),
-        held=is_held(await store.holder(view.key)),
-    )
+    records = await turn_records(store, view.key, after=shown[0][0].seq - 2)
+    turns = turns_in(records, held=is_held(await store.holder(view.key)))
+    begun = headings([heading for heading, _ in shown], turns)
     lines: list[str] = []
-    for seq, said in shown:
-        while turns and turns[0].first < seq:
-            lines.append(_turn_line(turns.pop(0)))
-        lines += said
-    return [*lines, *map(_turn_line, turns)]
+    for heading, said in shown:
+        lines += _turn_lines(begun.get(heading.seq)) + said
+    last = shown[-1][0].seq
+    return lines + [line for turn in turns if turn.first > last for line in _turn_lines(turn)]
 
 
-async def _thread_lines(view: SessionView, thread: Thread, limit: int) -> list[str]:
+async def _thread_lines(
+    view: SessionView, thread: Thread, status: StatusName, limit: int
+) -> list[str]:
     """Return lines for the newest messages of a LangGraph thread."""
     newest = thread.messages[max(len(thread.messages) - limit, 0) :]
     records = await records_of(view, {message.seq for message in newest})
     lines: list[str] = []
-    turns = [turn for turn in thread.turns if newest and (turn.last or 0) >= newest[0].checkpoint]
+    turns = [
+        turn
+        for turn in thread.turns_as_of(status)
+        if newest and (turn.last or 0) >= newest[0].checkpoint
+    ]
     for message in newest:
         while turns and turns[0].first <= message.checkpoint:
-            lines.append(_turn_line(turns.pop(0)))
+            lines += _turn_lines(turns.pop(0))
         item = thread_message(message, records[message.seq], in_state=True)
         for part in item.parts:
             who = {"text": message.role, "result": "tool"}.get(part.kind, part.kind)
             name = f"{part.name}: " if part.name else ""
             lines.append(f"{message.seq:>6}  {who:9} {clip(name + part.text, PREVIEW)}")
-    return [*lines, *map(_turn_line, turns)]
+    return lines
 
 
-def _turn_line(turn: TurnShown) -> str:
-    """Return a turn's number, end, time and tokens."""
+def _turn_lines(turn: TurnShown | None) -> list[str]:
+    """Return a line with a turn's number, end, time and tokens; none if it has no number."""
+    if turn is None or not turn.number:
+        return []
     parts = [turn.name, turn.status if turn.status != "done" else "", turn.error]
     if turn.took is not None:
         parts.append(f"{turn.took:.1f} s")
     if turn.tokens.input or turn.tokens.output:
         parts.append(f"{turn.tokens.input} tokens in, {turn.tokens.output} out")
     said = ", ".join(filter(None, parts))
-    return f"{turn.first or '…':>6}  turn {turn.number}{said and f': {said}'}"
+    return [f"{turn.first or '…':>6}  turn {turn.number}{said and f': {said}'}"]
 
 
 async def _facts(store: Store, view: SessionView, thread: Thread | None) -> dict[str, Any]:
@@ -390,9 +406,13 @@ def _print_facts(facts: dict[str, Any]) -> None:
     say("")
 
 
-def _said(item: HistoryItem) -> tuple[int, list[str]]:
-    """Return an item's number, and the lines that are shown of it: few, of many megabytes maybe."""
-    return item.seq, [f"{item.seq:>6}  {who:9} {text}" for who, text in _parts(item)]
+def _said(item: HistoryItem) -> tuple[Heading, list[str]]:
+    """Return an item's place, and the lines that are shown of it: few, of many megabytes maybe."""
+    heading = Heading(item.seq, "", None, Tokens())
+    if isinstance(item.value, Message):
+        message = item.value
+        heading = Heading(item.seq, message.role, message.created_at, tokens_of(message))
+    return heading, [f"{item.seq:>6}  {who:9} {text}" for who, text in _parts(item)]
 
 
 def _parts(item: HistoryItem) -> list[tuple[str, str]]:

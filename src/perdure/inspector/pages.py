@@ -61,7 +61,7 @@ LISTED: Final = 100
 BUDGET: Final = 0.15
 """Seconds that a search of the list may take before it answers with what it has."""
 COMPLETIONS: Final = 10
-HOLDERS: Final = 200
+HOLDERS: Final = 100
 """Sessions whose leases the page of workers looks at."""
 FORMATS: Final = ("openai", "openai-responses", "anthropic", "gemini")
 
@@ -260,12 +260,17 @@ async def sessions_page(reads: LongReads, query: Query) -> SessionsPage:
 
 
 async def revision(reads: LongReads, query: Query) -> str:
-    """Return a text that changes when a session of a tenant is saved, opened or closed."""
+    """Return a text that changes when a session of a tenant is saved, opened or closed.
+
+    With ``every``, it changes after so many seconds, too.
+    """
     sessions = reads.sessions
     newest = await sessions.list(tenant=query.text("tenant"), limit=1, newest_first=True)
     opened = parts_of(sessions).lifecycle.sessions
     working = sum(status_here(sessions, key) is not None for key in list(opened))
-    return repr([(str(one.key), one.updated_at, one.head) for one in newest] + [working])
+    every = query.number("every")
+    period = int(time.time() // every) if every else 0
+    return repr(([(str(one.key), one.updated_at, one.head) for one in newest], working, period))
 
 
 async def completions(reads: LongReads, query: Query) -> list[str]:
@@ -377,15 +382,11 @@ async def _thread_page(
     end = len(messages) if end is None else min(end, len(messages))
     start = max(end - limit, 0)
     items = await thread_items(view, thread, messages[start:end])
-    if thread.turns:
-        newest = thread.turns[-1]
-        newest.status = "done" if status.name == "idle" else status.name
+    turns = thread.turns_as_of(status.name)
     turn: TurnShown | None = None
     for place, item in enumerate(items, start):
         item.place = place
-        begun = next(
-            one for one in reversed(thread.turns) if one.first <= (item.checkpoint or one.first)
-        )
+        begun = next(one for one in reversed(turns) if one.first <= (item.checkpoint or one.first))
         if begun is not turn:
             item.turn = turn = begun
     return {
@@ -784,6 +785,7 @@ async def workers_page(reads: LongReads, query: Query) -> Page:
     health, autosave = sessions.health(), sessions.autosave
     return {
         "location": store_below(sessions).location,
+        "tenant": tenant,
         "pid": os.getpid(),
         # of this process: its state of saving, and the intervals in force, in seconds
         "health": health,

@@ -7,10 +7,10 @@ first checkpoint that has it, once; one that the newest checkpoint has no longer
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import aclosing
 from datetime import datetime
-from typing import Any, Final, NamedTuple, final
+from typing import Any, Final, Literal, NamedTuple, final
 
 import msgspec
 
@@ -23,7 +23,15 @@ from perdure.adapters.thread_log import (
     read_record,
 )
 from perdure.errors import CorruptRecordError
-from perdure.inspector.activity import TAIL, Status, Tokens, TurnShown, tokens_in, unfinished
+from perdure.inspector.activity import (
+    TAIL,
+    Status,
+    StatusName,
+    Tokens,
+    TurnShown,
+    tokens_in,
+    unfinished,
+)
 from perdure.records.keys import SessionKey
 from perdure.records.records import FOREIGN, Record
 from perdure.store import Store
@@ -127,6 +135,13 @@ class Thread(NamedTuple):
     current: frozenset[str]
     """Values that the newest checkpoint has."""
 
+    def turns_as_of(self, status: StatusName) -> list[TurnShown]:
+        """Return the turns, the newest with the status that the end of the log tells."""
+        if not self.turns:
+            return []
+        newest: StatusName | Literal["done"] = "done" if status == "idle" else status
+        return [*self.turns[:-1], msgspec.structs.replace(self.turns[-1], status=newest)]
+
 
 class _Metadata(msgspec.Struct, frozen=True):
     source: Any = ""
@@ -195,6 +210,8 @@ class ThreadLog:
         is_root = not put.ns
         if is_root and not put.hidden:
             if not self.turns or _INPUT in put.channels:
+                if self.turns and put.parent is not None:
+                    self.turns[-1].status = self._end_of(put.parent)
                 number = len(self.turns) + 1
                 self.turns.append(TurnShown(first=seq, number=number, at=at, status="done"))
             turn = self.turns[-1]
@@ -218,10 +235,18 @@ class ThreadLog:
                 step=step if isinstance(step, int) else None,
                 turn=len(self.turns),
                 messages=len(fresh),
-                next=_next(put),
+                next=_next(put.channels),
                 hidden=put.hidden,
             )
         )
+
+    def _end_of(self, checkpoint: str) -> Literal["failed", "interrupted", "done"]:
+        """Return how the turn ended that had this checkpoint as its last one."""
+        mark = self.index.mark("", checkpoint)
+        written = {write.channel for _, _, write in self.index.writes_of("", checkpoint)}
+        if _ERROR in written:
+            return "failed"
+        return "interrupted" if mark is not None and _next(mark.channels) else "done"
 
     def _fresh(self, put: CheckpointPut) -> list[str]:
         """Return the messages of a checkpoint that no earlier one had."""
@@ -318,11 +343,10 @@ def _time(text: Any) -> float | None:
         return None
 
 
-def _next(put: CheckpointPut) -> list[str]:
+def _next(channels: Iterable[str]) -> list[str]:
+    """Return the nodes that a checkpoint with values in these channels starts."""
     return [
-        name.removeprefix(_NEXT)
-        for name in put.channels
-        if name.startswith(_NEXT) or name == _INPUT
+        name.removeprefix(_NEXT) for name in channels if name.startswith(_NEXT) or name == _INPUT
     ]
 
 
@@ -347,10 +371,12 @@ def thread_status(newest_first: list[Record], *, held: bool) -> Status | None:
         return Status("idle") if is_thread else None
     channels = written.get(newest.id, set())
     if _ERROR in channels:
-        return Status("failed", f"{', '.join(_next(newest)) or 'a task'} ended with an error")
+        return Status(
+            "failed", f"{', '.join(_next(newest.channels)) or 'a task'} ended with an error"
+        )
     if _INTERRUPT in channels and _RESUME not in channels:
         return Status("interrupted", "it waits for a person")
-    following = _next(newest)
+    following = _next(newest.channels)
     if following:
         return unfinished(f"next: {', '.join(following)}", held=held)
     return Status("idle")
