@@ -56,7 +56,7 @@ from perdure.inspector.stored import (
     thread_counts,
     turn_records,
 )
-from perdure.inspector.threads import Thread, ThreadReader
+from perdure.inspector.threads import ThreadReader, ThreadView
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
@@ -315,7 +315,7 @@ async def _history_lines(view: SessionView, limit: int) -> list[str]:
 
 
 async def _thread_lines(
-    view: SessionView, thread: Thread, status: StatusName, limit: int
+    view: SessionView, thread: ThreadView, status: StatusName, limit: int
 ) -> list[str]:
     """Return lines for the newest messages of a LangGraph thread."""
     newest = thread.messages[max(len(thread.messages) - limit, 0) :]
@@ -350,7 +350,7 @@ def _turn_lines(turn: TurnShown | None) -> list[str]:
     return [f"{turn.first or '…':>6}  turn {turn.number}{said and f': {said}'}"]
 
 
-async def _facts(store: Store, view: SessionView, thread: Thread | None) -> dict[str, Any]:
+async def _facts(store: Store, view: SessionView, thread: ThreadView | None) -> dict[str, Any]:
     """Return what `show` says of a session first."""
     key = view.key
     holder: LeaseState | None = await store.holder(key)

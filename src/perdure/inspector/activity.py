@@ -29,7 +29,7 @@ CANCELED: Final = frozenset(
 StatusName = Literal["running", "interrupted", "failed", "idle"]
 
 
-class Status(msgspec.Struct, frozen=True):
+class SessionStatus(msgspec.Struct, frozen=True):
     """Whether work goes on in a session, and how the newest ended."""
 
     name: StatusName
@@ -76,14 +76,14 @@ def is_held(holder: LeaseState | None) -> bool:
     return holder is not None and not holder.released and holder.alive is not False
 
 
-def unfinished(what: str, *, held: bool) -> Status:
+def unfinished(what: str, *, held: bool) -> SessionStatus:
     """Return the status of a session whose newest work has no end."""
     if held:
-        return Status("running", what)
-    return Status("interrupted", f"{what}: no process goes on with it")
+        return SessionStatus("running", what)
+    return SessionStatus("interrupted", f"{what}: no process goes on with it")
 
 
-def status_of(newest_first: Iterable[Record], *, held: bool) -> Status:
+def status_of(newest_first: Iterable[Record], *, held: bool) -> SessionStatus:
     """Return the status that the newest records of a log tell."""
     newest: Record | None = None
     for record in newest_first:
@@ -95,7 +95,7 @@ def status_of(newest_first: Iterable[Record], *, held: bool) -> Status:
         if newest is None and record.kind in MESSAGE_KINDS:
             newest = record
     if newest is None or not _wants_answer(newest):
-        return Status("idle")
+        return SessionStatus("idle")
     return unfinished("the last message has no answer", held=held)
 
 
@@ -112,7 +112,7 @@ def _wants_answer(record: Record) -> bool:
     return said.role != "assistant" or bool((said.tool_payload or {}).get("tool_calls"))
 
 
-def _turn_status(record: Record, *, held: bool) -> Status | None:
+def _turn_status(record: Record, *, held: bool) -> SessionStatus | None:
     """Return what a turn's newest record says; None if its messages have to be looked at."""
     try:
         turned = decode(record.payload, TurnPayload)
@@ -124,8 +124,10 @@ def _turn_status(record: Record, *, held: bool) -> Status | None:
     if turned.phase == "begin":
         return unfinished(named, held=held)
     if turned.phase == "interrupted":
-        return Status(_cut(turned.error), f"{named} ended with {turned.error or 'no answer'}")
-    return Status("idle")
+        return SessionStatus(
+            _cut(turned.error), f"{named} ended with {turned.error or 'no answer'}"
+        )
+    return SessionStatus("idle")
 
 
 def _is_open_ended(record: Record, turned: TurnPayload) -> bool:

@@ -17,11 +17,18 @@ from perdure.checkpoints.engine import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.errors import InvalidArgumentError, SessionNotFoundError
 from perdure.inspector import conversation
-from perdure.inspector.activity import Heading, Status, TurnShown, headings, is_held, turns_in
+from perdure.inspector.activity import (
+    Heading,
+    SessionStatus,
+    TurnShown,
+    headings,
+    is_held,
+    turns_in,
+)
 from perdure.inspector.query import Page, Query
 from perdure.inspector.state import intervals, saving_here, status_here, stored_status
 from perdure.inspector.stored import has_thread, records_of, thread_counts, turn_records
-from perdure.inspector.threads import Thread, ThreadMessage, ThreadReader
+from perdure.inspector.threads import ThreadMessage, ThreadReader, ThreadView
 from perdure.memory.state import States
 from perdure.memory.working_memory import WorkingMemory
 from perdure.providers.context_fit import Format
@@ -145,7 +152,7 @@ class LongReads:
                 del self._reads[what]
 
 
-FoundThread = tuple[Thread | None, bool]
+FoundThread = tuple[ThreadView | None, bool]
 """A thread, and whether it is being read."""
 
 
@@ -184,11 +191,9 @@ class SessionsPage(msgspec.Struct, kw_only=True):
     """After which session to continue; None at the end."""
     next_at: float | None = None
     """The time of that session's last use, in a list by last use."""
-    statuses: list[Status | None] = []
+    statuses: list[SessionStatus | None] = []
     """By session: that of one that works, or cannot be saved, in this process. Any other's takes a
     look at its log, which a list does not take: ask ``/status``."""
-    revision: str = ""
-    """A text that changes when sessions are saved: ask ``/revision``."""
 
     @property
     def owners(self) -> list[str]:
@@ -224,10 +229,7 @@ async def sessions_page(reads: LongReads, query: Query) -> SessionsPage:
     sessions = reads.sessions
     store = store_below(sessions)
     page = SessionsPage(
-        location=store.location,
-        tenants=sorted({"", *await store.tenants()}),
-        filters=filters,
-        revision=await revision(reads, query),
+        location=store.location, tenants=sorted({"", *await store.tenants()}), filters=filters
     )
     until = anyio.current_time() + BUDGET
     is_newest = filters.order != "id"
@@ -327,7 +329,7 @@ async def facts_of(reads: LongReads, view: SessionView, found: FoundThread | Non
 
 
 def _revision(
-    head: int, status: Status, holder: LeaseState | None, saving: dict[str, Any] | None
+    head: int, status: SessionStatus, holder: LeaseState | None, saving: dict[str, Any] | None
 ) -> str:
     """Return a text that changes when a session's pages do."""
     lease = (holder.epoch, holder.released, holder.alive) if holder is not None else ()
@@ -372,7 +374,7 @@ async def conversation_page(reads: LongReads, query: Query) -> Page:
 
 
 async def _thread_page(
-    view: SessionView, query: Query, thread: Thread, limit: int, status: Status
+    view: SessionView, query: Query, thread: ThreadView, limit: int, status: SessionStatus
 ) -> Page:
     """Return messages of a graph's thread, each with the turn that begins with it."""
     end, before = query.number("end"), query.number("before")
@@ -398,7 +400,7 @@ async def _thread_page(
 
 
 async def thread_items(
-    view: SessionView, thread: Thread, wanted: Sequence[ThreadMessage]
+    view: SessionView, thread: ThreadView, wanted: Sequence[ThreadMessage]
 ) -> list[conversation.ShownItem]:
     """Return messages of a thread with their content."""
     records = await records_of(view, {message.seq for message in wanted})
@@ -795,7 +797,6 @@ async def workers_page(reads: LongReads, query: Query) -> Page:
         "workers": workers or [],
         # true while the leases are being read
         "looking": looking,
-        "revision": await revision(reads, query),
     }
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure.autosave.options import Autosave
 from perdure.autosave.tracked import State
-from perdure.inspector.activity import TAIL, Status, is_held, status_of
+from perdure.inspector.activity import TAIL, SessionStatus, is_held, status_of
 from perdure.inspector.threads import thread_status
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import LeaseState
@@ -35,22 +35,22 @@ async def newest_records(store: Store, key: SessionKey) -> list[Record]:
     return found
 
 
-async def stored_status(store: Store, key: SessionKey, holder: LeaseState | None) -> Status:
+async def stored_status(store: Store, key: SessionKey, holder: LeaseState | None) -> SessionStatus:
     """Return a session's status, as its log and its lease tell it."""
     newest, held = await newest_records(store, key), is_held(holder)
     return thread_status(newest, held=held) or status_of(newest, held=held)
 
 
-def status_here(sessions: SessionManager, key: SessionKey) -> Status | None:
+def status_here(sessions: SessionManager, key: SessionKey) -> SessionStatus | None:
     """Return the status of a session that works, or cannot be saved, in this process."""
     session = session_open_here(sessions, key)
     if session is None:
         return None
     tracked = tracked_of(session)
     if tracked.state in STUCK:
-        return Status("failed", f"saving: {tracked.last_error or tracked.state.value}")
+        return SessionStatus("failed", f"saving: {tracked.last_error or tracked.state.value}")
     turn = running_turn(session)
-    return Status("running", f"turn {turn}") if turn else None
+    return SessionStatus("running", f"turn {turn}") if turn else None
 
 
 def saving_here(session: Session | None) -> dict[str, Any] | None:

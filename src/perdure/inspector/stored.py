@@ -7,7 +7,7 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from perdure.inspector.state import newest_records
-from perdure.inspector.threads import Thread, thread_status
+from perdure.inspector.threads import ThreadView, thread_status
 from perdure.records.keys import SessionKey
 from perdure.records.records import TURN, Record
 from perdure.session.internals import store_of
@@ -27,7 +27,7 @@ async def has_thread(view: SessionView) -> bool:
     return thread_status(newest, held=False) is not None
 
 
-def thread_counts(thread: Thread) -> dict[str, Any]:
+def thread_counts(thread: ThreadView) -> dict[str, Any]:
     """Return what a thread counts, which a session's own counters do not."""
     return {
         "turns": len(thread.turns),

@@ -25,7 +25,7 @@ from perdure.adapters.thread_log import (
 from perdure.errors import CorruptRecordError
 from perdure.inspector.activity import (
     TAIL,
-    Status,
+    SessionStatus,
     StatusName,
     Tokens,
     TurnShown,
@@ -125,7 +125,7 @@ class ThreadCheckpoint(msgspec.Struct, kw_only=True):
     """Whether it was pruned, and is there for what others are rebuilt from."""
 
 
-class Thread(NamedTuple):
+class ThreadView(NamedTuple):
     """All that pages show of a thread."""
 
     messages: list[ThreadMessage]
@@ -282,7 +282,7 @@ class ThreadLog:
         except CorruptRecordError:  # what it continues was damaged
             return self.index.items[name].add
 
-    def thread(self) -> Thread:
+    def thread(self) -> ThreadView:
         """Return the thread as of the newest record."""
         current: set[str] = set()
         newest = self.index.newest("")
@@ -291,7 +291,7 @@ class ThreadLog:
             current.update(self._names_in(name) if name in self.index.items else (name,))
         if mark is not None and mark.delta:
             current |= self._shown
-        return Thread(
+        return ThreadView(
             list(self.messages), list(self.checkpoints), list(self.turns), frozenset(current)
         )
 
@@ -303,7 +303,7 @@ class ThreadReader:
     def __init__(self) -> None:
         self._known: dict[SessionKey, ThreadLog] = {}
 
-    async def read(self, store: Store, key: SessionKey) -> Thread:
+    async def read(self, store: Store, key: SessionKey) -> ThreadView:
         """Read a thread up to the log's end."""
         known = self._known.pop(key, None)
         if known is None or not await self._goes_on(store, key, known):
@@ -353,7 +353,7 @@ def _next(channels: Iterable[str]) -> list[str]:
 # The end of a log
 
 
-def thread_status(newest_first: list[Record], *, held: bool) -> Status | None:
+def thread_status(newest_first: list[Record], *, held: bool) -> SessionStatus | None:
     """Return the status that the newest records of a thread tell; None if they are no thread's."""
     written: dict[str, set[str]] = {}
     newest: CheckpointPut | None = None
@@ -368,18 +368,18 @@ def thread_status(newest_first: list[Record], *, held: bool) -> Status | None:
                 break
             newest = put  # go on: a task's writes may be before the checkpoint that it ran on
     if newest is None:
-        return Status("idle") if is_thread else None
+        return SessionStatus("idle") if is_thread else None
     channels = written.get(newest.id, set())
     if _ERROR in channels:
-        return Status(
+        return SessionStatus(
             "failed", f"{', '.join(_next(newest.channels)) or 'a task'} ended with an error"
         )
     if _INTERRUPT in channels and _RESUME not in channels:
-        return Status("interrupted", "it waits for a person")
+        return SessionStatus("interrupted", "it waits for a person")
     following = _next(newest.channels)
     if following:
         return unfinished(f"next: {', '.join(following)}", held=held)
-    return Status("idle")
+    return SessionStatus("idle")
 
 
 def _stored(records: list[Record]) -> Iterator[ThreadRecord]:

@@ -104,7 +104,7 @@ async function refresh() {
   }
   if (arrived && atEnd && $("#conversation")) scrollTo(0, bottom.scrollHeight);
   look();
-  return { arrived, revision: page.querySelector("[data-follow]")?.dataset.revision };
+  return arrived;
 }
 
 const followed = $("[data-follow]");
@@ -115,9 +115,10 @@ if (followed) {
     if (!document.hidden && $("#follow").checked) {
       try {
         const answer = await getJSON(followed.dataset.follow);
-        if ((answer.revision ?? answer) !== followed.dataset.revision) {
-          const { arrived, revision } = await refresh();
-          followed.dataset.revision = revision ?? "";
+        const revision = answer.revision ?? answer;
+        if (revision !== followed.dataset.revision) {
+          const arrived = await refresh(); // of this revision, or a later one
+          followed.dataset.revision = revision;
           if (arrived) said.textContent = `${arrived} new`;
         }
       } catch (error) {
