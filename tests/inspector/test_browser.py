@@ -98,7 +98,8 @@ def test_pictures_for_the_documentation(page: Any, home: str, pictures: Path) ->
         if name == "live":
             until(page, "samples.length > 25")
         if name.startswith("sessions"):
-            until(page, "document.querySelectorAll('td.state:not(:empty)').length > 2")
+            most = 12 if size is tall else 2
+            until(page, f"document.querySelectorAll('td.state:not(:empty)').length > {most}")
         picture = pictures / f"inspector-{name}.png"
         page.screenshot(path=picture)
         assert picture.stat().st_size < 150_000
