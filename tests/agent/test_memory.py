@@ -27,9 +27,15 @@ from perdure.agent import (
 )
 from perdure.agent.llm.model import Chunk, Usage
 from perdure.memory.compaction import EpisodicItem, SemanticItem, Summary, TurnTrace
+from perdure.memory.documents import TurnPayload
 from perdure.providers.tool_pairs import is_synthetic
+from perdure.records.json import decode
+from perdure.records.keys import SessionKey
+from perdure.records.records import TURN
 from perdure.restore.rebuild import CompactionSnapshotBuilder, is_memory
+from perdure.session.internals import store_below
 from perdure.session.session import Session
+from perdure.store import all_records
 from tests.agent.conftest import Configure, World
 
 
@@ -321,6 +327,38 @@ async def test_the_model_may_report_a_budget_in_tokens(
             assert not agent.memory.compaction_required
             await agent.ask("two")
             assert agent.memory.compaction_required
+
+
+async def test_the_end_of_a_turn_says_which_tokens_its_calls_took(
+    memory_world: World, configured: Configure
+) -> None:
+    class Counts:
+        async def stream(self, messages: Sequence[Message], tools: object) -> AsyncIterator[Chunk]:
+            if messages[-1].text == "fail":
+                raise ValueError("fail")
+            if messages[-1].role == "user":
+                yield Chunk(tool_calls=(ToolCall("c", "gauge", {}),), usage=Usage(100, 20))
+            else:
+                yield Chunk(text="done", usage=Usage(150, 5))
+
+    async def gauge() -> str:
+        return "deep"
+
+    config = configured(model=Counts(), tools=[gauge])
+    async with memory_world.connect() as sessions:
+        async with await AgentFactory(sessions).create_agent(config, agent_id="a") as agent:
+            await agent.ask("one")
+            with pytest.raises(ValueError, match="fail"):
+                await agent.ask("fail")
+        log = store_below(sessions).read_log(SessionKey("a"))
+        records = [record for record in await all_records(log) if record.kind == TURN]
+        turns = [decode(record.payload, TurnPayload) for record in records]
+    assert [(turn.phase, turn.input_tokens, turn.output_tokens) for turn in turns] == [
+        ("begin", 0, 0),
+        ("end", 250, 25),
+        ("begin", 0, 0),
+        ("interrupted", 0, 0),
+    ]
 
 
 async def test_tools_stay_with_their_calls_through_a_compaction(

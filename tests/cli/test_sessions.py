@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -296,3 +298,75 @@ def test_show_tells_how_a_session_would_come_back(command: Command, store: Path)
     ran = command("show", "ada", "--restore-plan", "--target", "llama", "--store", str(store))
     assert ran.status == 2
     assert "target 'llama' is unknown: choose None or openai" in ran.err
+
+
+def test_show_marks_a_turn_that_failed_or_was_interrupted(command: Command, store: Path) -> None:
+    async def write() -> None:
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("cut") as session:
+                async with session.turn():
+                    session.append(Message.user("one"), Message.assistant("!"))
+                with contextlib.suppress(KeyError):
+                    async with session.turn("order-7"):
+                        session.append(Message.user("two"))
+                        raise KeyError
+
+    anyio.run(write)
+    out = command("show", "cut", "--store", str(store)).out
+    assert "status    failed: turn 2 ended with KeyError" in out
+    lines = [line.split(maxsplit=1)[1] for line in out.partition("\n\n")[2].splitlines()]
+    assert [line.partition(", 0.")[0].partition(": 0.")[0] for line in lines] == [
+        "turn 1",
+        "user      one",
+        "assistant !",
+        "turn 2: order-7, failed, KeyError",
+        "user      two",
+    ]
+    shown = command("show", "cut", "--store", str(store), "--json").json
+    assert (shown["status"], shown["status_detail"]) == ("failed", "turn 2 ended with KeyError")
+    assert "status    idle" in command("show", "ada", "--store", str(store)).out
+    newest = command("show", "cut", "--limit", "1", "--store", str(store)).out
+    assert "turn 2: order-7, failed" in newest
+
+
+def test_show_says_what_a_thread_of_langgraph_holds(command: Command, store: Path) -> None:
+    pytest.importorskip("langgraph")
+    from langchain_core.messages import AIMessage
+    from langgraph.graph import START, MessagesState, StateGraph
+
+    from perdure.adapters import PerdureSaver
+
+    async def answer(_: MessagesState) -> dict[str, list[AIMessage]]:
+        return {"messages": [AIMessage("At noon.", usage_metadata=USAGE)]}
+
+    async def write() -> None:
+        builder = StateGraph(MessagesState)
+        builder.add_node(answer)
+        builder.add_edge(START, "answer")
+        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+            graph: Any = builder.compile(checkpointer=PerdureSaver(sessions))
+            for asked in ("When?", "And tomorrow?"):
+                thread = {"configurable": {"thread_id": "tides"}}
+                await graph.ainvoke({"messages": [("user", asked)]}, thread)
+
+    anyio.run(write)
+    out = command("show", "tides", "--store", str(store)).out
+    assert "holds     2 turns, 4 messages, " in out
+    assert ", 6 checkpoints of LangGraph's" in out
+    assert "status    idle" in out
+    lines = [line.split(maxsplit=1)[1] for line in out.partition("\n\n")[2].splitlines()]
+    assert [line for line in lines if not line.startswith("turn")] == [
+        "user      When?",
+        "assistant At noon.",
+        "user      And tomorrow?",
+        "assistant At noon.",
+    ]
+    assert [line.rpartition("s, ")[2] for line in lines if line.startswith("turn")] == [
+        "5 tokens in, 3 out"
+    ] * 2
+    shown = command("show", "tides", "--store", str(store), "--json").json
+    assert (shown["turns"], shown["messages"], shown["checkpoints"]) == (2, 4, 6)
+    assert "tides" in command("show", "tides", "--log", "--store", str(store)).out
+
+
+USAGE: Any = {"input_tokens": 5, "output_tokens": 3, "total_tokens": 8}

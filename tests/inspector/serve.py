@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import itertools
 import struct
 import time
 import zlib
+from typing import Any
 
 import uvicorn
 from msgspec.structs import replace
@@ -27,7 +29,7 @@ from perdure.session.manager import SessionManager
 from tests.inspector.conftest import HOSTILE, TOKEN
 
 REPLIES = (
-    "Low tide is at 14:20. The harbor wall is dry from about 13:00 on.",
+    "Low tide is at **14:20**. The harbor wall is dry then:\n\n1. *wall*\n2. `river` path",
     "I would take the path along the river: it is two kilometers, and flat.",
     "The ferry leaves at a quarter past each hour until 21:15.",
 )
@@ -89,6 +91,13 @@ async def fill(sessions: SessionManager) -> None:
         hostile.state.set("s", {HOSTILE: 2})
         await hostile.checkpoints.create(HOSTILE)
         await hostile.aclose()
+    async with sessions.open("stopped", owner="bo") as stopped:
+        with contextlib.suppress(TimeoutError):
+            async with stopped.turn():
+                stopped.append(Message.user("Book the ferry"))
+                raise TimeoutError
+        await stopped.aclose()
+    await fill_thread(sessions)
     for number, name in enumerate(("billing", "intake", "night-watch", "planner", "researcher")):
         async with sessions.open(name, owner="bo" if number % 2 else "ada", tags=["demo"]) as one:
             one.describe(title=f"{name.capitalize()} for customer {number + 1}")
@@ -98,6 +107,39 @@ async def fill(sessions: SessionManager) -> None:
     async with sessions.open("harbor-guide") as guide:
         await guide.aclose()
     await sessions.post("harbor-guide", Message.user("The ferry is late."), key="ferry-1")
+
+
+async def fill_thread(sessions: SessionManager) -> None:
+    """Run a graph that waits for a person at its end, if LangGraph is installed."""
+    try:
+        from langchain_core.messages import AIMessage
+        from langgraph.graph import START, MessagesState, StateGraph
+        from langgraph.types import interrupt
+    except ImportError:
+        return
+    from perdure.adapters import PerdureSaver
+
+    async def pilot(state: MessagesState) -> dict[str, Any]:
+        usage = {"input_tokens": 212, "output_tokens": 48, "total_tokens": 260}
+        asked = len(state["messages"])
+        call = {"name": "chart", "args": {"harbor": "Cuxhaven"}, "id": f"call-{asked}"}
+        said = "The channel is **clear**." if asked < 4 else HOSTILE
+        return {"messages": [AIMessage(said, tool_calls=[call], usage_metadata=usage)]}
+
+    async def tug(state: MessagesState) -> dict[str, Any]:
+        if len(state["messages"]) > 4:
+            interrupt("May I sail?")
+        return {"messages": [AIMessage("The tug is *ready*.")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node(pilot)
+    builder.add_node(tug)
+    builder.add_edge(START, "pilot")
+    builder.add_edge("pilot", "tug")
+    graph: Any = builder.compile(checkpointer=PerdureSaver(sessions))
+    for asked in ("Is the channel clear?", "Then take me there."):
+        thread = {"configurable": {"thread_id": "pilot"}}
+        await graph.ainvoke({"messages": [("user", asked)]}, thread)
 
 
 async def load(sessions: SessionManager) -> None:

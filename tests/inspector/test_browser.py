@@ -33,7 +33,8 @@ PAGES = [
             "change?change=rollback&checkpoint=1&",
         )
     ),
-    *("inbox", "live", "actions", "session?agent=nobody"),
+    *(f"{path}?agent=pilot" for path in ("session", "context", "checkpoints")),  # of LangGraph
+    *("inbox", "live", "workers", "actions", "session?agent=stopped", "session?agent=nobody"),
 ]
 
 
@@ -81,8 +82,12 @@ def home(page: Any) -> str:
 
 def test_pictures_for_the_documentation(page: Any, home: str, pictures: Path) -> None:
     wide, phone = {"width": 1100, "height": 720}, {"width": 375, "height": 720}
+    tall = {"width": 1100, "height": 880}
     for name, path, theme, size in (
         ("conversation", "session?agent=harbor-guide", "light", wide),
+        ("sessions", "", "light", tall),
+        ("thread", "session?agent=pilot", "light", wide),
+        ("workers", "workers", "dark", wide),
         ("timeline", "session?agent=harbor-guide&view=timeline&before=31&limit=12", "dark", wide),
         ("live", "live", "dark", wide),
         ("sessions-phone", "", "light", phone),
@@ -92,6 +97,9 @@ def test_pictures_for_the_documentation(page: Any, home: str, pictures: Path) ->
         page.goto(home + path)
         if name == "live":
             until(page, "samples.length > 25")
+        if name.startswith("sessions"):
+            most = 12 if size is tall else 2
+            until(page, f"document.querySelectorAll('td.state:not(:empty)').length > {most}")
         picture = pictures / f"inspector-{name}.png"
         page.screenshot(path=picture)
         assert picture.stat().st_size < 150_000
@@ -189,7 +197,26 @@ def test_a_person_finds_reads_and_changes_a_session(page: Any, home: str) -> Non
     assert page.evaluate("document.documentElement.dataset.theme") == "dark"
 
 
-def test_a_session_that_goes_on_says_so(page: Any, home: str) -> None:
+def test_a_session_is_followed_until_the_box_is_cleared(page: Any, home: str) -> None:
     page.goto(home + "session?agent=worker-1")
-    page.locator("#news").wait_for(state="visible", timeout=20_000)
-    assert "new records" in page.locator("#news").inner_text()
+    newest = "document.querySelector('#conversation').lastElementChild.id"
+    page.evaluate(f"() => {{ window.before = {newest} }}")
+    page.locator("article").first.focus()
+    until(page, f"{newest} !== window.before")  # without a reload: what was set is still there
+    until(page, "document.querySelector('#followed').textContent.includes('new')")
+    page.locator("#follow").uncheck()
+    page.wait_for_timeout(2500)
+    page.evaluate(f"() => {{ window.before = {newest} }}")
+    page.wait_for_timeout(4500)
+    assert page.evaluate(f"{newest} === window.before")
+
+
+def test_a_list_says_the_status_of_the_rows_in_sight(page: Any, home: str) -> None:
+    for width in (1200, 375):
+        page.set_viewport_size({"width": width, "height": 800})
+        page.goto(home + "?q=stopped")
+        until(page, "document.querySelector('td.state').textContent === 'failed'")
+    page.goto(home)
+    page.evaluate("() => { window.before = document.querySelector('#sessions').textContent }")
+    until(page, "document.querySelector('#sessions').textContent !== window.before")
+    until(page, "document.querySelector('td.state').textContent !== ''")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 from typing import Any
 
 import httpx
@@ -85,6 +86,83 @@ async def test_a_thread_is_a_conversation() -> None:
         await graph.ainvoke({"messages": [("user", "Take me there")]}, thread)
         async with client(sessions) as inspector:
             await _shows(inspector)
+            await graph.ainvoke({"messages": [("user", "And back")]}, thread)
+            await _shows_turns(inspector)
+
+
+async def _shows_turns(inspector: httpx.AsyncClient) -> None:
+    page = await get(inspector, "/session", agent="pilot")
+    said = [("user", 1), ("assistant", None), ("user", 2), ("assistant", None)]
+    assert [(item["role"], (item["turn"] or {}).get("number")) for item in page["items"]] == said
+    head = page["head"]
+    assert (head["turns"], head["messages"], head["checkpoints"]) == (2, 4, 6)
+    assert head["status"] == {"name": "idle", "detail": ""}
+    older = await get(inspector, "/session", agent="pilot", limit=3, end=page["items"][3]["place"])
+    assert [item["place"] for item in older["items"]] == [0, 1, 2]
+    assert (older["by"], older["older"], older["newer"]) == ("end", None, 4)
+    middle = await get(inspector, "/session", agent="pilot", before=page["items"][2]["checkpoint"])
+    assert [item["place"] for item in middle["items"]] == [0, 1]
+    context = await get(inspector, "/context", agent="pilot")
+    assert [item["role"] for item in context["items"]] == ["user", "assistant"] * 2
+    steps = (await get(inspector, "/checkpoints", agent="pilot"))["steps"]
+    assert [(step["source"], step["turn"], step["messages"]) for step in steps] == [
+        ("loop", 2, 1), ("loop", 2, 1), ("input", 2, 0),
+        ("loop", 1, 1), ("loop", 1, 1), ("input", 1, 0),
+    ]  # fmt: skip
+    assert [step["next"] for step in steps] == [[], ["answer"], ["__start__"]] * 2
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_thread_that_was_cut_or_waits_says_so() -> None:
+    pytest.importorskip("langgraph")
+    from langchain_core.messages import AIMessage, RemoveMessage
+    from langgraph.graph import START, MessagesState, StateGraph
+    from langgraph.types import interrupt
+
+    from perdure.adapters import PerdureSaver
+
+    async def answer(state: MessagesState) -> dict[str, Any]:
+        asked = state["messages"][-1].text
+        if asked == "fail":
+            raise ValueError(asked)
+        if asked == "wait":
+            interrupt("May I?")
+        usage = {"input_tokens": 5, "output_tokens": 3, "total_tokens": 8}
+        gone = RemoveMessage(str(state["messages"][0].id))
+        return {"messages": [AIMessage("done", usage_metadata=usage), gone]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node(answer)
+    builder.add_edge(START, "answer")
+    async with connected() as sessions, client(sessions) as http:
+        graph = builder.compile(checkpointer=PerdureSaver(sessions))
+
+        async def status_after(thread: str, given: Any) -> tuple[str, str]:
+            config: Any = {"configurable": {"thread_id": thread}}
+            with contextlib.suppress(ValueError):
+                await graph.ainvoke(given, config)
+            await sessions.flush()
+            status = (await get(http, "/status", agent=thread))["status"]
+            page = await get(http, "/session", agent=thread)
+            assert page["head"]["status"] == status
+            return status["name"], page["items"][-1]["parts"][0]["text"]
+
+        failed = await status_after("a", {"messages": [("user", "fail")]})
+        assert failed == ("failed", "fail")
+        assert await status_after("b", {"messages": [("user", "wait")]}) == ("interrupted", "wait")
+        goes_on = {"messages": [("user", "go on")]}
+        assert await status_after("b", goes_on) == ("idle", "done")
+        page = await get(http, "/session", agent="b")
+        # the first message is in the newest state no longer, and is shown all the same
+        assert [item["in_context"] for item in page["items"]] == [False, True, True]
+        assert [item["turn"]["status"] for item in page["items"] if item["turn"]] == [
+            "interrupted",
+            "done",
+        ]
+        assert [item["turn"]["tokens"] for item in page["items"] if item["turn"]] == [
+            {"input": 0, "output": 0},
+            {"input": 5, "output": 3},
+        ]
 
 
 async def _shows(inspector: httpx.AsyncClient) -> None:

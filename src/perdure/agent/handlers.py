@@ -161,6 +161,9 @@ class LLMUserMessageReadyEventHandler:
             memory.ingest_assistant_response(message, context.turn_id)
         tokens = None if reply.usage is None else reply.usage.input_tokens
         memory.note_usage(request.messages, tokens)
+        if reply.usage is not None:
+            read, written = context.tokens
+            context.tokens = read + reply.usage.input_tokens, written + reply.usage.output_tokens
 
     async def _asked(
         self, request: LLMRequest, specs: Sequence[ToolSpec], context: AgentContext

@@ -56,6 +56,7 @@ from perdure.records.records import Entry
 from perdure.session.base import turn_reused
 from perdure.session.internals import (
     accept,
+    count_tokens,
     disclaim,
     end_with,
     home_of,
@@ -396,7 +397,7 @@ class AgentRuntime:
 
     async def _turn(self, posted: QueuedMessage, over: _TurnOutcome) -> None:
         context, ledger, event = self._context, self._context.ledger, posted.event
-        context.model_calls, context.last_message = 0, None
+        context.model_calls, context.last_message, context.tokens = 0, None, (0, 0)
         begin_context(context)
         await context.plugins.attach(restore=False)  # done before, unless all is set aside
         asked = request = None
@@ -442,6 +443,7 @@ class AgentRuntime:
                 end_with(turn, *self._left_by(error, posted, turn.id))
                 raise
             finally:
+                count_tokens(turn, *context.tokens)
                 context.memory.turn_tracker.end()
 
     async def _begin(self, posted: QueuedMessage) -> None:

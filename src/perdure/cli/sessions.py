@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import time
 from contextlib import AsyncExitStack
-from itertools import chain
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -41,6 +40,25 @@ from perdure.cli.output import (
     size,
 )
 from perdure.errors import ConfigError
+from perdure.inspector.activity import (
+    Heading,
+    StatusName,
+    Tokens,
+    TurnShown,
+    headings,
+    is_held,
+    tokens_of,
+    turns_in,
+)
+from perdure.inspector.conversation import thread_message
+from perdure.inspector.state import stored_status
+from perdure.inspector.stored import (
+    has_thread,
+    records_of,
+    thread_counts,
+    turn_records,
+)
+from perdure.inspector.threads import ThreadReader, ThreadView
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
@@ -50,7 +68,7 @@ from perdure.records.messages import Message
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.fork import Fork
-from perdure.session.internals import contents_of, described, parts_of
+from perdure.session.internals import contents_of, described, parts_of, store_of
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.prune import PruneReport
 from perdure.session.retention import Retention
@@ -263,32 +281,91 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
     store = followed(existing(where.store))
     async with managed(store) as sessions:
         view = await load_view(sessions, id, where)
-        facts = await _facts(store, view)
+        thread = await ThreadReader().read(store, view.key) if await has_thread(view) else None
+        facts = await _facts(store, view, thread)
         if log:
             await _show_log(store, view, facts, limit, where)
         elif where.json:
             print_json({**facts, "context": view.context("openai")})
         else:
             newest = MESSAGES if limit is None else limit
-            history = contents_of(view).history
-            said = await history(before=view.seq + 1, limit=newest, shown=_said)
+            if thread is None:
+                lines = await _history_lines(view, newest)
+            else:
+                lines = await _thread_lines(view, thread, facts["status"], newest)
             _print_facts(facts)
-            for line in chain(*said):
+            for line in lines:
                 say(line)
 
 
-async def _facts(store: Store, view: SessionView) -> dict[str, Any]:
+async def _history_lines(view: SessionView, limit: int) -> list[str]:
+    """Return lines for the newest items of a session, and for the turns among them."""
+    shown = await contents_of(view).history(before=view.seq + 1, limit=limit, shown=_said)
+    if not shown:
+        return []
+    store = followed(store_of(view))
+    records = await turn_records(store, view.key, after=shown[0][0].seq - 2)
+    turns = turns_in(records, held=is_held(await store.holder(view.key)))
+    begun = headings([heading for heading, _ in shown], turns)
+    lines: list[str] = []
+    for heading, said in shown:
+        lines += _turn_lines(begun.get(heading.seq)) + said
+    last = shown[-1][0].seq
+    return lines + [line for turn in turns if turn.first > last for line in _turn_lines(turn)]
+
+
+async def _thread_lines(
+    view: SessionView, thread: ThreadView, status: StatusName, limit: int
+) -> list[str]:
+    """Return lines for the newest messages of a LangGraph thread."""
+    newest = thread.messages[max(len(thread.messages) - limit, 0) :]
+    records = await records_of(view, {message.seq for message in newest})
+    lines: list[str] = []
+    turns = [
+        turn
+        for turn in thread.turns_as_of(status)
+        if newest and (turn.last or 0) >= newest[0].checkpoint
+    ]
+    for message in newest:
+        while turns and turns[0].first <= message.checkpoint:
+            lines += _turn_lines(turns.pop(0))
+        item = thread_message(message, records[message.seq], in_state=True)
+        for part in item.parts:
+            who = {"text": message.role, "result": "tool"}.get(part.kind, part.kind)
+            name = f"{part.name}: " if part.name else ""
+            lines.append(f"{message.seq:>6}  {who:9} {clip(name + part.text, PREVIEW)}")
+    return lines
+
+
+def _turn_lines(turn: TurnShown | None) -> list[str]:
+    """Return a line with a turn's number, end, time and tokens; none if it has no number."""
+    if turn is None or not turn.number:
+        return []
+    parts = [turn.name, turn.status if turn.status != "done" else "", turn.error]
+    if turn.took is not None:
+        parts.append(f"{turn.took:.1f} s")
+    if turn.tokens.input or turn.tokens.output:
+        parts.append(f"{turn.tokens.input} tokens in, {turn.tokens.output} out")
+    said = ", ".join(filter(None, parts))
+    return [f"{turn.first or '…':>6}  turn {turn.number}{said and f': {said}'}"]
+
+
+async def _facts(store: Store, view: SessionView, thread: ThreadView | None) -> dict[str, Any]:
     """Return what `show` says of a session first."""
     key = view.key
     holder: LeaseState | None = await store.holder(key)
     manifest: Manifest | None = (await store.read_documents(key, ())).manifest
     folded = {} if manifest is None else manifest.documents
+    status = await stored_status(store, key, holder)
     return {
         "location": store.location,
         "agent": key.agent,
         "session": key.session,
         "tenant": key.tenant,
         **described(view),
+        **({} if thread is None else thread_counts(thread)),
+        "status": status.name,
+        "status_detail": status.detail,
         "held_by": holder_of(holder),
         "epoch": 0 if holder is None else holder.epoch,
         "copied_from": _copied_from(holder),  # it may be gone
@@ -304,11 +381,16 @@ def _print_facts(facts: dict[str, Any]) -> None:
     documents = (f"{name} ({size(count)})" for name, count in facts["documents"].items())
     tenant = facts["tenant"] and f"{facts['tenant']}: "
     title = facts["title"] and f"  {facts['title']}"
+    holds = "{turns} turns, {messages} messages, {records} records".format(**facts)
+    if "checkpoints" in facts:
+        holds += f", {facts['checkpoints']} checkpoints of LangGraph's"
+    status = facts["status"] + (facts["status_detail"] and f": {facts['status_detail']}")
     say(f"{tenant}{facts['agent']}, session {facts['session']}{title or ''}")
     for name, text in (
         ("in", facts["location"]),
         ("active", f"{facts['last_active_at']} (since {facts['created_at']})"),
-        ("holds", "{turns} turns, {messages} messages, {records} records".format(**facts)),
+        ("status", status),
+        ("holds", holds),
         ("held by", f"{facts['held_by']}, epoch {facts['epoch']}"),
         ("reading", facts["restored"]),
         ("warning", facts["incomplete"]),
@@ -324,9 +406,13 @@ def _print_facts(facts: dict[str, Any]) -> None:
     say("")
 
 
-def _said(item: HistoryItem) -> list[str]:
-    """Return the lines that are shown of an item: few, of many megabytes maybe."""
-    return [f"{item.seq:>6}  {who:9} {text}" for who, text in _parts(item)]
+def _said(item: HistoryItem) -> tuple[Heading, list[str]]:
+    """Return an item's place, and the lines that are shown of it: few, of many megabytes maybe."""
+    heading = Heading(item.seq, "", None, Tokens())
+    if isinstance(item.value, Message):
+        message = item.value
+        heading = Heading(item.seq, message.role, message.created_at, tokens_of(message))
+    return heading, [f"{item.seq:>6}  {who:9} {text}" for who, text in _parts(item)]
 
 
 def _parts(item: HistoryItem) -> list[tuple[str, str]]:

@@ -208,6 +208,8 @@ def _print_restored(done: RestoreSummary, target: str) -> None:
         f"{done.written} of {done.sessions} sessions restored into {target} and verified, "
         f"{done.there} were there already: {done.records} records, {done.blobs} blobs"
     )
+    if done.written:  # else it would look as if records were missing
+        say("(not counted: the first record of each restored log, which names its new holder)")
     if done.posted:
         say(f"{done.posted} posts wait for their sessions again")
     if done.dead_letters:

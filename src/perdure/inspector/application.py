@@ -25,6 +25,7 @@ from perdure.session.manager import SessionManager
 
 try:
     import jinja2
+    import markdown_it  # noqa: F401  # of `perdure.inspector.markdown`
     from starlette.applications import Starlette
     from starlette.requests import Request
     from starlette.responses import Response
@@ -32,7 +33,7 @@ try:
     from starlette.staticfiles import StaticFiles
 except ModuleNotFoundError as _error:
     _package = (_error.name or "").partition(".")[0]
-    if _package not in {"jinja2", "starlette"}:
+    if _package not in {"jinja2", "markdown_it", "starlette"}:
         raise
     raise MissingExtraError(
         f"the inspector needs {_package}: pip install 'perdure[inspector]'", extra="inspector"
@@ -44,6 +45,7 @@ from perdure.inspector import pages
 from perdure.inspector.changes import Changes, requested
 from perdure.inspector.guard import FORM_TOKEN, Guard
 from perdure.inspector.live import Live
+from perdure.inspector.markdown import markdown
 from perdure.inspector.query import Page, Query
 
 if TYPE_CHECKING:
@@ -122,7 +124,9 @@ class _Inspector:
             "/complete": ("", pages.completions),
             "/part": ("", pages.whole_part),
             "/value": ("", pages.named_value),
-            "/position": ("", pages.position),
+            "/status": ("", pages.status_page),
+            "/revision": ("", pages.revision),
+            "/workers": ("workers.html", pages.workers_page),
         }
         changes = [
             Route("/change", self._page("change.html", self._preview), methods=["GET"]),
@@ -262,6 +266,7 @@ def _templates() -> jinja2.Environment:
         "as_json": pages.value_text,
         "clock": _clock,
         "duration": duration,
+        "markdown": markdown,
         "size": _size,
     }
     # In all that is printed: a direction mark in a stored text cannot reorder what is around it.
@@ -312,7 +317,9 @@ def duration(seconds: float) -> str:
 
 
 def _ago(at: float | None, now: float) -> str:
-    return "" if at is None else f"{duration(max(now - at, 0.0))} ago"
+    if at is None:
+        return ""
+    return "now" if now - at < 1 else f"{duration(now - at)} ago"
 
 
 def _size(count: float) -> str:

@@ -95,7 +95,7 @@ class Changes:
         view = await load(self.sessions, wanted.key)
         found, looking = await reads.result(wanted, partial(self._consequences, wanted))
         return {
-            "head": await facts_of(self.sessions, view),
+            "head": await facts_of(reads, view),
             "wanted": wanted,
             "text": wanted.text,
             "consequences": found or [],

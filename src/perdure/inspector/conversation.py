@@ -18,7 +18,10 @@ from typing import Any, Final
 
 import msgspec
 
+from perdure.adapters.thread_log import Leaf
 from perdure.errors import FormatError
+from perdure.inspector.activity import Tokens, TurnShown, tokens_of
+from perdure.inspector.threads import ThreadMessage, plain_value, role_of
 from perdure.memory.documents import TurnPayload, time_of
 from perdure.providers.issued import stamp_of
 from perdure.records.json import decode
@@ -60,7 +63,7 @@ class ShownPart(msgspec.Struct, frozen=True, kw_only=True):
         return self.size > len(self.text)
 
 
-class ShownItem(msgspec.Struct, frozen=True, kw_only=True):
+class ShownItem(msgspec.Struct, kw_only=True):
     """One item of a conversation, or one record."""
 
     seq: int
@@ -73,6 +76,13 @@ class ShownItem(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[ShownPart, ...] = ()
     in_context: bool = False
     """True if the working context has it."""
+    checkpoint: int | None = None
+    """Of a thread's message: the record of the first checkpoint that has it."""
+    place: int | None = None
+    """Of a thread's message: its place among the thread's, from 0."""
+    turn: TurnShown | None = None
+    """The turn that it is the first message of, on its page."""
+    tokens: Tokens = Tokens()
 
 
 class LogRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,6 +120,7 @@ def shown_item(item: HistoryItem, context: frozenset[int] = frozenset()) -> Show
         source=_source(message),
         parts=tuple(_cut(part) for part in parts_of(message)),
         in_context=item.seq in context,
+        tokens=tokens_of(message),
     )
 
 
@@ -132,16 +143,10 @@ def shown_record(record: Record, registry: Registry) -> ShownItem:
     return msgspec.structs.replace(shown, parts=(part,))
 
 
-def shown_step(record: Record, *, only_messages: bool = False) -> ShownItem | None:
-    """Return a record of LangGraph's as a page shows it; None for any other.
-
-    Args:
-        record: The record.
-        only_messages: None also for a step that has said nothing, and for what it wrote before.
-
-    """
+def shown_step(record: Record) -> ShownItem | None:
+    """Return a record of LangGraph's as a page shows it; None for any other."""
     step = step_of(record)
-    if step is None or (only_messages and not (step.role and step.is_checkpoint)):
+    if step is None:
         return None
     return ShownItem(
         seq=record.seq,
@@ -347,11 +352,6 @@ def _formatted(text: str) -> str:
 # Records of LangGraph
 
 
-LARGEST: Final = 100_000
-"""Bytes of a value that a page decodes."""
-ROLES: Final = {"human": "user", "ai": "assistant", "tool": "tool", "system": "system"}
-"""By the type of a message of LangChain's."""
-
 _GraphPart = tuple[str, str, Any]
 """Kind, name, value."""
 
@@ -366,6 +366,12 @@ class _GraphRecord(msgspec.Struct):
     values: list[list[Any]] = []
     put: _Checkpoint | None = None
 
+    def leaves(self) -> Iterator[Leaf]:
+        """Yield what it stores of values that are not null."""
+        for kind, name, encoding, *rest in self.values:
+            if kind == "leaf" and encoding != "null":
+                yield Leaf(name, encoding, *rest)
+
 
 class GraphStep(msgspec.Struct, frozen=True):
     """The content of one record of a thread."""
@@ -376,6 +382,8 @@ class GraphStep(msgspec.Struct, frozen=True):
     parts: list[_GraphPart]
     is_checkpoint: bool
     """True for the state after a step, False for what a task has written before it."""
+    names: list[str]
+    """The value that each part is of."""
 
 
 def step_of(record: Record) -> GraphStep | None:
@@ -386,49 +394,52 @@ def step_of(record: Record) -> GraphStep | None:
         stored = decode(record.payload, _GraphRecord)
         if stored.sdk != "langgraph":
             return None
-        values = list(_leaves(stored.values))
+        values = [(leaf.name, plain_value(leaf)) for leaf in stored.leaves()]
         at = _checkpoint_time(stored.put)
     except (ValueError, TypeError, RecursionError):
         return None
-    roles = [ROLES[value["type"]] for value in values if _is_message(value)]
-    parts = [part for value in values for part in _graph_parts(value)]
-    return GraphStep(roles[-1] if roles else "", at, parts, stored.put is not None)
+    roles = [role for _, value in values if (role := role_of(value))]
+    parts = [(name, part) for name, value in values for part in _graph_parts(value)]
+    return GraphStep(
+        role=roles[-1] if roles else "",
+        at=at,
+        parts=[part for _, part in parts],
+        is_checkpoint=stored.put is not None,
+        names=[name for name, _ in parts],
+    )
 
 
-def _leaves(values: list[list[Any]]) -> Iterator[Any]:
-    for kind, _, encoding, *rest in values:
-        if kind != "leaf" or encoding == "null":
-            continue
-        data = base64.b64decode(rest[0])
-        if encoding != "msgpack" or len(data) > LARGEST:
-            yield f"{len(data):,} bytes of {encoding}"
-        else:
-            yield msgspec.msgpack.decode(data, ext_hook=_plain)
-
-
-def _plain(_: int, data: memoryview) -> Any:
-    """Return an object's fields, or its only argument: it is stored as module, class, argument."""
-    value = msgspec.msgpack.decode(data, ext_hook=_plain)
-    if isinstance(value, list) and len(value) > 2:
-        return value[2]
-    return value
-
-
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and "content" in value and value.get("type") in ROLES
+def thread_message(message: ThreadMessage, record: Record, *, in_state: bool) -> ShownItem:
+    """Return a message of a thread as a page shows it, of the record that has it."""
+    step = step_of(record)
+    parts = () if step is None else zip(step.names, _step_parts(step), strict=True)
+    return ShownItem(
+        seq=message.seq,
+        kind="message",
+        role=message.role,
+        at=message.at,
+        source="langgraph",
+        parts=tuple(_cut(part) for name, part in parts if name == message.name),
+        in_context=in_state,
+        checkpoint=message.checkpoint,
+    )
 
 
 def _graph_parts(value: Any) -> list[_GraphPart]:
-    if not _is_message(value):
+    role = role_of(value)
+    if not role:
         return [("json", "", value)]
-    if value["type"] == "tool":
-        return [("result", str(value.get("name") or ""), value["content"])]
     content = value["content"]
+    if role == "tool":
+        return [("result", str(value.get("name") or ""), content)]
     parts: list[_GraphPart] = []
-    if content:
+    if isinstance(content, list):
+        parts += map(_content_part, content)
+    elif content:
         parts.append(("text" if isinstance(content, str) else "json", "", content))
     calls = value.get("tool_calls") or ()
-    return [*parts, *(("call", str(call.get("name")), call.get("args")) for call in calls)]
+    parts += [("call", str(call.get("name")), call.get("args")) for call in calls]
+    return parts
 
 
 def _checkpoint_time(checkpoint: _Checkpoint | None) -> float | None:

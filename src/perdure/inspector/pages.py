@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 import math
+import os
 import time
-from collections.abc import Awaitable, Callable, Hashable
+from collections.abc import Awaitable, Callable, Hashable, Sequence
+from functools import partial
 from typing import Any, Final, Literal, TypeVar, cast, final, get_args
 
 import anyio
 import msgspec
 
+from perdure._lib.tasks import each
 from perdure.checkpoints.engine import Difference
 from perdure.checkpoints.verify import Verification
 from perdure.errors import InvalidArgumentError, SessionNotFoundError
 from perdure.inspector import conversation
+from perdure.inspector.activity import (
+    Heading,
+    SessionStatus,
+    TurnShown,
+    headings,
+    is_held,
+    turns_in,
+)
 from perdure.inspector.query import Page, Query
+from perdure.inspector.state import intervals, saving_here, status_here, stored_status
+from perdure.inspector.stored import has_thread, records_of, thread_counts, turn_records
+from perdure.inspector.threads import ThreadMessage, ThreadReader, ThreadView
 from perdure.memory.state import States
 from perdure.memory.working_memory import WorkingMemory
 from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_filters
+from perdure.records.manifest import LeaseState
 from perdure.records.media import decode_read
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.session.contents import HistoryItem
@@ -53,6 +68,8 @@ LISTED: Final = 100
 BUDGET: Final = 0.15
 """Seconds that a search of the list may take before it answers with what it has."""
 COMPLETIONS: Final = 10
+HOLDERS: Final = 100
+"""Sessions whose leases the page of workers looks at."""
 FORMATS: Final = ("openai", "openai-responses", "anthropic", "gemini")
 
 
@@ -82,6 +99,15 @@ class LongReads:
     def __init__(self, sessions: SessionManager) -> None:
         self.sessions: SessionManager = sessions
         self._reads: dict[Hashable, _LongRead] = {}
+        self._threads = ThreadReader()
+
+    async def thread(self, view: SessionView) -> FoundThread:
+        """Return a session's LangGraph thread, if it is one, and whether it is being read."""
+        store, key = followed(store_of(view)), view.key
+        if not await has_thread(view):
+            return None, False
+        what = ("thread", key, view.seq)
+        return await self.result(what, partial(self._threads.read, store, key))
 
     async def result(
         self, what: Hashable, read: Callable[[], Awaitable[T]]
@@ -126,6 +152,10 @@ class LongReads:
                 del self._reads[what]
 
 
+FoundThread = tuple[ThreadView | None, bool]
+"""A thread, and whether it is being read."""
+
+
 # The list of sessions
 
 
@@ -161,6 +191,9 @@ class SessionsPage(msgspec.Struct, kw_only=True):
     """After which session to continue; None at the end."""
     next_at: float | None = None
     """The time of that session's last use, in a list by last use."""
+    statuses: list[SessionStatus | None] = []
+    """By session: that of one that works, or cannot be saved, in this process. Any other's takes a
+    look at its log, which a list does not take: ask ``/status``."""
 
     @property
     def owners(self) -> list[str]:
@@ -218,6 +251,7 @@ async def sessions_page(reads: LongReads, query: Query) -> SessionsPage:
             last = info
             if filters.fits(info):
                 page.sessions.append(info)
+                page.statuses.append(status_here(sessions, info.key))
         else:
             if len(chunk) <= limit:
                 return page
@@ -225,6 +259,20 @@ async def sessions_page(reads: LongReads, query: Query) -> SessionsPage:
         if is_full and last is not None:
             page.next, page.next_at = last.key, last.updated_at if is_newest else None
             return page
+
+
+async def revision(reads: LongReads, query: Query) -> str:
+    """Return a text that changes when a session of a tenant is saved, opened or closed.
+
+    With ``every``, it changes after so many seconds, too.
+    """
+    sessions = reads.sessions
+    newest = await sessions.list(tenant=query.text("tenant"), limit=1, newest_first=True)
+    opened = parts_of(sessions).lifecycle.sessions
+    working = sum(status_here(sessions, key) is not None for key in list(opened))
+    every = query.number("every")
+    period = int(time.time() // every) if every else 0
+    return repr(([(str(one.key), one.updated_at, one.head) for one in newest], working, period))
 
 
 async def completions(reads: LongReads, query: Query) -> list[str]:
@@ -253,17 +301,40 @@ async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
     return view
 
 
-async def facts_of(sessions: SessionManager, view: SessionView) -> Page:
-    """Return the facts about a session."""
-    store = followed(store_of(view))
-    return {
+async def facts_of(reads: LongReads, view: SessionView, found: FoundThread | None = None) -> Page:
+    """Return the facts about a session, of whose thread *found* is known, if it was asked for."""
+    store, sessions = followed(store_of(view)), reads.sessions
+    thread, looking = found or await reads.thread(view)
+    holder = await store.holder(view.key)
+    facts = {
         "key": view.key,
         **described(view),
+        # of a graph's thread; None for any other session
+        "checkpoints": None,
+        "status": status_here(sessions, view.key) or await stored_status(store, view.key, holder),
         # why records may be missing at an encrypted log's end; empty if none are
         "unproven": (await store.read_documents(view.key, ())).unproven_tail or "",
-        "holder": await store.holder(view.key),
+        "holder": holder,
         "is_open_here": session_open_here(sessions, view.key) is not None,
+        # what is unsaved and the intervals in force; None if another process saves it
+        "saving": saving_here(session_open_here(sessions, view.key)),
+        "revision": "",
     }
+    if looking and thread is None:  # its counts take a read of the whole log
+        facts |= {"turns": None, "messages": None}
+    elif thread is not None:
+        facts |= thread_counts(thread)
+    facts["revision"] = _revision(view.seq, facts["status"], holder, facts["saving"])
+    return facts
+
+
+def _revision(
+    head: int, status: SessionStatus, holder: LeaseState | None, saving: dict[str, Any] | None
+) -> str:
+    """Return a text that changes when a session's pages do."""
+    lease = (holder.epoch, holder.released, holder.alive) if holder is not None else ()
+    unsaved = (saving["unsaved_records"], int(saving["unsaved_age"])) if saving else ()
+    return repr((head, status.name, status.detail, lease, unsaved))
 
 
 # Its conversation
@@ -274,46 +345,121 @@ View = Literal["compact", "timeline", "raw"]
 
 async def conversation_page(reads: LongReads, query: Query) -> Page:
     """Return the newest items before a record."""
-    sessions, view = reads.sessions, cast("View", query.choice("view", get_args(View)))
-    loaded = await load(sessions, query.key())
+    view = cast("View", query.choice("view", get_args(View)))
+    loaded = await load(reads.sessions, query.key())
     limit = max(1, min(query.number("limit") or PAGE, MOST))
+    found = await reads.thread(loaded)
+    page: Page = {
+        "head": await facts_of(reads, loaded, found),
+        "view": view,
+        # of the compact view, what was not retracted; of the raw view, every record
+        "items": [],
+        "rows": [],
+        # the parameter of the address that the next two are
+        "by": "before",
+        # before which record (of a thread: message) to continue; None at the beginning
+        "older": None,
+        # before which the next page ends; None at the end
+        "newer": None,
+        "limit": limit,
+        # true while a thread is read for the first time
+        "looking": False,
+    }
+    if view != "compact" or found == (None, False):
+        return page | await _records_page(loaded, query, view, limit, page["head"])
+    thread, looking = found
+    if thread is None:
+        return page | {"looking": looking}
+    return page | await _thread_page(loaded, query, thread, limit, page["head"]["status"])
+
+
+async def _thread_page(
+    view: SessionView, query: Query, thread: ThreadView, limit: int, status: SessionStatus
+) -> Page:
+    """Return messages of a graph's thread, each with the turn that begins with it."""
+    end, before = query.number("end"), query.number("before")
+    messages = thread.messages
+    if before is not None:
+        end = sum(message.checkpoint < before for message in messages)
+    end = len(messages) if end is None else min(end, len(messages))
+    start = max(end - limit, 0)
+    items = await thread_items(view, thread, messages[start:end])
+    turns = thread.turns_as_of(status.name)
+    turn: TurnShown | None = None
+    for place, item in enumerate(items, start):
+        item.place = place
+        begun = next(one for one in reversed(turns) if one.first <= (item.checkpoint or one.first))
+        if begun is not turn:
+            item.turn = turn = begun
+    return {
+        "items": items,
+        "by": "end",
+        "older": start or None,
+        "newer": min(end + limit, len(messages)) if end < len(messages) else None,
+    }
+
+
+async def thread_items(
+    view: SessionView, thread: ThreadView, wanted: Sequence[ThreadMessage]
+) -> list[conversation.ShownItem]:
+    """Return messages of a thread with their content."""
+    records = await records_of(view, {message.seq for message in wanted})
+    return [
+        conversation.thread_message(
+            message, records[message.seq], in_state=message.name in thread.current
+        )
+        for message in wanted
+        if message.seq in records
+    ]
+
+
+async def _records_page(
+    loaded: SessionView, query: Query, view: View, limit: int, head: Page
+) -> Page:
+    """Return items of a session's history, or records of its log."""
     before = query.number("before")
+    is_newest = before is None
     before = loaded.seq + 1 if before is None else max(1, min(before, loaded.seq + 1))
     context = frozenset(seq for seq, _ in working_context(loaded).by_seq())
     items: list[conversation.ShownItem] = []
     rows: list[conversation.LogRow] = []
     if view == "compact":
-        items = [
-            conversation.shown_item(item, context)
-            for item in await loaded.history(before=before, limit=limit)
-        ]
-    if items:
+        history = await loaded.history(before=before, limit=limit)
+        items = [conversation.shown_item(item, context) for item in history]
+        until = None if is_newest or not items else items[-1].seq + 2
+        await _with_turns(loaded, items, until, held=is_held(head["holder"]))
         first = items[0].seq if len(items) == limit else 1
-        last = items[-1].seq
+        last = items[-1].seq if items else before - 1
     else:
         log = store_of(loaded).read_log(loaded.key, before=before, limit=limit, reverse=True)
         records = (await all_records(log))[:limit][::-1]
-        if view == "compact":  # a graph's thread has steps, and no messages of its own
-            steps = (conversation.shown_step(record, only_messages=True) for record in records)
-            items = [step for step in steps if step is not None]
-        elif view == "raw":
+        if view == "raw":
             items = [conversation.raw_record(record) for record in records]
         else:
             rows = conversation.timeline(records, registry_of(loaded), context)
         first = records[0].seq if records else 1
         last = before - 1
     return {
-        "head": await facts_of(sessions, loaded),
-        "view": view,
-        # of the compact view, what was not retracted; of the raw view, every record
         "items": items,
         "rows": rows,
-        # before which record to continue; None at the beginning
         "older": first if first > 1 else None,
-        # before which record the next page ends; None at the end
         "newer": min(last + limit, loaded.seq) + 1 if before <= loaded.seq else None,
-        "limit": limit,
     }
+
+
+async def _with_turns(
+    view: SessionView, items: Sequence[conversation.ShownItem], until: int | None, *, held: bool
+) -> None:
+    """Note with items which turn begins with them."""
+    if not items:
+        return
+    turns = await turn_records(store_of(view), view.key, after=items[0].seq - 2, before=until)
+    begun = headings(
+        [Heading(item.seq, item.role, item.at, item.tokens) for item in items],
+        turns_in(turns, held=held),
+    )
+    for item in items:
+        item.turn = begun.get(item.seq)
 
 
 async def _record(view: SessionView, seq: int) -> Record:
@@ -368,37 +514,63 @@ async def context_page(reads: LongReads, query: Query) -> Page:
 
     """
     target, end = query.choice("target", ("", *FORMATS)), query.number("end")
-    sessions = reads.sessions
-    view = await load(sessions, query.key())
+    view = await load(reads.sessions, query.key())
+    found = await reads.thread(view)
+    page: Page = {
+        "head": await facts_of(reads, view, found),
+        "items": [],
+        # bytes of the messages' JSON, and bytes that it may have; None of a thread
+        "size": None,
+        "limit": None,
+        # true if older messages were left out
+        "is_cut": False,
+        # messages of it that are records of the log; the others were made by a compaction
+        "own_records": 0,
+        # the oldest of these records
+        "first": None,
+        # messages that it has, of which ``items`` are some
+        "messages": 0,
+        # the place of the first of the items, counted from 0
+        "start": 0,
+        "target": target,
+        # the context as a provider takes it: JSON
+        "rendered": "",
+        # true while a thread is read for the first time
+        "looking": False,
+    }
+    thread, looking = found
+    if thread is not None:
+        current = [message for message in thread.messages if message.name in thread.current]
+        end = len(current) if end is None else min(end, len(current))
+        start = max(end - PAGE, 0)
+        return page | {
+            "items": await thread_items(view, thread, current[start:end]),
+            "own_records": len(current),
+            "messages": len(current),
+            "start": start,
+        }
+    if looking:
+        return page | {"looking": True}
     context = working_context(view)
     registry = registry_of(view)
     own = frozenset(seq for seq, _ in context.by_record())
     messages = context.by_seq()
     end = len(messages) if end is None else min(end, len(messages))
     start = max(end - PAGE, 0)
-    items = [
-        conversation.shown_item(HistoryItem(seq, "message", decode_read(payload, registry)), own)
-        for seq, payload in await contents_of(view).filled(messages[start:end])
-    ]
-    return {
-        "head": await facts_of(sessions, view),
-        "items": items,
-        # bytes of the messages' JSON
+    return page | {
+        "items": [
+            conversation.shown_item(
+                HistoryItem(seq, "message", decode_read(payload, registry)), own
+            )
+            for seq, payload in await contents_of(view).filled(messages[start:end])
+        ],
         "size": context.size,
-        # bytes that it may have
         "limit": context.limit,
-        # true if older messages were left out
         "is_cut": context.cut,
-        # messages of it that are records of the log; the others were made by a compaction
         "own_records": len(context.by_record()),
-        # the oldest of these records
         "first": min(own, default=None),
-        # messages that it has, of which ``items`` are some
         "messages": len(messages),
-        # the place of the first of the items, counted from 0
         "start": start,
-        "target": target,
-        # the context as a provider takes it: JSON
         "rendered": value_text(view.context(cast("Any", target))) if target else "",
     }
 
@@ -421,7 +593,7 @@ async def states_page(reads: LongReads, query: Query) -> Page:
             }
         )
     return {
-        "head": await facts_of(reads.sessions, view),
+        "head": await facts_of(reads, view),
         "states": states,
         "memory": await view.memory.entries(),
     }
@@ -478,16 +650,25 @@ async def checkpoints_page(reads: LongReads, query: Query) -> Page:
     what = ("checkpoints", key, view.seq, pair, verify)
     found, looking = await reads.result(what, read) if verify or pair else (None, False)
     verified, difference = found or (None, None)
+    thread, is_read = await reads.thread(view)
+    steps = [] if thread is None else thread.checkpoints
+    end = query.number("end")
+    end = len(steps) if end is None else min(end, len(steps))
+    start = max(end - LISTED, 0)
     return {
-        "head": await facts_of(reads.sessions, view),
+        "head": await facts_of(reads, view, (thread, is_read)),
         "checkpoints": await view.checkpoints.states(),
+        # of a LangGraph thread, the newest first
+        "steps": steps[start:end][::-1],
+        # before which place to continue; None at the end, which is the beginning of the thread
+        "older": start or None,
         "verified": verified,
         "a": pair[0] if pair else None,
         "b": pair[1] if pair else None,
         # from the state at checkpoint a to the one at b
         "difference": difference,
-        # true while the log is being read for the two
-        "looking": looking,
+        # true while the log is being read for the two, or for a thread
+        "looking": looking or is_read,
     }
 
 
@@ -510,7 +691,7 @@ async def restore_page(reads: LongReads, query: Query) -> Page:
         target=cast("Format | None", target or None),
     )
     return {
-        "head": await facts_of(sessions, view),
+        "head": await facts_of(reads, view),
         "plan": msgspec.structs.replace(plan, messages=()),  # the page of the context has them
         "report": view.restore_report,
         # the plan in words
@@ -525,7 +706,7 @@ async def delivery_page(reads: LongReads, query: Query) -> Page:
     """Return who holds a session, and what waits for it."""
     key, store = query.key(), store_below(reads.sessions)
     view = await load(reads.sessions, key)
-    head = await facts_of(reads.sessions, view)
+    head = await facts_of(reads, view)
     epoch = 0 if head["holder"] is None else head["holder"].epoch
     return {
         "head": head,
@@ -571,6 +752,90 @@ async def inbox_page(reads: LongReads, _: Query) -> Page:
     return {**(seen or nothing), "looking": looking}
 
 
-async def position(reads: LongReads, query: Query) -> int:
-    """Return a session's last record."""
-    return await store_below(reads.sessions).head(query.key())
+async def status_page(reads: LongReads, query: Query) -> Page:
+    """Return the status of a session, and a text that changes when its pages do.
+
+    It is cheap: the lease, and the log's end.
+    """
+    sessions, key = reads.sessions, query.key()
+    store = store_below(sessions)
+    holder, head = await store.holder(key), await store.head(key)
+    if not head:
+        raise SessionNotFoundError(f"there is no session {key} in {store.location}", key=str(key))
+    status = status_here(sessions, key) or await stored_status(store, key, holder)
+    saving = saving_here(session_open_here(sessions, key))
+    return {
+        "key": key,
+        "status": status,
+        "saving": saving,
+        "revision": _revision(head, status, holder, saving),
+    }
+
+
+# The processes that hold sessions
+
+
+async def workers_page(reads: LongReads, query: Query) -> Page:
+    """Return the processes that hold the sessions that were saved last, and this one's autosave."""
+    sessions, tenant = reads.sessions, query.text("tenant")
+    require_filters(tenant=tenant)
+
+    async def look() -> list[Page]:
+        return await _workers(sessions, tenant)
+
+    workers, looking = await reads.result(("workers", tenant), look)
+    health, autosave = sessions.health(), sessions.autosave
+    return {
+        "location": store_below(sessions).location,
+        "tenant": tenant,
+        "pid": os.getpid(),
+        # of this process: its state of saving, and the intervals in force, in seconds
+        "health": health,
+        "intervals": intervals(autosave.in_force),
+        # the newest sessions whose lease was looked at, at most
+        "looked_at": HOLDERS,
+        "workers": workers or [],
+        # true while the leases are being read
+        "looking": looking,
+    }
+
+
+async def _workers(sessions: SessionManager, tenant: str) -> list[Page]:
+    store = store_below(sessions)
+    newest = await sessions.list(tenant=tenant, limit=HOLDERS, newest_first=True)
+    holders: dict[SessionKey, LeaseState | None] = {}
+
+    async def look(info: SessionInfo) -> None:
+        holders[info.key] = await store.holder(info.key)
+
+    await each(newest, look)
+    workers: dict[str, Page] = {}
+    for info in newest:
+        lease = holders[info.key]
+        if lease is None or lease.released:
+            continue
+        worker = workers.setdefault(
+            lease.owner,
+            {
+                "owner": lease.owner,
+                "host": lease.host,
+                "pid": lease.pid,
+                # true, false or, where the store cannot tell, None
+                "alive": lease.alive,
+                "is_here": session_open_here(sessions, info.key) is not None,
+                # when one of its sessions was saved last, in seconds since 1970
+                "saved_at": info.updated_at,
+                "sessions": [],
+            },
+        )
+        opened = session_open_here(sessions, info.key)
+        worker["is_here"] = worker["is_here"] or opened is not None
+        worker["sessions"].append(
+            {
+                "key": info.key,
+                "epoch": lease.epoch,
+                "status": status_here(sessions, info.key),
+                "saving": saving_here(opened),
+            }
+        )
+    return list(workers.values())

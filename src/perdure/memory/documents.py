@@ -83,6 +83,10 @@ class TurnPayload(msgspec.Struct, omit_defaults=True, kw_only=True):
     """Number of the attempt at a named turn that begins, from 1."""
     resumed: bool = False
     """True if it continues what that attempt had left."""
+    input_tokens: int = 0
+    """Tokens that its model calls read, in the record of its end; 0 where they were not counted."""
+    output_tokens: int = 0
+    """Tokens that they wrote."""
 
 
 class InboxTakenPayload(msgspec.Struct):

@@ -106,6 +106,7 @@ class Turn:
         "_scope",
         "_session",
         "_timeout",
+        "_tokens",
         "_told",
         "id",
         "messages",
@@ -130,6 +131,7 @@ class Turn:
         self._session = session
         self._given = turn_id is not None
         self._closing: tuple[Entry, ...] = ()
+        self._tokens = 0, 0
         self._resume = resume
         self._request = request
         self.messages: tuple[Any, ...] = ()
@@ -334,6 +336,7 @@ class Turn:
 
     def _turned(self, phase: str) -> TurnPayload:
         begins = self._given and phase == "begin"
+        tokens_in, tokens_out = self._tokens
         return TurnPayload(
             turn=self.id,
             number=self.number,
@@ -343,6 +346,8 @@ class Turn:
             request=self._request if begins else None,
             attempt=self._attempt if begins else 0,
             resumed=self.resumed if begins else False,
+            input_tokens=tokens_in,
+            output_tokens=tokens_out,
         )
 
 

@@ -517,6 +517,11 @@ def end_with(turn: Turn, *entries: Entry) -> None:
     turn._closing = entries
 
 
+def count_tokens(turn: Turn, read: int, written: int) -> None:
+    """Have the turn's last record say how many tokens its model calls took."""
+    turn._tokens = read, written
+
+
 def folder_of(session: Session) -> str | None:
     """Return the folder that the store keeps the session in, None if it has none."""
     store = capability(session._runtime.store, SupportsFolders)
