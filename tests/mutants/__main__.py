@@ -51,7 +51,16 @@ ENOUGH = 0.9
 RECORDING = ROOT / ".mutants" / "recording.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 KILLERS = Path(__file__).with_name("killers.txt")
-COPIED = ("src", "tests", "pyproject.toml", "README.md", "docs", "examples", "CHANGELOG.md")
+COPIED = (
+    "src",
+    "tests",
+    "benchmarks",
+    "pyproject.toml",
+    "README.md",
+    "docs",
+    "examples",
+    "CHANGELOG.md",
+)
 QUIET = (
     "-q",
     "-p",

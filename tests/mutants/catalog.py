@@ -63,7 +63,9 @@ GROUPS = {
         ("stores/sqlite", "conformance/test_sqlite.py", "cli/test_integrity.py"), ("stores.sqlite",)
     ),
     "lease": Group(("lease", "session", "conformance/test_file.py"), ("lease",)),
-    "restore": Group(("restore", "session", "stores/wrapped"), ("restore",)),
+    "restore": Group(
+        ("restore", "stores/test_opening.py", "session", "stores/wrapped"), ("restore",)
+    ),
     "checkpoints": Group(("checkpoints", "session"), ("checkpoints",)),
     "agent": Group(("agent", "archive/test_agent_home.py", "config", "memory"), ("agent",)),
     "wrapped": Group(("stores/wrapped", "conformance/test_wrapped.py"), ("stores.wrapped",)),
