@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -268,7 +269,7 @@ async def test_a_session_hears_of_its_capture_before_its_records_leave_memory() 
             held[t.key.agent] = len(t.pending)
 
         for t in sessions:
-            t.on_captured = partial(hears, t)
+            t.of = SimpleNamespace(_catch_up=partial(hears, t))
             r.append(t)
         # Its time is over at once: answers are settled all together.
         now = anyio.current_time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import asynccontextmanager
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -612,7 +613,7 @@ async def test_a_hook_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture)
 
     async with rig() as r:
         t = r.track()
-        t.on_saved = fail
+        t.heard_by = SimpleNamespace(saved=fail)
         r.append(t)
         assert await r.saver.save(t) == 1
         assert r.append(t) == 2
@@ -624,7 +625,7 @@ async def test_a_lost_session_tells_its_owner() -> None:
     told: list[str] = []
     async with rig() as r:
         t = r.track()
-        t.on_lost = lambda: told.append("lost")
+        t.heard_by = SimpleNamespace(lost=lambda _: told.append("lost"))
         r.append(t)
         r.saver.lose(t)
         r.saver.lose(t)
@@ -787,7 +788,7 @@ async def test_a_sealed_session_can_still_be_saved() -> None:
 async def test_a_session_is_idle_even_where_nothing_was_ever_appended() -> None:
     async with rig(engine=EngineOptions(jitter=0, hibernate_after=60)) as r:
         quiet, called = r.track("quiet"), list[str]()
-        quiet.on_idle = lambda: called.append("quiet")
+        quiet.heard_by = SimpleNamespace(unused=lambda _: called.append("quiet"))
         await anyio.sleep(80)
         assert called == ["quiet"]
 
@@ -799,7 +800,7 @@ async def test_an_unused_session_is_reported_idle() -> None:
         )
         called: list[str] = []
         for t in (quiet, busy, pinned, dirty):
-            t.on_idle = partial(called.append, t.key.agent)
+            t.of, t.heard_by = t.key.agent, SimpleNamespace(unused=called.append)
         pinned.pins = 1
         r.saver.tune_one(dirty, None)
         r.append(dirty)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,8 +24,8 @@ def test_an_answer_that_a_ctrl_c_interrupts_acknowledges_no_later_save(
     sessions = connect(tmp_path / "store", shutdown=Shutdown(signals=False))
     struck: list[object] = []
 
-    def strike(saved: object) -> None:
-        struck.append(saved)
+    def strike(_: object, durable: object) -> None:
+        struck.append(durable)
         if len(struck) == 1:
             raise KeyboardInterrupt
 
@@ -51,7 +52,7 @@ def test_an_answer_that_a_ctrl_c_interrupts_acknowledges_no_later_save(
     loop = asyncio.new_event_loop()
     try:
         session = loop.run_until_complete(begin())
-        session._tracked.on_saved = strike
+        session._tracked.heard_by = SimpleNamespace(saved=strike)
         task = loop.create_task(go_on(session))
         with pytest.raises(KeyboardInterrupt):
             loop.run_until_complete(task)

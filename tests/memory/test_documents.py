@@ -100,9 +100,9 @@ def test_session_document_counts_and_points_to_the_log() -> None:
     document = msgspec.json.decode(fold_session(None, KEY, log), type=SessionDocument)
     assert (document.turns, document.messages) == (1, 1)
     assert document.metadata.title == "t"
-    assert document.metadata.tags == ["x"]
+    assert document.metadata.tags == ("x",)
     assert bytes(document.metadata.extra["k"]) == b"1"
-    assert document.context.core.history == []
+    assert document.context.core.history == ()
     assert document.context.core.history_source.as_of_seq == 3
     assert document.created_at < document.last_active_at
 

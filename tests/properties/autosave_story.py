@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -147,12 +148,12 @@ def watch(told: Told, t: Tracked) -> None:
     told.accepted[t.key] = []
     told.durable[t.key] = 0
 
-    def on_saved(durable: int) -> None:
+    def saved(_: object, durable: int) -> None:
         if durable < told.durable[t.key]:
             told.problems.append(f"{t.key}: durable fell to {durable}")
         told.durable[t.key] = durable
 
-    t.on_saved = on_saved
+    t.heard_by = SimpleNamespace(saved=saved, lost=lambda _: None, unused=lambda _: None)
 
 
 def mark(told: Told, t: Tracked, count: int = 1, *, size: int = 0) -> None:

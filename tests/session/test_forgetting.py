@@ -252,7 +252,7 @@ async def test_opening_does_not_take_a_session_from_its_owner(again: Connect) ->
         async with sessions.open("hers") as opened:  # nothing is held; the label stays
             with pytest.raises(SessionError, match=refused):
                 await sessions.open("hers", owner="mallory", autosave=None, tags=["taken"])
-            assert (opened.info.metadata.owner, opened.info.metadata.tags) == ("ada", [])
+            assert (opened.info.metadata.owner, opened.info.metadata.tags) == ("ada", ())
             assert opened._tracked.options is not None
             opened.append(Message.user("more"))
         async with sessions.open("hers", owner="ada"):

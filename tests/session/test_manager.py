@@ -299,7 +299,7 @@ async def test_what_a_second_opener_says_of_a_session_counts(again: Connect) -> 
     async with again() as sessions, sessions.open("a", tags=["one"]) as session:
         async with sessions.open("a", owner="ada", tags=["two"], autosave=None):
             metadata = session.info.metadata
-            assert (metadata.owner, metadata.tags) == ("ada", ["two"])
+            assert (metadata.owner, metadata.tags) == ("ada", ("two",))
             assert session.autosave.setting is None
         version = session.version
         async with sessions.open("a", owner="ada"):

@@ -162,7 +162,7 @@ class Autosaver:
         self._idle.forget(t)
         _wake(self._core.drop(t, keep_lost=keep_lost))
         # No hook is called any more: do not keep alive what they refer to.
-        t.before_capture = t.on_saved = t.on_idle = t.on_lost = None
+        t.before_capture = t.heard_by = None
         self._make_room()
 
     def tune(self, autosave: Autosave | None) -> None:
@@ -446,8 +446,8 @@ class Autosaver:
         if t.end in (State.LOST, State.CLOSED):
             return
         _wake(self._core.lose(t))
-        if t.on_lost is not None:
-            t.on_lost()
+        if t.heard_by is not None:
+            t.heard_by.lost(t.of)
         self._reporter.deliver()
 
     async def catch_up(self) -> float:

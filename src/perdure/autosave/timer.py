@@ -212,8 +212,8 @@ class Timer:
         if self._schedule.draining or self._idle.next_at > now:
             return
         for t in self._idle.advance(now, DUE_CHUNK):
-            if t.on_idle is not None:
-                t.on_idle()
+            if t.heard_by is not None:
+                t.heard_by.unused(t.of)
 
     def _control(self, now: float) -> None:
         period = now - self._controlled_at

@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import count, islice
 from operator import itemgetter
-from typing import Final, TypeAlias, final
+from typing import Any, Final, Protocol, TypeAlias, final
 
 from perdure._lib import task_scope
 from perdure.autosave.events import Degraded, Event, Recovered
@@ -143,6 +143,30 @@ class _Hot(_Hottest):
         self.preparing: bool = False
 
 
+class SupportsCatchUp(Protocol):
+    """A session, as far as autosave knows it."""
+
+    def _catch_up(self) -> None:
+        """Take in what was appended: called, maybe twice, before saved records leave memory."""
+        ...
+
+
+class Listener(Protocol):
+    """Who hears what happens to sessions."""
+
+    def saved(self, session: Any, durable: int, /) -> None:
+        """Hear the durable version after a successful save."""
+        ...
+
+    def unused(self, session: Any, /) -> None:
+        """Hear that a session was not used for a while."""
+        ...
+
+    def lost(self, session: Any, /) -> None:
+        """Hear that another process has taken a session over."""
+        ...
+
+
 @final
 class Tracked(_Hot):
     """One session as autosave sees it.
@@ -167,6 +191,7 @@ class Tracked(_Hot):
         "epoch",
         "given_up",
         "granted",
+        "heard_by",
         "idle_since",
         "idle_slot",
         "inherits",
@@ -176,10 +201,7 @@ class Tracked(_Hot):
         "last_error",
         "narrow",
         "occupied",
-        "on_captured",
-        "on_idle",
-        "on_lost",
-        "on_saved",
+        "of",
         "pins",
         "prepared",
         "rescue",
@@ -238,14 +260,10 @@ class Tracked(_Hot):
 
         # Awaited before a due save; what it appends is saved with it.
         self.before_capture: Callable[[], Awaitable[None]] | None = None
-        # Called, maybe twice, before saved records leave memory.
-        self.on_captured: Callable[[], None] | None = None
-        # Called with the durable version after each successful save.
-        self.on_saved: Callable[[int], None] | None = None
-        # Called when the session was not used for a while.
-        self.on_idle: Callable[[], None] | None = None
-        # Called when another process has taken the session over.
-        self.on_lost: Callable[[], None] | None = None
+        # What the numbers are of, and who hears of it: two references, since four bound methods for
+        # each of very many sessions are a good part of what Python's garbage collector walks over.
+        self.of: SupportsCatchUp | None = None
+        self.heard_by: Listener | None = None
         # Returns what memory holds of acknowledged records after a given one, which the store has
         # lost, and a record that restores the working context.
         self.rescue: Callable[[int], tuple[Sequence[Entry], Entry]] | None = None

@@ -273,7 +273,7 @@ class Writer:
         return outcomes
 
     def _captured(self, flight: _InFlightBatch) -> None:
-        """Call the sessions' ``on_captured`` hooks while the store is busy, some in each step."""
+        """Let the sessions take in what is captured while the store is busy, some in each step."""
         self._tell_captured(flight, min(len(flight.saves), flight.captured + CHUNK))
         if flight.captured < len(flight.saves):
             self._soon(self._captured, flight)
@@ -282,8 +282,8 @@ class Writer:
         while flight.captured < upto:
             t = flight.saves[flight.captured].t
             flight.captured += 1
-            if t.on_captured is not None:
-                self._call(t, t.on_captured)
+            if t.of is not None:
+                self._call(t, t.of._catch_up)
 
     # The way back.
 
@@ -347,10 +347,10 @@ class Writer:
         for wake in self._core.completed(t, outcome, now, took):
             wake()
         if outcome.status is Status.OK:
-            if t.on_saved is not None and t.end is None:
-                self._call(t, t.on_saved, t.durable)
-        elif t.end is State.LOST and had_ended is None and t.on_lost is not None:
-            self._call(t, t.on_lost)
+            if t.heard_by is not None and t.end is None:
+                self._call(t, t.heard_by.saved, t.of, t.durable)
+        elif t.end is State.LOST and had_ended is None and t.heard_by is not None:
+            self._call(t, t.heard_by.lost, t.of)
 
     def _end(self, flight: _InFlightBatch, outcomes: Sequence[Outcome], now: float) -> None:
         """Free a batch's slot, and let the breaker and the engine know what became of it."""
@@ -370,7 +370,7 @@ class Writer:
             self._core.answered(well=well, error=None if well else error, now=now)
         self._settled([save.t for save in flight.saves])
 
-    def _call(self, t: Tracked, hook: Callable[..., None], *args: int) -> None:
+    def _call(self, t: Tracked, hook: Callable[..., None], *args: object) -> None:
         try:
             hook(*args)
         except Exception:

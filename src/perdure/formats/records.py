@@ -247,7 +247,7 @@ def _metadata(described: SessionDocument) -> SessionMetadata:
     extra = {name: compact(bytes(raw)) for name, raw in labels.extra.items()}
     if labels.owner is not None:
         extra["owner"] = msgspec.Raw(encode(labels.owner))
-    return SessionMetadata(title=labels.title, tags=labels.tags, extra=extra)
+    return SessionMetadata(title=labels.title, tags=list(labels.tags), extra=extra)
 
 
 def _same_time(written: str, iso: str) -> str:

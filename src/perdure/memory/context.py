@@ -226,7 +226,7 @@ class WorkingContext:
         # The last record that replaced the messages, as far as is known.
         self._replaced_at: int = 0
         # Since then, in order: how far each retraction went back, and its own record.
-        self._retracted: list[tuple[int, int]] = []
+        self._retracted: list[tuple[int, int]] | None = None
 
     @property
     def unread(self) -> bytes | None:
@@ -342,7 +342,7 @@ class WorkingContext:
         first = taken.first
         if self.cut or first <= self._replaced_at:
             return False
-        for back, seq in reversed(self._retracted):
+        for back, seq in reversed(self._retracted or ()):
             if seq < first:
                 break
             # Messages that this retraction had hidden come back, and may not be here.
@@ -363,9 +363,11 @@ class WorkingContext:
         if stays and not self._kept:
             stays[-1] = (*stays[-1][:2], True)
         self._kept.extend(reversed(stays))
-        while taken.after is not None and self._retracted and self._retracted[-1][0] >= taken.after:
-            self._retracted.pop()  # this one includes it
-        self._retracted.append((first - 1, seq))
+        earlier = self._retracted or []
+        while taken.after is not None and earlier and earlier[-1][0] >= taken.after:
+            earlier.pop()  # this one includes it
+        earlier.append((first - 1, seq))
+        self._retracted = earlier
         self.rebuilt_at = seq
 
     def follow(self, other: WorkingContext, after: int) -> bool:
@@ -407,7 +409,7 @@ class WorkingContext:
     def _replace(self, seq: int, payload: bytes) -> None:
         rebuilt = decode(payload, _Rebuilt)
         self.rebuilt_at = self._replaced_at = seq
-        self._retracted.clear()
+        self._retracted = None
         self._kept.clear()
         self.size = self.inline = 0
         self.system = None

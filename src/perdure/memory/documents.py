@@ -145,38 +145,38 @@ class _ItemPayload(ItemsRestoredPayload):
     item: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class SessionLabels(msgspec.Struct, omit_defaults=True, kw_only=True):
+class SessionLabels(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     """Title, tags, owner and metadata of a session."""
 
     title: str | None = None
-    tags: list[str] = []
+    tags: tuple[str, ...] = ()
     owner: str | None = None
     extra: dict[str, msgspec.Raw] = {}
 
 
-class HistorySource(msgspec.Struct):
+class HistorySource(msgspec.Struct, gc=False):
     """The place of the history: it is in the log once, and not here."""
 
     as_of_seq: int
     kind: str = "log"
 
 
-class SessionCounters(msgspec.Struct, rename="camel"):
+class SessionCounters(msgspec.Struct, rename="camel", gc=False):
     """The conversation's part of session.json."""
 
     history_source: HistorySource = msgspec.field(name="history_source")
-    history: list[msgspec.Raw] = []
-    tool_calls: list[msgspec.Raw] = []
+    history: tuple[msgspec.Raw, ...] = ()
+    tool_calls: tuple[msgspec.Raw, ...] = ()
 
 
-class ContextState(msgspec.Struct):
+class ContextState(msgspec.Struct, gc=False):
     """The context's part of session.json."""
 
     core: SessionCounters
     version: int = 1
 
 
-class SessionDocument(msgspec.Struct, rename="camel", kw_only=True):
+class SessionDocument(msgspec.Struct, rename="camel", kw_only=True, gc=False):
     """session.json without its agent, as an open session holds it: the smaller memory layout."""
 
     version: int = 1
@@ -435,7 +435,7 @@ def _describe(metadata: SessionLabels, meta: MetadataPayload) -> None:
     if meta.title is not None:
         metadata.title = meta.title
     if meta.tags is not None:
-        metadata.tags = meta.tags
+        metadata.tags = tuple(meta.tags)
     if meta.owner is not None:
         metadata.owner = meta.owner
     metadata.extra = {**metadata.extra, **meta.metadata}

@@ -24,7 +24,7 @@ Source = Literal["fresh", "snapshot", "catch_up", "rebuild", "left_out"]
 the snapshot and the log after it; the log alone. Left out: it was not asked for."""
 
 
-class RestoreStep(msgspec.Struct, frozen=True):
+class RestoreStep(msgspec.Struct, frozen=True, gc=False):
     """One step or finding of a restore."""
 
     what: str
@@ -41,7 +41,7 @@ def lost_step(name: str, reason: str | None) -> RestoreStep:
     return RestoreStep("damaged", f"{name}: {reason}; rebuilt from the log")
 
 
-class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True, gc=False):
     """The report of a session's restore."""
 
     source: Source

@@ -512,7 +512,7 @@ class SessionBase(_Hot):
         """Made when the first one is attached."""
         self._note_fold(restored.manifest)
         self._hold(restored)
-        tracked.on_captured = self._catch_up
+        tracked.of = self
 
     def _hold(self, restored: RestoredSession) -> None:
         """Begin with the contents that were restored."""

@@ -179,7 +179,8 @@ class Contents:
         # The names of what was folded; None if that is unknown.
         self._listed = None if restored.documents.damaged else _listed(manifest)
         # The records that came since the last fold, of the kinds that documents need.
-        self._tail = list(restored.tail)
+        # No list while it is empty: Python's garbage collector walks over those, too.
+        self._tail: list[Record] | tuple[()] = list(restored.tail) or ()
         # The first and the newest record since the last fold that have a time, as far as `note` has
         # met them; whether it has met all of them.
         self._first_dated: Record | None = None
@@ -320,7 +321,10 @@ class Contents:
         return [record for record in self._tail if record.kind in kinds]
 
     def _note_later(self, record: Record) -> None:
-        self._tail.append(record)
+        if isinstance(self._tail, list):
+            self._tail.append(record)
+        else:
+            self._tail = [record]
         if record.kind in {MEMORY_SET, MEMORY_DROP}:
             if self._memory is not None:
                 self._memory.note((record,))
@@ -333,7 +337,7 @@ class Contents:
         self._listed = _listed(manifest)
         self.damaged = _NONE
         self._set_times(self.document)
-        self._tail = [record for record in self._tail if record.seq > as_of_seq]
+        self._tail = [record for record in self._tail if record.seq > as_of_seq] or ()
         self._knows_dates = True
         first, newest = self._first_dated, self._newest_dated
         if first is not None and first.seq <= as_of_seq:

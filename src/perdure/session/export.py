@@ -253,7 +253,7 @@ def _described(data: bytes | None) -> list[Entry]:
     metadata, about = document.metadata, document.about
     meta = MetadataPayload(
         title=metadata.title,
-        tags=metadata.tags or None,
+        tags=list(metadata.tags) or None,
         owner=metadata.owner,
         metadata=metadata.extra,
         agent_type=document.agent_type,

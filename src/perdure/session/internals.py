@@ -573,7 +573,7 @@ def described(view: SessionView) -> dict[str, Any]:
     return {
         "title": info.metadata.title,
         "owner": info.metadata.owner,
-        "tags": info.metadata.tags,
+        "tags": list(info.metadata.tags),
         "created_at": info.created_at,
         "last_active_at": info.last_active_at,
         "turns": info.turns,

@@ -21,7 +21,6 @@ from contextlib import (
 )
 from functools import partial
 from math import inf
-from types import MethodType
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, final
 
 import anyio
@@ -256,19 +255,12 @@ class SessionLifecycle:
         self._folding: dict[SessionBase, _Fold] = {}
         """Folds in the background: one waits until its session is at rest."""
         self._given: dict[SessionKey, int] = {}
-        # Bound once: a session's hooks bind these to it, which takes a third of closures' memory.
-        self._on_saved = self._saved
-        self._on_idle = self._idle_soon
-        self._on_lost = self.lost
 
     # pins
 
     def keep(self, session: SessionBase) -> None:
         """Register a session that was just loaded."""
-        tracked = session._tracked
-        tracked.on_saved = MethodType(self._on_saved, session)
-        tracked.on_idle = MethodType(self._on_idle, session)
-        tracked.on_lost = MethodType(self._on_lost, session)
+        session._tracked.heard_by = self
         self.sessions[session.key] = session
         self._attach_hooks(session)
 
@@ -309,7 +301,7 @@ class SessionLifecycle:
 
     # folds
 
-    def _saved(self, session: SessionBase, _durable: int) -> None:
+    def saved(self, session: SessionBase, durable: int, /) -> None:
         """Decide, after each save, whether to fold."""
         limits = self._runtime.limits
         if (
@@ -404,7 +396,7 @@ class SessionLifecycle:
 
     # leaving memory
 
-    def _idle_soon(self, session: SessionBase) -> None:
+    def unused(self, session: SessionBase, /) -> None:
         self._runtime.host.spawn(self.idle, session)
 
     async def leave(
@@ -639,7 +631,7 @@ class SessionLifecycle:
             tracked.rescue = partial(rescued, session)  # what it holds is needed, then
         self._forget(session, LEAVES["lost"].event)
         # What autosave keeps for its records is not to keep all that the session holds.
-        tracked.on_captured = None
+        tracked.of = None
 
     async def _seal(self, session: SessionBase) -> None:
         """Save a session and stop accepting records; if that fails, it stays open."""

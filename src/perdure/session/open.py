@@ -372,6 +372,6 @@ def _describe(session: Session, wanted: OpenRequest) -> None:
     """Append what the opener says about the session and it does not know yet."""
     metadata, tags = session.info.metadata, list(wanted.tags)
     owner = wanted.owner if metadata.owner is None else None
-    new_tags = None if tags in ([], metadata.tags) else tags
+    new_tags = None if tags in ([], list(metadata.tags)) else tags
     if owner is not None or new_tags is not None:
         session.describe(owner=owner, tags=new_tags)
