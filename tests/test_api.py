@@ -88,12 +88,12 @@ MADE_BY_PERDURE = {
             "Session SessionManager SessionView Turn",
             "checkpoints.CheckpointEngine checkpoints.CheckpointReader",
             "checkpoints.KernelEventReader checkpoints.KernelEventStream agent.AgentContext",
-            "types.Attachment types.LostSession types.Scope types.SessionOpening",
+            "types.Attachment types.LostSession types.PartialReply types.Scope types.SessionOpening",
             "types.States types.WorkingMemory",
         ),
         "perdure.sync": (
             "Attachment CheckpointEngine CheckpointReader KernelEventReader KernelEventStream",
-            "LostSession Scope SessionManager Session SessionView States Turn TypedState",
+            "LostSession PartialReply Scope SessionManager Session SessionView States Turn TypedState",
             "WorkingMemory",
         ),
     }.items()

@@ -220,6 +220,7 @@ class Feed:
             place = after if isinstance(after, FeedPlace) else await self.place(key, after)
             cursor, last = place.cursor, place.record
             read = visible = cursor.seq
+            half: FeedEvent | None = None  # a reply that may still grow
             is_owned = place.head > 0
             while True:
                 # Taken before the look: a change that comes after it wakes this reader.
@@ -237,8 +238,15 @@ class Feed:
                                 if is_owned:
                                     return
                                 is_owned = True
+                            if half is not None and _replaces(record, half):
+                                half = None
+                                continue
                             event = event_of(record)
-                            if event is not None:
+                            if half is not None:
+                                visible = half.data["seq"]
+                                yield half
+                            half = event if event is not None and _is_half(event) else None
+                            if event is not None and half is None:
                                 visible = read
                                 yield event
                 except _AnotherLogError:
@@ -298,6 +306,18 @@ class _AnotherLogError(Exception):
 
 def _sets_owner(record: Record) -> bool:
     return record.kind == META and decode(record.payload, MetadataPayload).owner is not None
+
+
+def _is_half(event: FeedEvent) -> bool:
+    return event.name == "message" and "interrupted" in event.data
+
+
+def _replaces(record: Record, half: FeedEvent) -> bool:
+    """Return True if a record takes half a reply back since the next one has more of it."""
+    if record.kind != RETRACT:
+        return False
+    taken = decode(record.payload, RetractionPayload)
+    return taken.replaces and taken.takes(half.data["seq"])
 
 
 def event_of(record: Record) -> FeedEvent | None:

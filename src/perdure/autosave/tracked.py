@@ -151,7 +151,7 @@ class SupportsCatchUp(Protocol):
         ...
 
 
-class Listener(Protocol):
+class SessionListener(Protocol):
     """Who hears what happens to sessions."""
 
     def saved(self, session: Any, durable: int, /) -> None:
@@ -263,7 +263,7 @@ class Tracked(_Hot):
         # What the numbers are of, and who hears of it: two references, since four bound methods for
         # each of very many sessions are a good part of what Python's garbage collector walks over.
         self.of: SupportsCatchUp | None = None
-        self.heard_by: Listener | None = None
+        self.heard_by: SessionListener | None = None
         # Returns what memory holds of acknowledged records after a given one, which the store has
         # lost, and a record that restores the working context.
         self.rescue: Callable[[int], tuple[Sequence[Entry], Entry]] | None = None
