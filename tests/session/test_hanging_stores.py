@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from typing import NamedTuple
 
@@ -202,6 +203,8 @@ def at_exit(store: Hanging) -> Ended:
         began = loop.time()
         assert sessions._connected is not None
         shutdown._close([sessions._connected.at_exit])
+        while loop.is_running():  # on a busy machine: its time is over, and its thread not done
+            time.sleep(0.01)
         return Ended(loop.time() - began, sessions.shutdown_report, versions)
     finally:
         asyncio.set_event_loop(None)

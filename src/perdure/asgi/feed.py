@@ -220,7 +220,7 @@ class Feed:
             place = after if isinstance(after, FeedPlace) else await self.place(key, after)
             cursor, last = place.cursor, place.record
             read = visible = cursor.seq
-            half: FeedEvent | None = None  # a reply that may still grow
+            shown = _Shown()
             is_owned = place.head > 0
             while True:
                 # Taken before the look: a change that comes after it wakes this reader.
@@ -238,16 +238,8 @@ class Feed:
                                 if is_owned:
                                     return
                                 is_owned = True
-                            if half is not None and _replaces(record, half):
-                                half = None
-                                continue
-                            event = event_of(record)
-                            if half is not None:
-                                visible = half.data["seq"]
-                                yield half
-                            half = event if event is not None and _is_half(event) else None
-                            if event is not None and half is None:
-                                visible = read
+                            for event in shown.events(record):
+                                visible = record.seq if event.id is None else event.id.seq
                                 yield event
                 except _AnotherLogError:
                     return
@@ -308,8 +300,21 @@ def _sets_owner(record: Record) -> bool:
     return record.kind == META and decode(record.payload, MetadataPayload).owner is not None
 
 
-def _is_half(event: FeedEvent) -> bool:
-    return event.name == "message" and "interrupted" in event.data
+class _Shown:
+    """The events of records, in order: half a reply waits for the next record."""
+
+    def __init__(self) -> None:
+        self._half: FeedEvent | None = None
+
+    def events(self, record: Record) -> list[FeedEvent]:
+        """Return what a record shows, behind the half reply that it does not replace."""
+        half, self._half = self._half, None
+        if half is not None and _replaces(record, half):
+            return []
+        event = event_of(record)
+        if event is not None and event.name == "message" and "interrupted" in event.data:
+            event, self._half = None, event
+        return [one for one in (half, event) if one is not None]
 
 
 def _replaces(record: Record, half: FeedEvent) -> bool:
