@@ -800,7 +800,8 @@ async def test_an_unused_session_is_reported_idle() -> None:
         )
         called: list[str] = []
         for t in (quiet, busy, pinned, dirty):
-            t.of, t.heard_by = t.key.agent, SimpleNamespace(unused=called.append)
+            t.of = t.key.agent
+            t.heard_by = SimpleNamespace(captured=bool, saved=lambda *_: None, unused=called.append)
         pinned.pins = 1
         r.saver.tune_one(dirty, None)
         r.append(dirty)

@@ -52,7 +52,7 @@ def test_an_answer_that_a_ctrl_c_interrupts_acknowledges_no_later_save(
     loop = asyncio.new_event_loop()
     try:
         session = loop.run_until_complete(begin())
-        session._tracked.heard_by = SimpleNamespace(saved=strike)
+        session._tracked.heard_by = SimpleNamespace(captured=bool, saved=strike)
         task = loop.create_task(go_on(session))
         with pytest.raises(KeyboardInterrupt):
             loop.run_until_complete(task)

@@ -161,8 +161,7 @@ class Autosaver:
     def _drop(self, t: Tracked, *, keep_lost: bool = False) -> None:
         self._idle.forget(t)
         _wake(self._core.drop(t, keep_lost=keep_lost))
-        # No hook is called any more: do not keep alive what they refer to.
-        t.before_capture = t.heard_by = None
+        t.before_capture = None
         self._make_room()
 
     def tune(self, autosave: Autosave | None) -> None:

@@ -143,16 +143,12 @@ class _Hot(_Hottest):
         self.preparing: bool = False
 
 
-class SupportsCatchUp(Protocol):
-    """A session, as far as autosave knows it."""
-
-    def _catch_up(self) -> None:
-        """Take in what was appended: called, maybe twice, before saved records leave memory."""
-        ...
-
-
 class SessionListener(Protocol):
     """Who hears what happens to sessions."""
+
+    def captured(self, session: Any, /) -> None:
+        """Hear, maybe twice, that records are about to leave memory, before they do."""
+        ...
 
     def saved(self, session: Any, durable: int, /) -> None:
         """Hear the durable version after a successful save."""
@@ -262,7 +258,7 @@ class Tracked(_Hot):
         self.before_capture: Callable[[], Awaitable[None]] | None = None
         # What the numbers are of, and who hears of it: two references, since four bound methods for
         # each of very many sessions are a good part of what Python's garbage collector walks over.
-        self.of: SupportsCatchUp | None = None
+        self.of: object | None = None
         self.heard_by: SessionListener | None = None
         # Returns what memory holds of acknowledged records after a given one, which the store has
         # lost, and a record that restores the working context.

@@ -282,8 +282,8 @@ class Writer:
         while flight.captured < upto:
             t = flight.saves[flight.captured].t
             flight.captured += 1
-            if t.of is not None:
-                self._call(t, t.of._catch_up)
+            if t.heard_by is not None and t.of is not None:
+                self._call(t, t.heard_by.captured, t.of)
 
     # The way back.
 

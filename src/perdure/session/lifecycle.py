@@ -396,7 +396,12 @@ class SessionLifecycle:
 
     # leaving memory
 
+    def captured(self, session: SessionBase, /) -> None:
+        """Let a session take in what is about to leave memory."""
+        session._catch_up()
+
     def unused(self, session: SessionBase, /) -> None:
+        """Put a session to rest that was not used for a while."""
         self._runtime.host.spawn(self.idle, session)
 
     async def leave(
