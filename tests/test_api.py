@@ -94,7 +94,7 @@ MADE_BY_PERDURE = {
         "perdure.sync": (
             "Attachment CheckpointEngine CheckpointReader KernelEventReader KernelEventStream",
             "LostSession Scope SessionManager Session SessionView States Turn TypedState",
-            "WorkingMemory",
+            "PartialReply WorkingMemory",
         ),
     }.items()
     for line in names

@@ -63,7 +63,6 @@ if TYPE_CHECKING:
         PruneReport as PruneReport,
     )
     from perdure.session.rebuild import RebuildReport as RebuildReport
-    from perdure.session.runtime import MediaLeftOut as MediaLeftOut, TurnWarned as TurnWarned
     from perdure.session.scope import Scope as Scope, ScopeChange as ScopeChange
 
 _HOMES = {
@@ -95,7 +94,6 @@ _HOMES = {
     "perdure.session.prune": ("CheckpointHold", "PruneRefusal", "PruneReport", "Pruned"),
     "perdure.session.rebuild": ("RebuildReport",),
     "perdure.session.partial": ("PartialReply",),
-    "perdure.session.runtime": ("MediaLeftOut", "TurnWarned"),
     "perdure.session.scope": ("Scope", "ScopeChange"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -271,7 +271,7 @@ CORS: Final[dict[str, Any]] = {
 """The methods and headers for pages of other sites, if they are let in at all."""
 
 
-class Posted(msgspec.Struct, forbid_unknown_fields=True):
+class PostedBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a message."""
 
     text: str
@@ -517,14 +517,14 @@ class AgentServer:
             raise not_found(agent)
         return view
 
-    async def _body(self, request: Request) -> Posted:
+    async def _body(self, request: Request) -> PostedBody:
         body = bytearray()
         async for piece in request.stream():
             body += piece
             if len(body) > self._max_body:
                 raise Problem(413, "Too large", f"the body is larger than {self._max_body} bytes")
         try:
-            return msgspec.json.decode(bytes(body), type=Posted)
+            return msgspec.json.decode(bytes(body), type=PostedBody)
         except msgspec.DecodeError as error:
             raise Problem(400, "Invalid", f'send {{"text": "…"}}: {error}') from None
 

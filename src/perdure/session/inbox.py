@@ -41,7 +41,8 @@ from perdure.records.posts import checked_key, key_of, new_posts, op_ids
 from perdure.records.records import TAKEN, Entry
 from perdure.session.base import entry_of
 from perdure.session.contents import check_readable, check_sizes
-from perdure.session.runtime import Runtime, SessionPosted, wait_idle
+from perdure.session.events import Posted
+from perdure.session.runtime import Runtime, wait_idle
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 
 if TYPE_CHECKING:
@@ -388,8 +389,8 @@ class Inbox:
             keys.append(post[0].key)
         self._succeeded(session.key, map(key_of, done))
         if keys:
-            posted = SessionPosted(str(session.key), tuple(keys), session.version)
-            self._runtime.hooks.emit("posted", posted)
+            posted = Posted(key=session.key, posts=tuple(keys), version=session.version)
+            self._runtime.hooks.emit(posted)
         return done
 
     def _refusal(self, session: SessionBase, post: Sequence[PendingItem]) -> str | None:

@@ -50,6 +50,7 @@ from perdure.autosave.tracked import State, Tracked
 from perdure.errors import UnsupportedVersionError
 from perdure.records.keys import SessionKey
 from perdure.session import spill as spilling
+from perdure.session.events import Drain
 from perdure.session.lifecycle import SessionLifecycle, left
 from perdure.session.runtime import Runtime
 
@@ -91,11 +92,12 @@ class ManagerShutdown:
         if self.runtime.draining:
             return
         self.runtime.draining = True
-        log.info("draining", extra={"sessions": len(self._lifecycle.sessions)})
+        sessions = len(self._lifecycle.sessions)
+        log.info("draining", extra={"sessions": sessions})
         for pending_load in self.runtime.pending_loads.values():
             pending_load.scope.cancel()  # a load: its waiters are refused in any case
         self.runtime.saver.begin_drain()
-        self.runtime.hooks.emit("drain", None)
+        self.runtime.hooks.emit(Drain(sessions=sessions))
 
     def begin(self, seconds: float | None = None) -> Deadline:
         """Return the deadline of the close, which begins here unless it has begun; in any thread.
