@@ -224,7 +224,7 @@ class AgentPool:
         """Stop all agents: a turn that runs is cut, what came is kept, and it is unfinished."""
         async with anyio.create_task_group() as group:
             for key in tuple(self._warm):
-                group.start_soon(self.forget, key)
+                group.start_soon(self.forget, key, name="perdure:forget agent")
 
 
 def _is_usable(agent: Agent) -> bool:
@@ -339,7 +339,7 @@ class AgentServer:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Any) -> AsyncGenerator[None, None]:
         async with self.sessions.lifespan(app), anyio.create_task_group() as group:
-            group.start_soon(self._pool.tend)
+            group.start_soon(self._pool.tend, name="perdure:tend agents")
             self._metrics = Metrics(self.sessions.manager)
             try:
                 yield

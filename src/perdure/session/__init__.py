@@ -3,7 +3,7 @@
     the manager          manager, connected, runtime, events, options
     opening and closing  open, lifecycle, spill, shutdown
     a session            session, base, contents
-    with its messages    contributors, checkpoints
+    with its messages    contributors, checkpoints, partial
     what sessions share  scope
     other writers        inbox, for any process; internals, for an agent's worker
     folding              fold, rebuild

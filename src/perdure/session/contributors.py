@@ -325,7 +325,9 @@ class Contributors:
         try:
             async with anyio.create_task_group() as group:
                 for attachment in attachments:
-                    group.start_soon(self._ask, attachment, states, errors)
+                    group.start_soon(
+                        self._ask, attachment, states, errors, name="perdure:contributor"
+                    )
         except anyio.get_cancelled_exc_class():
             late = [
                 attachment.contributor.name

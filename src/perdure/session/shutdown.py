@@ -452,7 +452,7 @@ def _body() -> tuple[object, Callable[[], object]]:
 
 NAMED: Final = 5
 """Sessions that a line names."""
-THREAD: Final = "perdure exit"
+THREAD: Final = "perdure:exit"
 """The name of threads that wait for the others: no thread waits for them."""
 _POLL: Final = 0.02
 

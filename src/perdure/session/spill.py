@@ -183,7 +183,7 @@ def _start(work: Callable[[], object], most: int) -> None:
     """Work in some threads; in the caller's if there is no other."""
     for started in range(most):
         try:
-            threading.Thread(target=work, name="perdure spill", daemon=True).start()
+            threading.Thread(target=work, name="perdure:spill", daemon=True).start()
         except RuntimeError:  # there are too many, or the interpreter is ending
             if started:
                 return
@@ -204,7 +204,7 @@ def keep_thread() -> None:
             calls.get()()
 
     with contextlib.suppress(RuntimeError):
-        threading.Thread(target=work, name="perdure spill", daemon=True).start()
+        threading.Thread(target=work, name="perdure:spill", daemon=True).start()
         _late = calls
 
 

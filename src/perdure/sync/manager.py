@@ -129,8 +129,8 @@ class SessionManager:
 
     def __init__(self, inner: manager.SessionManager) -> None:
         self._inner = inner
-        self._loop = LoopThread("perdure")
-        self._hooks = HookThread("perdure hooks", self._on_exit)
+        self._loop = LoopThread("perdure:loop")
+        self._hooks = HookThread("perdure:hooks", self._on_exit)
         self._exit: BaseException | None = None
         self._shared: weakref.WeakValueDictionary[SessionKey, Session]
         self._shared = weakref.WeakValueDictionary()
@@ -435,7 +435,7 @@ class SessionManager:
     def _begin_close(self, deadline: float | None = None) -> None:
         if not self._closing:
             self._closing = True
-            self._loop.tasks.start_soon(self._close, deadline)
+            self._loop.tasks.start_soon(self._close, deadline, name="perdure:close")
 
     async def _close(self, deadline: float | None) -> None:
         try:

@@ -135,9 +135,9 @@ class Home:
         self.writers: dict[SessionKey, LogWriter] = {}
         self._lock = threading.Lock()
         # More than the engine uses at a time: those whose disk does not answer leave some free.
-        self._appends = Threads(4 * THREADS, name="perdure append")
-        self._heartbeats = Threads(1, name="perdure heartbeat")
-        self._others = Threads(THREADS, name="perdure file")
+        self._appends = Threads(4 * THREADS, name="perdure:append")
+        self._heartbeats = Threads(1, name="perdure:heartbeat")
+        self._others = Threads(THREADS, name="perdure:file")
         self._pid = os.getpid()
 
     @property
@@ -170,7 +170,7 @@ class Home:
             self.writers.clear()
         self._appends.close()
         self.owners.wake_waiter()
-        closing = Threads(1, name="perdure close")  # abandoned calls may hold all other threads
+        closing = Threads(1, name="perdure:close")  # abandoned calls may hold all other threads
         try:
             await closing.run(self._close_files)
         except StoreUnavailableError:  # there is no thread for it
@@ -330,7 +330,7 @@ async def open_home(
 
     """
     path, parents = resolve_root(root_argument)
-    opening = Threads(1, name="perdure open")
+    opening = Threads(1, name="perdure:open")
     opened: list[tuple[Folder, Owners]] = []
 
     def open_in_thread() -> None:

@@ -177,9 +177,9 @@ class ObjectStore:
             close()
             raise
         self._bucket, self._tag = bucket, tag
-        self._appends = Threads(PARALLELISM, name="perdure append")
+        self._appends = Threads(PARALLELISM, name="perdure:append")
         self._others = anyio.CapacityLimiter(_OTHER_THREADS)
-        self._merges = ThreadPoolExecutor(1, thread_name_prefix="perdure merge")
+        self._merges = ThreadPoolExecutor(1, thread_name_prefix="perdure:merge")
         self._pid = os.getpid()
 
     async def aclose(self) -> None:

@@ -368,8 +368,8 @@ class OpenDatabase:
         self.readers: Readers = Readers(path, timeout, read_only=owner is None)
         self.presence: Presence = Presence(None)
         self.shared: SharedWrites = SharedWrites(self.engine)
-        self.writes: Threads = Threads(1, name="perdure sqlite write", prompt=True)
-        self.reads: Threads = Threads(_READERS, name="perdure sqlite read")
+        self.writes: Threads = Threads(1, name="perdure:sqlite write", prompt=True)
+        self.reads: Threads = Threads(_READERS, name="perdure:sqlite read")
         self._owner = owner
         self._last_notified = 0
         """The notification counter at the last poll."""
