@@ -18,7 +18,7 @@ from perdure import Message, SessionManager
 from perdure.observe import Metrics
 from tests.source_tree import SRC
 
-STARTS = {"start_soon", "create_task", "spawn_system_task", "Thread", "Threads"}
+STARTS = {"start_soon", "create_task", "spawn_system_task", "threading.Thread", "Threads"}
 POOLS = {"ThreadPoolExecutor": "thread_name_prefix"}
 NAMED = {"_task_name(act)", "name", "self._name", "THREAD"}
 """Names that their callers give, and begin so as well."""
@@ -28,7 +28,8 @@ def starts(path: Path) -> Iterator[tuple[str, ast.expr | None]]:
     """Return the calls in a module that start a task or a thread, with the name that each gives."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call):
-            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            called = ast.unparse(node.func)
+            called = called if called in STARTS else called.rpartition(".")[2]
             if called in STARTS or called in POOLS:
                 word = POOLS.get(called, "name")
                 names = [one.value for one in node.keywords if one.arg == word]

@@ -67,8 +67,8 @@ def test_leaving_with_ends_its_threads(again: Connect) -> None:
     with again() as sessions:
         sessions.on("opened", lambda facts: None)
         sessions.open("mia")
-        assert "perdure" in names()
-    assert not {"perdure", "perdure hooks"} & set(names())
+        assert {"perdure:loop", "perdure:hooks"} <= set(names())
+    assert not {"perdure:loop", "perdure:hooks"} & set(names())
 
 
 def test_a_connect_that_fails_leaves_no_thread(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TypeAlias, final
 
 import msgspec
 
-from perdure._lib.logs import log_failure
+from perdure._lib.logs import log_facts
 from perdure.records.keys import SessionKey
 
 
@@ -177,17 +177,13 @@ class Reporter:
         logged = LOGGED.get(type(event))
         if logged is not None and not (isinstance(event, SaveFailed) and not event.first):
             level, message = logged
-            error = getattr(event, "error", None)
             if isinstance(event, Lost) and event.missing:
-                message = "the store no longer has %d records of it that it had acknowledged"
-                message %= event.missing
-            if isinstance(event, (Lost, Quarantined)):  # a person has to act
-                message = f"session %s: {message}; %s of its records are only in memory"
-                log.log(
-                    level, message, event.key, event.unsaved, extra=_facts(event), exc_info=error
+                message = (
+                    "the store no longer has %(missing)s records of it that it had acknowledged"
                 )
-            else:
-                log_failure(log, level, message, error, extra=_facts(event))
+            if isinstance(event, (Lost, Quarantined)):  # a person has to act
+                message = f"session %(session)s: {message}; %(unsaved)s records are only in memory"
+            log_facts(log, level, message, getattr(event, "error", None), **_facts(event))
         if self._on_event is None:
             return
         try:
@@ -197,7 +193,9 @@ class Reporter:
 
 
 def _facts(event: Event) -> dict[str, object]:
-    facts = {name: getattr(event, name) for name in event.__struct_fields__ if name != "error"}
-    if "key" in facts:
-        facts["session"] = str(facts.pop("key"))
-    return facts
+    """Return what a log line has of an event, its session first."""
+    facts = msgspec.structs.asdict(event)
+    key = facts.pop("key", None)
+    for name in ("error", "first"):  # the error is logged as one; only a first failure is logged
+        facts.pop(name, None)
+    return facts if key is None else {"session": str(key), **facts}

@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from perdure import errors
+from perdure._lib.logs import log_facts
 from perdure.checkpoints.chain import (
     CheckpointChain,
     let_go,
@@ -370,8 +371,8 @@ class CheckpointEngine(CheckpointReader):
     async def _undo(self, id: int, error: BaseException) -> None:
         try:
             await self.rollback(id)
-        except Exception as failure:
-            log.exception("rollback failed", extra={"checkpoint": id})
+        except Exception as failure:  # noqa: BLE001  # a note on the error that is raised
+            log_facts(log, logging.ERROR, "rollback failed", failure, checkpoint=id)
             error.add_note(f"the session did not go back to checkpoint {id}: {failure!r}")
 
     async def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:

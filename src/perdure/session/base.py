@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, final
 import anyio
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure._lib.loop import loop_timer
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure.autosave.tracked import require_outside
@@ -610,7 +611,8 @@ class SessionBase(_Hot):
 
     def _tell_of_turn(self, turn: Turn, why: Literal["append", "exit", "wait"], what: str) -> None:
         key = self._tracked.key
-        log.warning("session %s: %s", key, what, extra={"session": str(key), "turn": turn.id})
+        message = "session %(session)s: %(what)s"
+        log_facts(log, logging.WARNING, message, session=str(key), what=what, turn=turn.id)
         self._runtime.hooks.emit(TurnWarned(key=key, turn=turn.id, why=why))
 
     def _watch_wait(self, turn: Turn, around: Turn) -> Callable[[], None]:
@@ -806,16 +808,19 @@ class SessionBase(_Hot):
         """Report, once, that the model is not shown all media of the context."""
         count, lost = len(media.left_out), len(media.lost)
         size, key = sum(medium.bytes for medium in media.left_out), self._tracked.key
-        extra = {"session": str(key), "count": count, "bytes": size, "lost": lost}
         if lost:
-            message = "session %s: %d media are not shown to the model, their blobs are lost"
-            log.warning(message, key, lost, extra=extra)
+            message = (
+                "session %(session)s: %(lost)s media are not shown to the model, their blobs are "
+                "lost"
+            )
+            log_facts(log, logging.WARNING, message, session=str(key), lost=lost)
         if count:
             message = (
-                "session %s: the oldest media, %d with %d bytes, are left out of what the model is "
-                "shown; the log keeps them. Limits(context_media_tokens=…) is the budget"
+                "session %(session)s: the oldest media, %(count)s with %(bytes)s bytes, are left "
+                "out of what the model is shown; the log keeps them. "
+                "Limits(context_media_tokens=…) is the budget"
             )
-            log.warning(message, key, count, size, extra=extra)
+            log_facts(log, logging.WARNING, message, session=str(key), count=count, bytes=size)
         self._runtime.hooks.emit(MediaLeftOut(key=key, count=count, bytes=size, lost=lost))
 
     def _note_search(self, search: MemorySearch) -> None:

@@ -11,7 +11,7 @@ import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.logs import log_failure
+from perdure._lib.logs import log_facts
 from perdure._lib.signals import Exit, exit_in
 from perdure._lib.tasks import Host, was_cancelled
 from perdure.autosave.deadline import Deadline
@@ -101,7 +101,7 @@ class ManagerParts:
                 if self.closing.report is not None:
                     return
                 level = logging.DEBUG if failed else logging.WARNING  # one line for an outage
-                log_failure(log, level, "heartbeat failed, trying again", error)
+                log_facts(log, level, "heartbeat failed, trying again", error)
                 failed = True
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
@@ -295,7 +295,7 @@ async def connected(
     parts = ManagerParts(Runtime(store, host, options), close, by_owner)
     if options.clock is not None:
         options.clock.drive(partial(_catch_up, parts))
-    log.info("connected", extra={"location": store.location, "owner": store.owner})
+    log_facts(log, logging.INFO, "connected", location=store.location, owner=store.owner)
     return parts
 
 

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, Protocol, TypeAlias, TypeVar, cast, get_
 
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure._lib.signals import exit_in
 from perdure._lib.tasks import Host, HostClosedError, was_cancelled
 from perdure.autosave.events import (
@@ -296,12 +297,12 @@ class Hooks:
         for hook in tuple(self._hooks.get(event, ())):
             try:
                 result = hook(payload)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # logged, or passed on
                 exit_error = exit_in(error)
                 if exit_error is not None:
                     self._host.leave(exit_error)
                 else:
-                    log.exception("a hook failed", extra={"event": event})
+                    log_facts(log, logging.ERROR, "a hook failed", error, event=event)
             else:
                 if result is not None and inspect.isawaitable(result):
                     self._follow(event, result)
@@ -310,7 +311,8 @@ class Hooks:
         try:
             self._host.spawn(_finish, event, result)
         except HostClosedError:
-            log.warning("a hook was not run: its manager has ended", extra={"event": event})
+            message = "a hook was not run: its manager has ended"
+            log_facts(log, logging.WARNING, message, event=event)
             if inspect.iscoroutine(result):
                 result.close()
 
@@ -328,4 +330,4 @@ async def _finish(event: str, result: Awaitable[None]) -> None:
     except BaseException as error:
         if was_cancelled(error) or exit_in(error) is not None:
             raise  # the host takes it
-        log.exception("a hook failed", extra={"event": event})
+        log_facts(log, logging.ERROR, "a hook failed", error, event=event)

@@ -26,7 +26,7 @@ import msgspec
 
 from perdure._lib.backoff import backoff
 from perdure._lib.ids import random_id
-from perdure._lib.logs import log_failure
+from perdure._lib.logs import log_facts
 from perdure.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -258,8 +258,7 @@ class Inbox:
             return False  # the next opener continues with it
         except Exception as error:  # noqa: BLE001  # reported by health(), and tried again
             failure = self._failed(key, _ALL, str(error) or type(error).__name__)
-            extra = {"session": str(key)}
-            log_failure(log, logging.WARNING, "taking posts failed", error, extra=extra)
+            log_facts(log, logging.WARNING, "taking posts failed", error, session=str(key))
             self._later(key, failure.due)
             return False
         self._succeeded(key, [_ALL])
@@ -382,7 +381,8 @@ class Inbox:
             if reason is not None:
                 failure = self._failed(session.key, post[0].key, reason, post)
                 facts = {"post": post[0].key, "tries": failure.tries, "reason": reason}
-                log.warning("a post cannot be taken", extra={"session": str(session.key), **facts})
+                message, name = "a post cannot be taken", str(session.key)
+                log_facts(log, logging.WARNING, message, session=name, **facts)
                 passed[post[0].key] = len(post)
                 continue
             done += ops
@@ -424,5 +424,6 @@ class Inbox:
             await self._runtime.store.ack(key, session.epoch, dead=letters)
             self._succeeded(key, [name])
             self._dead[key] += len(letters)
-            extra = {"session": str(key), "post": name, "tries": failure.tries, "reason": reason}
-            log.error("a post was set aside as a dead letter", extra=extra)
+            facts = {"post": name, "tries": failure.tries, "reason": reason}
+            message = "a post was set aside as a dead letter"
+            log_facts(log, logging.ERROR, message, session=str(key), **facts)

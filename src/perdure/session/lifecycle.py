@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, final
 import anyio
 import msgspec
 
-from perdure._lib.logs import log_failure
+from perdure._lib.logs import log_facts
 from perdure._lib.tasks import HostClosedError, each
 from perdure.autosave.deadline import Deadline
 from perdure.autosave.tracked import ended, require_outside
@@ -396,8 +396,7 @@ class SessionLifecycle:
         await fold.write()
 
     def _fold_failed(self, session: SessionBase, error: Exception) -> None:
-        key = str(session.key)
-        log_failure(log, logging.WARNING, "fold failed", error, extra={"session": key})
+        log_facts(log, logging.WARNING, "fold failed", error, session=str(session.key))
         self._runtime.hooks.emit(FoldFailed(key=session.key, error=error))
 
     # leaving memory
@@ -526,9 +525,7 @@ class SessionLifecycle:
             pass  # taken already; or stuck with a refused record, and the asking process gets that
         except StoreUnavailableError as error:  # the process that wants it asks again
             if not runtime.draining:  # then everything is released, and the store closes
-                log_failure(
-                    log, logging.WARNING, "a handover failed", error, extra={"session": str(key)}
-                )
+                log_facts(log, logging.WARNING, "a handover failed", error, session=str(key))
         finally:
             self._handing_over.discard(key)
 
@@ -657,7 +654,7 @@ class SessionLifecycle:
         try:
             await self._runtime.store.release(key, epoch)
         except Exception as error:  # noqa: BLE001  # what was to be kept is durable
-            log_failure(log, logging.WARNING, "release failed", error, extra={"session": str(key)})
+            log_facts(log, logging.WARNING, "release failed", error, session=str(key))
 
     def _forget(self, session: SessionBase, why: ClosedWhy) -> None:
         if self.sessions.get(session.key) is session:

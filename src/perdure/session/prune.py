@@ -17,6 +17,7 @@ from math import inf
 import msgspec
 from msgspec import UNSET
 
+from perdure._lib.logs import log_facts
 from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import (
     CorruptRecordError,
@@ -131,7 +132,7 @@ class _Progress(msgspec.Struct):
                 raise
             self.refused.append(PruneRefusal(key, str(error)))
         except FormatError as error:
-            log.warning("not pruned", extra={"session": str(key)}, exc_info=error)
+            log_facts(log, logging.WARNING, "not pruned", error, session=str(key))
             self.damaged.append(key)
 
     def report(self, *, dry_run: bool) -> PruneReport:

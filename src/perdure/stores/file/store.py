@@ -23,7 +23,7 @@ import msgspec
 
 from perdure._lib.files import Folder, open_private as open_root, store_errors
 from perdure._lib.ids import random_id
-from perdure._lib.logs import LogOnce
+from perdure._lib.logs import LogOnce, log_facts
 from perdure._lib.loop import ThreadCall, Threads, unopened
 from perdure._lib.platform import descriptor_limit, network_file_system, synced_by
 from perdure._lib.tasks import all_of
@@ -95,10 +95,13 @@ def is_local(path: str) -> bool:
     """Return whether a folder is on a local disk; warn once if it is not."""
     kind = network_file_system(path)
     if kind is not None and _warned.first(path):
-        _log.warning(
+        log_facts(
+            _log,
+            logging.WARNING,
             "the store is on a network file system, where locks and syncs may not hold: "
             "keep it on a local disk, or use a server store",
-            extra={"path": path, "type": kind},
+            path=path,
+            type=kind,
         )
     return kind is None
 
@@ -176,10 +179,12 @@ class Home:
         except StoreUnavailableError:  # there is no thread for it
             self._close_files()
         except anyio.get_cancelled_exc_class():
-            _log.warning(
+            log_facts(
+                _log,
+                logging.WARNING,
                 "the disk did not answer while the store was closed: its files stay open until it "
                 "does",
-                extra={"path": self.root.path},
+                path=self.root.path,
             )
             raise
         finally:
