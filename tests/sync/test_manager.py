@@ -79,7 +79,7 @@ def test_a_connect_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     for thread in threading.enumerate():
         if thread.name == "perdure":
             thread.join()
-    assert "perdure hooks" not in names()
+    assert "perdure:hooks" not in names()
 
 
 def test_everybody_who_opens_an_id_shares_the_object(again: Connect) -> None:

@@ -107,6 +107,9 @@ class AgentRuntime:
         self._turn_scope: anyio.CancelScope | None = None
         self._by_hand = False  # whether the turn is stopped for good, and not with the agent
 
+    def __repr__(self) -> str:
+        return f"<AgentRuntime {'running' if self.is_running else 'not running'}>"
+
     @property
     def is_running(self) -> bool:
         """True while the worker takes messages."""

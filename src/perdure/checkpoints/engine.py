@@ -119,6 +119,9 @@ class CheckpointReader:
     def __init__(self, reading: JournalReader) -> None:
         self._reading: JournalReader = reading
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._reading.key}>"
+
     async def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that was not pruned, None if there is none."""
         return (await self._reading.chain()).latest

@@ -318,6 +318,9 @@ class PersistentState:
     def __init__(self, state_dir: str | os.PathLike[str] | None = None) -> None:
         self._path = state_folder(state_dir)
 
+    def __repr__(self) -> str:
+        return f"<PersistentState {self._path}>"
+
     async def save_state(self, key: str, data: Any) -> None:
         """Keep a value under a key, and return when it is durable.
 

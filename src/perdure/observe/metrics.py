@@ -359,6 +359,9 @@ class Metrics:
         for manager in sessions:
             self.add(manager)
 
+    def __repr__(self) -> str:
+        return f"<Metrics of {len(self._sessions)} managers>"
+
     def add(self, sessions: SessionManager) -> None:
         """Count what another manager does, too.
 

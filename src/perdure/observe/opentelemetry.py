@@ -84,6 +84,9 @@ class Telemetry:
         )
         return histogram
 
+    def __repr__(self) -> str:
+        return f"<Telemetry with {self.metrics!r}>"
+
     def add(self, sessions: SessionManager) -> None:
         """Follow a manager until it is closed.
 

@@ -139,6 +139,10 @@ class Turn:
         self.number: int = 0
         self._attempt = 0
 
+    def __repr__(self) -> str:
+        state = "running" if self._session._turns.running is self else "not running"
+        return f"<Turn {self.id or 'without an id'} of {self._session.key} {state}>"
+
     def __del__(self) -> None:
         if not self._entered:
             message = (

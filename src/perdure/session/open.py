@@ -95,6 +95,9 @@ class SessionOpening:
         self._wanted = wanted
         self._session: Session | None = None
 
+    def __repr__(self) -> str:
+        return f"<SessionOpening of {self._wanted.key}: await it, or enter it by async with>"
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

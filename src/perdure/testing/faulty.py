@@ -68,6 +68,9 @@ class _Intercepted:
         self._store = store
         self._call = call
 
+    def __repr__(self) -> str:
+        return repr(self._store)
+
     def __getattr__(self, name: str) -> Any:
         if name in _METHODS:
             return partial(self._call, name)

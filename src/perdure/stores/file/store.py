@@ -465,6 +465,10 @@ class FileStore:
         self._owner = owner or random_id()
         self._opened: Home | None = None
 
+    def __repr__(self) -> str:
+        path = self._opened.root.path if self._opened else self._root_argument
+        return f"FileStore({str(path)!r})" if path is not None else "FileStore()"
+
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES
