@@ -366,7 +366,7 @@ async def while_beating(store: Store, watch: OwnerWatch, act: Callable[[], Await
     done: list[T] = []
     failed: Exception | None = None
     async with anyio.create_task_group() as group:
-        group.start_soon(_beat, store, watch)
+        group.start_soon(_beat, store, watch, name="perdure:beat")
         try:
             done.append(await act())
         except Exception as error:  # noqa: BLE001  # raised below, outside of the group

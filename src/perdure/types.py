@@ -56,14 +56,13 @@ if TYPE_CHECKING:
     from perdure.session.inbox import PostReceipt as PostReceipt
     from perdure.session.open import SessionOpening as SessionOpening
     from perdure.session.partial import PartialReply as PartialReply
-    from perdure.session.prune import (
+    from perdure.session.rebuild import RebuildReport as RebuildReport
+    from perdure.session.retention import (
         CheckpointHold as CheckpointHold,
         Pruned as Pruned,
         PruneRefusal as PruneRefusal,
         PruneReport as PruneReport,
     )
-    from perdure.session.rebuild import RebuildReport as RebuildReport
-    from perdure.session.runtime import MediaLeftOut as MediaLeftOut, TurnWarned as TurnWarned
     from perdure.session.scope import Scope as Scope, ScopeChange as ScopeChange
 
 _HOMES = {
@@ -92,10 +91,9 @@ _HOMES = {
     "perdure.session.fork": ("Fork", "LostSession"),
     "perdure.session.inbox": ("PostReceipt",),
     "perdure.session.open": ("SessionOpening",),
-    "perdure.session.prune": ("CheckpointHold", "PruneRefusal", "PruneReport", "Pruned"),
+    "perdure.session.retention": ("CheckpointHold", "PruneRefusal", "PruneReport", "Pruned"),
     "perdure.session.rebuild": ("RebuildReport",),
     "perdure.session.partial": ("PartialReply",),
-    "perdure.session.runtime": ("MediaLeftOut", "TurnWarned"),
     "perdure.session.scope": ("Scope", "ScopeChange"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}

@@ -13,11 +13,11 @@ import pytest
 
 from perdure import Autosave, Limits, SessionError, SessionKey, Shutdown, connect, store_for
 from perdure.errors import ConfigError, CorruptRecordError, StoreUnavailableError, TooLargeError
+from perdure.events import MemoryEvicted
 from perdure.memory.index import MEMORY, blob_names
 from perdure.memory.working_memory import CACHE_BYTES, SessionValues
 from perdure.session.internals import kill
 from perdure.session.manager import SessionManager
-from perdure.session.runtime import MemoryEvicted
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
@@ -339,7 +339,7 @@ async def test_what_does_not_fit_evicts_and_an_event_says_what_went(place: Place
             await session.save()
             session.memory.set("new", LARGE)
             assert await session.memory.keys() == ["pinned", "high", "new"]
-            assert events == [MemoryEvicted("a", ("old",), 5002)]
+            assert events == [MemoryEvicted(key=SessionKey("a"), entries=("old",), bytes=5002)]
     # With a limit the index is known from the first `set` on.
     async with manager(place(), limits=limits) as sessions, sessions.open("a") as session:
         session.memory.set("newer", LARGE)

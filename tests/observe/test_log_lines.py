@@ -38,6 +38,13 @@ def documented(start: str) -> tuple[str, int, set[str]]:
     return message, logging.getLevelNamesMapping()[level], set(re.findall(r"`(\w+)`", fields))
 
 
+def is_readable(record: logging.LogRecord, field: str) -> bool:
+    """Return whether a plain formatter shows a field: by its name, or as a part of the sentence."""
+    text, value = record.getMessage(), getattr(record, field)
+    shown = f"{value:.3g}" if isinstance(value, float) else str(value)
+    return f"{field}={shown}" in text or f" {shown}" in text
+
+
 Lines = Callable[[str], list[logging.LogRecord]]
 
 
@@ -52,6 +59,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
         for record in found:
             assert record.levelno == level
             assert fields <= record.__dict__.keys()
+            assert all(is_readable(record, field) for field in fields)
         return found
 
     return find

@@ -580,7 +580,7 @@ class Overheard(logging.Handler):
         text = self.format(record)[-1500:]
         if "another process has taken it over" in said:
             if not self._may_be_stopped:
-                self._journal.note("error", "lease-lost", str(record.args[0]), text)
+                self._journal.note("error", "lease-lost", record.__dict__["session"], text)
             return
         kind = f": {type(error).__name__}" if error is not None else ""
         if isinstance(error, perdure.PerdureError) and not isinstance(error, NEVER):

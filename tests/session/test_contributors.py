@@ -18,12 +18,12 @@ from perdure import (
     UnsupportedVersionError,
     connect,
 )
+from perdure.events import Closed
 from perdure.lease import LeaseOptions
 from perdure.records.records import STATE
 from perdure.session.internals import store_below, store_of
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
-from perdure.session.runtime import SessionClosed
 from perdure.store import Store
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import ManualClock, SwitchedStore
@@ -405,7 +405,7 @@ async def test_before_a_session_leaves_memory_its_contributors_are_asked() -> No
     """Nothing was appended, nobody holds it: it may not be forgotten with what it had."""
     clock = ManualClock()
     async with manager(MemoryStore(), clock) as sessions:
-        closed: list[SessionClosed] = []
+        closed: list[Closed] = []
         sessions.on("closed", closed.append)
         async with sessions.open("a") as session:
             counter = Counter()
@@ -418,7 +418,7 @@ async def test_before_a_session_leaves_memory_its_contributors_are_asked() -> No
         assert session.version > session.durable_version
         await sessions.flush()
         await clock.advance(1000)
-        assert [(one.session, one.why) for one in closed] == [("a", "hibernated")]
+        assert [(str(one.key), one.why) for one in closed] == [("a", "hibernated")]
         again = Counter()
         async with sessions.open("a") as session:
             await session.attach(again)

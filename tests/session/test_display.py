@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+from pathlib import Path
+
+import pytest
 
 from perdure import Autosave, Message, connect
 from perdure.autosave.reports import ShutdownReport, Unsaved
 from perdure.records.keys import SessionKey
 from perdure.restore.report import RestoreStep
+from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryStore
+from perdure.stores.sqlite import SqliteStore
+from perdure.stores.wrapped.compressed import CompressedStore
+from perdure.testing import SwitchedStore
 from perdure.types import RestoreReport
 from tests.session.conftest import Connect
+from tests.source_tree import missing_names
 
 
 def rows(html: str) -> dict[str, str]:
@@ -79,3 +89,48 @@ def test_a_restore_report_shows_its_steps() -> None:
     shown = rows(report._repr_html_())
     assert (shown["source"], shown["head"], shown["damaged"]) == ("rebuild", "7", "memory.json")
     assert "settled" not in repr(report)
+
+
+PACKAGES = ["", "checkpoints", "observe", "stores", "testing", "types", "sync"]
+INTERNAL = {"Bucket", "Faults", "SessionOpening"}
+"""What people derive from, or hardly hold."""
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_object_that_people_hold_shows_its_address_only(package: str) -> None:
+    module = importlib.import_module(f"perdure.{package}".rstrip("."))
+    classes = {
+        name: value
+        for name in set(module.__all__) - missing_names() - INTERNAL
+        if isinstance(value := getattr(module, name), type)
+    }
+    assert [
+        name
+        for name, cls in classes.items()
+        if cls.__repr__ is object.__repr__ and not getattr(cls, "_is_protocol", False)
+    ] == []
+
+
+async def test_what_is_held_of_a_session_names_it() -> None:
+    async with connect("memory:") as sessions:
+        assert repr(sessions.open("ada")).startswith("<SessionOpening of ada: await it")
+        async with sessions.open("ada") as session, session.turn("request-7") as turn:
+            assert repr(turn) == "<Turn request-7 of ada running>"
+            with turn.partial() as reply:
+                reply.add("Hello")
+                assert repr(reply) == (
+                    "<PartialReply in <Turn request-7 of ada running>, 5 characters, complete>"
+                )
+            assert repr(session.memory) == "<WorkingMemory of ada>"
+            assert repr(session.checkpoints) == "<CheckpointEngine of ada>"
+            assert repr(session.events) == "<KernelEventStream of ada>"
+        assert repr(turn) == "<Turn request-7 of ada not running>"
+
+
+def test_a_store_shows_its_place_and_what_is_around_it(tmp_path: Path) -> None:
+    files = FileStore(tmp_path)
+    assert repr(files) == f"FileStore({str(tmp_path)!r})"
+    assert repr(SwitchedStore(files)) == f"SwitchedStore({files!r})"
+    sqlite = SqliteStore(tmp_path / "a.db", owner="one")
+    assert repr(CompressedStore(sqlite)) == f"CompressedStore(SqliteStore({sqlite.location!r}))"
+    assert repr(MemoryStore(owner="one")) == "<MemoryStore of one, 0 sessions>"

@@ -25,10 +25,10 @@ from perdure import (
     Shutdown,
     TooLargeError,
 )
+from perdure.events import Posted
 from perdure.memory.documents import TAKEN_IDS, note_taken
 from perdure.records.keys import SessionKey
 from perdure.records.records import TAKEN
-from perdure.session.runtime import SessionPosted
 from perdure.session.session import Session
 from perdure.store import take_after
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -50,11 +50,11 @@ class Heard:
     """A hook that keeps what it was told, and lets a test wait for it."""
 
     def __init__(self, sessions: SessionManager) -> None:
-        self.events: list[SessionPosted] = []
+        self.events: list[Posted] = []
         self._more = anyio.Event()
         sessions.on("posted", self._hear)
 
-    def _hear(self, event: SessionPosted) -> None:
+    def _hear(self, event: Posted) -> None:
         self.events.append(event)
         self._more.set()
         self._more = anyio.Event()
@@ -62,7 +62,7 @@ class Heard:
     async def keys(self, count: int) -> list[str]:
         """Wait for that many posts, and return their keys."""
         with anyio.fail_after(60):
-            while len(found := [key for event in self.events for key in event.keys]) < count:
+            while len(found := [key for event in self.events for key in event.posts]) < count:
                 await self._more.wait()
         return found
 
@@ -95,7 +95,7 @@ async def test_what_was_posted_is_there_when_the_session_is_opened(again: Connec
         async with two.open("a") as session:
             assert texts(session) == ["hello"]
             assert await heard.keys(1) == ["req-1"]
-            assert heard.events[0].session == "a"
+            assert str(heard.events[0].key) == "a"
             assert heard.events[0].version == session.version
 
 

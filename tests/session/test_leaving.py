@@ -29,8 +29,8 @@ from perdure import (
 )
 from perdure.autosave.options import EngineOptions
 from perdure.autosave.reports import ShutdownReport
+from perdure.session.events import EventName
 from perdure.session.internals import let_go
-from perdure.session.runtime import EventName
 from perdure.store import Outcome, Status
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from perdure.testing import FaultyStore, SwitchedStore

@@ -26,10 +26,10 @@ from perdure import (
     connect,
 )
 from perdure.autosave.options import Autosave, EngineOptions
+from perdure.events import Closed
 from perdure.lease import LeaseOptions
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
-from perdure.session.runtime import SessionClosed
 from perdure.store import Held, Taken, Terms, take_after
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
@@ -249,7 +249,7 @@ async def test_a_session_that_was_only_looked_at_hibernates(again: Connect) -> N
         session.append(Message.user("x"))
     clock = ManualClock()
     async with again(clock=clock, engine=EngineOptions(hibernate_after=60)) as sessions:
-        closed: list[SessionClosed] = []
+        closed: list[Closed] = []
         sessions.on("closed", closed.append)
         async with sessions.open("a"):
             await clock.advance(100)

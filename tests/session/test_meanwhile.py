@@ -401,7 +401,7 @@ async def test_a_large_post_is_taken_as_one_group() -> None:
         all_taken = anyio.Event()
 
         def heard(event: Any) -> None:
-            if "last" in event.keys:
+            if "last" in event.posts:
                 all_taken.set()
 
         sessions.on("posted", heard)

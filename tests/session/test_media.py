@@ -22,6 +22,7 @@ from perdure.errors import (
     SessionQuarantinedError,
     UnsavedChangesError,
 )
+from perdure.events import MediaLeftOut
 from perdure.formats import FullAgentState, read_state, write_state
 from perdure.providers import FORMATS
 from perdure.records.checkpoints import CapturedState
@@ -29,7 +30,6 @@ from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE_KINDS, Record
 from perdure.session.internals import store_below
-from perdure.session.runtime import MediaLeftOut
 from perdure.store import Capabilities, Store, take_after
 from perdure.stores import EncryptedStore, StateStore
 from perdure.stores.delegate import DelegatingStore
@@ -266,7 +266,7 @@ async def test_what_is_left_out_is_told_once(
     told = [one for one in caplog.records if "left out" in one.getMessage()]
     assert len(told) == 1
     assert "session ada" in told[0].getMessage()
-    assert [(one.session, one.count, one.lost) for one in events] == [("ada", 2, 0)]
+    assert [(str(one.key), one.count, one.lost) for one in events] == [("ada", 2, 0)]
 
 
 async def test_tokens_of_media_are_what_the_program_says(again: Connect) -> None:

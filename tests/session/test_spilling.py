@@ -283,7 +283,7 @@ class Disk:
     def mend(self) -> None:
         self.answers.set()
         for thread in threading.enumerate():
-            if thread.name == "perdure spill":
+            if thread.name == "perdure:spill":
                 thread.join()
 
 

@@ -29,14 +29,15 @@ from perdure import (
     Turn,
     connect,
 )
+from perdure.events import TurnWarned
 from perdure.memory.context import RetractionPayload
 from perdure.records.json import decode, encode
+from perdure.records.keys import SessionKey
 from perdure.records.records import RETRACT, Entry
 from perdure.session.base import entry_of
 from perdure.session.internals import accept, registry_of, store_of
 from perdure.store import Status
 from perdure.sync import connect as connect_blocking
-from perdure.types import TurnWarned
 from tests import _virtual
 from tests.session.test_meanwhile import Store
 
@@ -226,7 +227,7 @@ def test_there_session_append_is_outside_and_that_is_told_once(
 ) -> None:
     left, events = asyncio.run(lost_in(way, lambda session, _: session.append))
     assert left == ["Q"]
-    assert [(event.session, event.turn) for event in events] == [("ada", "request-17")]
+    assert [(str(event.key), event.turn) for event in events] == [("ada", "request-17")]
     [record] = caplog.records
     for name in ("turn 'request-17'", "turn.append", "sessions.post"):
         assert name in record.getMessage()
@@ -241,7 +242,7 @@ def test_a_turn_that_another_task_leaves_is_told_of() -> None:
                 await turn.__aexit__(None, None, None)
             return events
 
-    assert asyncio.run(main()) == [TurnWarned("ada", "request-17", "exit")]
+    assert asyncio.run(main()) == [TurnWarned(key=SessionKey("ada"), turn="request-17", why="exit")]
 
 
 # what is outside
@@ -506,7 +507,7 @@ def test_in_blocking_style_a_turn_owns_what_its_thread_appends_and_what_is_given
             raise ConnectionError
         with session.turn("request-17"):
             assert [message.text for message in session.context()] == ["paid"]
-    assert events == [TurnWarned("ada", "request-17", "append")]
+    assert events == [TurnWarned(key=SessionKey("ada"), turn="request-17", why="append")]
 
 
 def test_in_blocking_style_a_turn_owns_the_retraction_of_its_thread_alone() -> None:
@@ -526,7 +527,7 @@ def test_in_blocking_style_a_turn_owns_the_retraction_of_its_thread_alone() -> N
             raise ConnectionError
         with session.turn("request-17"):
             assert session.context() == []
-    assert events == [TurnWarned("ada", "request-17", "append")]
+    assert events == [TurnWarned(key=SessionKey("ada"), turn="request-17", why="append")]
 
 
 # how turns wait
@@ -560,7 +561,7 @@ def test_a_turn_that_the_running_one_waits_for_ends_by_its_timeout(backend: str)
     told, events = _virtual.run(backend, begun_within, 600.0, 1e5)
     assert told[1:] == ["first"]
     assert "turn 'second' has waited 600 s for turn 'first'" in told[0]
-    assert events == [TurnWarned("ada", "first", "wait")]
+    assert events == [TurnWarned(key=SessionKey("ada"), turn="first", why="wait")]
 
 
 @pytest.mark.parametrize("backend", _virtual.BACKENDS)

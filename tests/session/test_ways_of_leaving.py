@@ -19,11 +19,11 @@ from perdure import (
     connect,
 )
 from perdure.errors import PerdureError
+from perdure.events import Closed
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
 from perdure.session.internals import let_go
 from perdure.session.lifecycle import LEAVES, Why
-from perdure.session.runtime import SessionClosed
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests._virtual import BACKENDS, run
@@ -121,7 +121,7 @@ def test_a_session_leaves_as_the_table_says(why: Why, backend: str) -> None:
 
 
 def _why(facts: object) -> str:
-    assert isinstance(facts, SessionClosed)
+    assert isinstance(facts, Closed)
     return facts.why
 
 

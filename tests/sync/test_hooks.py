@@ -31,8 +31,8 @@ def test_before_save_may_change_the_session(again: Connect) -> None:
 def test_events_are_told_in_order_and_to_the_end(again: Connect) -> None:
     told: list[str] = []
     sessions = again()
-    sessions.on("opened", lambda facts: told.append(f"opened {facts.session}"))
-    sessions.on("closed", lambda facts: told.append(f"closed {facts.session}"))
+    sessions.on("opened", lambda facts: told.append(f"opened {facts.key}"))
+    sessions.on("closed", lambda facts: told.append(f"closed {facts.key}"))
     for name in "abc":
         sessions.open(name).close()
     sessions.close()
@@ -81,7 +81,7 @@ def test_a_hook_is_taken_off_again(again: Connect) -> None:
         sessions.open("a")
         off()
         sessions.open("b")
-    assert [facts.session for facts in told] == ["a"]
+    assert [str(facts.key) for facts in told] == ["a"]
 
 
 def test_an_unknown_event_is_refused(again: Connect) -> None:

@@ -67,8 +67,8 @@ def test_leaving_with_ends_its_threads(again: Connect) -> None:
     with again() as sessions:
         sessions.on("opened", lambda facts: None)
         sessions.open("mia")
-        assert "perdure" in names()
-    assert not {"perdure", "perdure hooks"} & set(names())
+        assert {"perdure:loop", "perdure:hooks"} <= set(names())
+    assert not {"perdure:loop", "perdure:hooks"} & set(names())
 
 
 def test_a_connect_that_fails_leaves_no_thread(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_a_connect_that_fails_leaves_no_thread(tmp_path: Path) -> None:
     for thread in threading.enumerate():
         if thread.name == "perdure":
             thread.join()
-    assert "perdure hooks" not in names()
+    assert "perdure:hooks" not in names()
 
 
 def test_everybody_who_opens_an_id_shares_the_object(again: Connect) -> None:

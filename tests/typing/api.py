@@ -62,6 +62,7 @@ from perdure import (
     register,
     store_for,
 )
+from perdure.events import Closed
 from perdure.records.records import MESSAGE, Entry
 from perdure.restore.report import RestoreStep
 from perdure.store import Batch, Outcome, SessionInfo, Status, Store, Taken, take_after
@@ -128,6 +129,10 @@ async def a_manager() -> None:
     assert_type(await sessions.delete("mia", on_held="raise"), bool)
     assert_type(sessions.health().status == "failing", bool)
     assert_type(sessions.on("saved", print), Callable[[], None])
+    sessions.on("saved", lambda event: print(event.took))
+    sessions.on("opened", lambda event: print(event.report.source))
+    sessions.on("before_save", lambda session: session.append(Message.user("Hello")))
+    sessions.on("closed", closed)
     sessions.on("before_save", capture)
     sessions.tune(Autosave.server())
     sessions.tune(None, id="a", session="b", tenant="c")
@@ -144,6 +149,14 @@ async def a_manager() -> None:
 
 async def capture(session: Session) -> None:
     session.state.set("app", {"step": 1})
+
+
+async def closed(event: Closed) -> None:
+    assert_type((event.key, event.version), tuple[SessionKey, int])
+
+
+def watch(sessions: SessionManager, event: Literal["quarantined", "lost"]) -> Callable[[], None]:
+    return sessions.on(event, lambda facts: print(facts.unsaved))
 
 
 async def a_session(session: Session) -> None:

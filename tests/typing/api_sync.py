@@ -3,6 +3,7 @@
 # pyright: strict
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, assert_type
 
 from perdure import Autosave, Message
@@ -48,6 +49,8 @@ def a_script() -> None:
         with scope.edit() as values:
             assert_type(values, dict[str, Any])
         assert_type(scope.history(), list[ScopeChange])
+        assert_type(sessions.on("saved", lambda event: event.took), Callable[[], None])
+        sessions.on("before_save", lambda session: session.append(Message.user("Hello")))
         assert_type(sessions.close(), ShutdownReport)
 
 

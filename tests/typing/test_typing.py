@@ -117,6 +117,57 @@ def test_every_type_that_others_can_see_is_written_down() -> None:
     assert report["exportedSymbolCounts"]["withKnownType"] > 1000
 
 
+PROGRAM = re.compile(r"```python\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+TYPOS = [
+    ("README", "session.context()[-1].text", "session.context()[-1].txet"),
+    ("1-a-session", "session.context()[-1].text", "session.info.turnz"),
+    ("3-a-crash", "before.id", "before.idd"),
+    ("4-a-server", "Shutdown(deadline=10)", "Shutdown(dedline=10)"),
+    ("4-a-server", 'setattr(app.state, "draining", True)', "print(_.sesions)"),
+    ("4-a-server", "await session.save()", "print((await session.save()).verson)"),
+    ("4-a-server", "if not turn.replayed", "if not turn.replaid"),
+]
+"""What a person may mistype in a program of the README or the tutorial."""
+
+
+def programs() -> dict[str, str]:
+    """Return the programs that a person copies first, by their page."""
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorial").glob("[1-4]-*.md"))]
+    return {page.stem: PROGRAM.findall(page.read_text(encoding="utf-8"))[0] for page in pages}
+
+
+def written(folder: Path) -> dict[Path, int]:
+    """Write each program, and one for each typo, with the line that is wrong in it; 0 for none."""
+    lines: dict[Path, int] = {}
+    right = [(page, code, code) for page, code in programs().items()]
+    wrong = [(page, code, programs()[page].replace(code, typo, 1)) for page, code, typo in TYPOS]
+    for number, (page, code, text) in enumerate(right + wrong):
+        path = folder / f"program_{number}_{page.replace('-', '_')}.py"
+        path.write_text(f"# pyright: strict\n{text}", encoding="utf-8")
+        before, there, _ = programs()[page].partition(code)
+        assert there, f"{page} has no {code!r}: plant the typo elsewhere"
+        lines[path] = 0 if text == code else before.count("\n") + 2
+    return lines
+
+
+@pytest.mark.deep
+def test_mypy_accepts_the_first_programs_and_finds_typos_in_them(tmp_path: Path) -> None:
+    for path, line in written(tmp_path).items():
+        found = mypy([path], tmp_path / "cache")
+        assert {where for where, _ in found} == ({line} if line else set()), path.name
+
+
+@pytest.mark.deep
+def test_pyright_accepts_the_first_programs_and_finds_typos_in_them(tmp_path: Path) -> None:
+    lines = written(tmp_path)
+    report = pyright(*map(str, lines))
+    found = {
+        (Path(one["file"]).name, one["range"]["start"]["line"] + 1)
+        for one in report["generalDiagnostics"]
+    }
+    assert found == {(path.name, line) for path, line in lines.items() if line}
+
+
 @pytest.mark.parametrize("module", ["perdure", "perdure.agent", "perdure.sync", "perdure.testing"])
 def test_every_public_name_is_used_in_code_that_is_checked(module: str) -> None:
     public = set(importlib.import_module(module).__all__)

@@ -13,6 +13,7 @@ import perdure.sync
 from perdure import Autosave, Message, SessionManager, connect
 from perdure.agent import Agent, AgentConfig, EchoModel
 from perdure.errors import LeaseHeldError
+from perdure.events import LoopBlocked
 from perdure.records.keys import SessionKey
 from perdure.session.session import Session
 from perdure.store import Store, take_after
@@ -26,6 +27,7 @@ perdure.restore.no_such_name  # error: attr-defined
 Autosave(2.0)  # error: call-arg
 Autosave(debounce="2 s")  # error: arg-type
 Autosave(interval=2.0)  # error: call-arg
+Autosave(debonce=2.0)  # error: call-arg
 Autosave().debounce = 3.0  # error: misc
 
 SessionKey()  # error: call-arg
@@ -40,7 +42,18 @@ connect(7)  # error: arg-type
 connect().open()  # error: call-arg
 connect().open("mia", on_held="wait")  # error: arg-type
 connect().open("mia").append(Message.user("Hello"))  # error: attr-defined
-connect().on("no_such_event", print)  # error: arg-type
+connect().on("no_such_event", print)  # error: call-overload
+connect().on("saved", lambda event: event.tok)  # error: call-overload
+connect().on("before_save", lambda session: session.contxt())  # error: call-overload
+
+
+def blocked(event: LoopBlocked) -> None: ...
+
+
+connect().on("saved", blocked)  # error: call-overload
+connect().on("loop_blocked", blocked)
+perdure.sync.connect().on("saved", lambda event: event.tok)  # error: call-overload
+perdure.sync.connect().on("before_save", lambda session: session.contxt())  # error: call-overload
 
 
 class NotAStore:
@@ -63,6 +76,10 @@ async def a_session(sessions: SessionManager) -> None:
         session.turn(7)  # error: arg-type
         session.context("no such format")  # error: call-overload
         (await session.save()).version = 7  # error: misc
+        (await session.save()).verson  # error: attr-defined
+        session.info.metdata  # error: attr-defined
+        async with session.turn() as turn:
+            turn.replaid  # error: attr-defined
         with session.turn():  # error: attr-defined
             pass
     Message.user("Hello").content = "Bye"  # error: misc

@@ -28,7 +28,7 @@ import anyio.lowlevel
 import anyio.to_thread
 
 from perdure._lib.ids import random_id
-from perdure._lib.logs import LogOnce
+from perdure._lib.logs import LogOnce, log_facts
 from perdure._lib.loop import on_trio
 from perdure._lib.platform import sync_data, sync_file, sync_folder
 from perdure.errors import (
@@ -739,15 +739,14 @@ def _warn_of_owner(owner: int, path: str) -> None:
     """Warn once of a folder that another user can change; root can change everything anyway."""
     user = os.geteuid()
     if owner not in {0, user} and _foreign.first((path, owner)):
-        _log.warning(
-            "%s belongs to user %d, who can change what is kept there, while user %d runs this "
-            "program: run it as that user, or chown -R %d %s",
-            path,
-            owner,
-            user,
-            user,
-            path,
-            extra={"path": path, "owner": owner},
+        log_facts(
+            _log,
+            logging.WARNING,
+            "%(path)s belongs to user %(owner)s, who can change what is kept there, while user "
+            "%(user)s runs this program: run it as that user, or chown -R %(user)s %(path)s",
+            path=path,
+            owner=owner,
+            user=user,
         )
 
 

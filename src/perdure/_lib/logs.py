@@ -1,6 +1,7 @@
-"""Log lines without repetition, and text from anywhere made safe to show.
+"""Log lines with their facts and without repetition, and text from anywhere made safe to show.
 
-An outage is logged in one line, and each damaged item once. Control characters are escaped.
+`log_facts` is the one way to log what varies. An outage is logged in one line, and each damaged
+item once. Control characters are escaped.
 """
 
 from __future__ import annotations
@@ -16,24 +17,44 @@ from perdure.errors import StoreUnavailableError
 _MOST = 1000
 
 
-def log_failure(
+def log_facts(
     log: logging.Logger,
     level: int,
     message: str,
-    error: BaseException | None,
-    *,
-    extra: Mapping[str, object] | None = None,
+    error: BaseException | None = None,
+    /,
+    **facts: object,
 ) -> None:
-    """Log a failure and its cause.
+    """Log a message with its facts, both in the text and as fields of the record.
+
+    The template stays constant, for tools that group by it. Facts that the message does not name,
+    as ``%(path)s``, follow in parentheses.
 
     The message of a StoreUnavailableError says everything: it is logged in one line, and its
     traceback at debug level. Any other error is logged with its traceback.
+
+    >>> import sys
+    >>> logger = logging.getLogger("doc")
+    >>> logger.addHandler(logging.StreamHandler(sys.stdout))
+    >>> log_facts(logger, logging.ERROR, "%(path)s is damaged", path="/a", bytes=7, took=0.51234)
+    /a is damaged (bytes=7, took=0.512)
     """
+    if not log.isEnabledFor(level):
+        return
+    others = [f"{name}=%({name})s" for name in facts if f"%({name})s" not in message]
+    template = f"{message} ({', '.join(others)})" if others else message
+    shown = {name: _shown(value) for name, value in facts.items()}
     if isinstance(error, StoreUnavailableError):
-        log.log(level, "%s: %s", message, error, extra=extra)
-        log.debug("%s", message, extra=extra, exc_info=error)
-    else:
-        log.log(level, message, extra=extra, exc_info=error)
+        line = f"{template}: %(error)s"
+        log.log(level, line, {**shown, "error": error}, extra=facts, stacklevel=2)
+        level = logging.DEBUG
+    # A single mapping is what the names in the template refer to.
+    arguments = (shown,) if shown else ()
+    log.log(level, template, *arguments, extra=facts, exc_info=error, stacklevel=2)
+
+
+def _shown(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else visible(str(value))
 
 
 @final

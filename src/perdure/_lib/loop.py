@@ -96,7 +96,7 @@ def _later_on_trio(seconds: float, call: Callable[[], None]) -> Callable[[], Non
             await trio.sleep(seconds)
             call()
 
-    trio.lowlevel.spawn_system_task(wait, name="perdure timer")
+    trio.lowlevel.spawn_system_task(wait, name="perdure:timer")
     return scope.cancel
 
 

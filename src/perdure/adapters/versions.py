@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Final, TypeVar
 
+from perdure._lib.logs import log_facts
 from perdure.errors import FormatError, NotStorableError
 
 T = TypeVar("T")
@@ -33,12 +34,14 @@ def warn_untested(package: str) -> None:
     installed = _installed(package)
     if not _numbers(lowest) <= _numbers(installed) <= _numbers(newest):
         tested = lowest if lowest == newest else f"{lowest} to {newest}"
-        _log.warning(
-            "%s %s was not tested with this release of perdure, which knows %s",
-            package,
-            installed,
-            tested,
-            extra={"package": package, "version": installed},
+        log_facts(
+            _log,
+            logging.WARNING,
+            "%(package)s %(version)s was not tested with this release of perdure, which knows "
+            "%(tested)s",
+            package=package,
+            version=installed,
+            tested=tested,
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 import anyio
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.context import AgentContext
 from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
@@ -230,7 +231,8 @@ def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentCont
 def lost(planned: PlannedCall, context: AgentContext) -> ToolResult:
     """Keep that a call has cancelled its own task, which asyncio reports to no one else."""
     call, reason = planned.call, f"{CANCELLED}: the tool cancelled its own task"
-    log.warning("a tool cancelled its own task", extra={"tool": call.name, "call": call.id})
+    message = "a tool cancelled its own task"
+    log_facts(log, logging.WARNING, message, tool=call.name, call=call.id)
     result = failed(call, reason)
     _keep(result, "unknown", planned, context)
     context.emit(ToolFinished(call=call, result=result, **context.ids))

@@ -15,6 +15,7 @@ from typing import Any, Final, final
 
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure.agent.llm import named_model
 from perdure.agent.llm.failures import Overflow
 from perdure.agent.llm.model import Model, PrewarmContext, ReplyStream, ToolSpec, closing
@@ -374,9 +375,9 @@ class ContextBudget:
         self._was_told = True
         is_near = self._window is not None and tokens > self._window * NEAR
         if is_near and not self._is_near:
-            name = self._session.id
-            facts = {"agent": name, "tokens": tokens, "window": self._window}
-            log.warning("the context of %s nears the model's window", name, extra=facts)
+            message, agent = "the context of %(agent)s nears the model's window", self._session.id
+            facts = {"tokens": tokens, "window": self._window}
+            log_facts(log, logging.WARNING, message, agent=agent, **facts)
         self._is_near = is_near
         return policy.is_due(size, scaled) or self._policy.is_due(size, tokens)
 

@@ -242,6 +242,9 @@ class EventStream:
         self.segments_left_out: int = 0
         """Number of segments that were left out, since they were not fetched in time."""
 
+    def __repr__(self) -> str:
+        return f"<EventStream {len(self._waiting)} waiting>"
+
     def __aiter__(self) -> Self:
         return self
 

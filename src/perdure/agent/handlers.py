@@ -255,7 +255,9 @@ class ToolInvocationRequestEventHandler:
 
         async with anyio.create_task_group() as group:
             for call_planned in planned:
-                group.start_soon(answer, call_planned)
+                group.start_soon(
+                    answer, call_planned, name=f"perdure:tool {call_planned.call.name}"
+                )
         await checkpoint_if_cancelled()  # then they were cancelled with this task
         results += [lost(call_planned, context) for call_planned in unanswered]
         context.enqueue(ToolResultEvent(tuple(results)))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import anyio.to_thread
 
+from perdure._lib.logs import log_facts
 from perdure.agent.context import AgentContext
 from perdure.archive.archives import Archives
 from perdure.config.locations import AgentPlace, SessionPlace
@@ -56,12 +57,14 @@ def _wanted(context: AgentContext) -> Archives | None:
 
 async def bring_home(context: AgentContext) -> None:
     """Bring back the newest archive at a start, unless the home is it already, or newer."""
-    archives, facts = _wanted(context), {"agent": context.agent_id}
+    archives, agent = _wanted(context), context.agent_id
     if archives is not None:
         done = await archives.resume()
-        log.info("home resumed", extra={**facts, "changed": done.changed, "kept": done.kept})
+        facts = {"changed": done.changed, "kept": done.kept}
+        log_facts(log, logging.INFO, "home resumed", agent=agent, **facts)
     elif context.config.archive is None and context.declared.persist_paths:
-        log.warning("persist_paths not kept: give AgentConfig(home=...)", extra=facts)
+        message = "persist_paths not kept: give AgentConfig(home=...)"
+        log_facts(log, logging.WARNING, message, agent=agent)
 
 
 async def keep_home(context: AgentContext) -> None:

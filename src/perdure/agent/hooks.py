@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
+from perdure._lib.logs import log_facts
 from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.context import AgentContext
 from perdure.agent.events import AgentEvent
@@ -135,6 +136,6 @@ async def told_of(event: AgentEvent, context: AgentContext) -> None:
         try:
             with stray_cancellation_fails():
                 await maybe_await(hook(event, context), context)
-        except Exception:
+        except Exception as error:  # noqa: BLE001  # reported
             facts = {"agent": context.agent_id, "event": type(event).__name__}
-            log.exception("a lifecycle hook failed", extra=facts)
+            log_facts(log, logging.ERROR, "a lifecycle hook failed", error, **facts)

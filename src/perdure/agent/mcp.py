@@ -530,7 +530,7 @@ class StderrTail:
         self.pipe: TextIO = os.fdopen(writing, "w")
         """For the process to write to; close it once the process has it."""
         self._thread = threading.Thread(
-            target=self._read, args=(reading,), name="perdure stderr", daemon=True
+            target=self._read, args=(reading,), name="perdure:stderr", daemon=True
         )
         self._thread.start()
 

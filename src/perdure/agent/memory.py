@@ -209,6 +209,9 @@ class MemoryManager:
             )
             self._accept(entry)
 
+    def __repr__(self) -> str:
+        return f"<MemoryManager of {self.session.key}>"
+
     # what it is
 
     @property

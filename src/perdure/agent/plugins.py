@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, final
 import anyio
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure.agent.llm.model import ToolSpec
 from perdure.agent.options import Features
 from perdure.agent.tools import Tool
@@ -381,10 +382,8 @@ class PersistentInstructions:
     async def restore(self, state: dict[str, Any], context: RestoreContext) -> None:
         """Say so if the file has changed since: the file counts."""
         if await self.capture() != state:
-            log.info(
-                "custom instructions have changed since the session was saved",
-                extra={"agent": context.key.agent, "path": self.path},
-            )
+            message = "custom instructions have changed since the session was saved"
+            log_facts(log, logging.INFO, message, agent=context.key.agent, path=self.path)
 
 
 @final

@@ -29,6 +29,7 @@ import msgspec
 from msgspec.structs import replace
 
 from perdure._lib.ids import random_id
+from perdure._lib.logs import log_facts
 from perdure._lib.tasks import is_stray
 from perdure.agent.llm.model import ToolSpec
 from perdure.errors import InvalidArgumentError, ToolOutcomeUnknownError
@@ -267,8 +268,8 @@ class Toolbox:
             if not all(isinstance(cause, _FAILURES) or is_stray(cause) for cause in causes):
                 raise
             if any(is_stray(cause) for cause in causes):
-                facts = {"tool": call.name, "call": call.id}
-                log.warning("a tool let a cancellation out", extra=facts, exc_info=error)
+                message, name = "a tool let a cancellation out", call.name
+                log_facts(log, logging.WARNING, message, error, tool=name, call=call.id)
             return failed(call, error_text(error))  # the model's to deal with
         return ToolResult(call.id, call.name, result)
 

@@ -16,6 +16,7 @@ from weakref import WeakSet
 import anyio
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure._lib.tasks import Host
 from perdure.agent.bootstrap import (
     first_event,
@@ -106,6 +107,9 @@ class AgentRuntime:
         self._posted: QueuedMessage | None = None  # what is being answered
         self._turn_scope: anyio.CancelScope | None = None
         self._by_hand = False  # whether the turn is stopped for good, and not with the agent
+
+    def __repr__(self) -> str:
+        return f"<AgentRuntime {'running' if self.is_running else 'not running'}>"
 
     @property
     def is_running(self) -> bool:
@@ -371,7 +375,8 @@ class AgentRuntime:
                 with anyio.move_on_after(limit):
                     await context.session.save()
         except Exception as error:  # noqa: BLE001  # reported, and the next message is answered
-            log.info("a turn failed", extra={"agent": context.agent_id, "turn": over.turn_id})
+            agent = context.agent_id
+            log_facts(log, logging.INFO, "a turn failed", agent=agent, turn=over.turn_id)
             if isinstance(error, TurnReusedError) and not over.turn_id:
                 self._try(context.ledger.refuse, posted.admitted)  # tried again, it fails again
             ended: AgentEvent = TurnFailed(
@@ -484,7 +489,7 @@ class AgentRuntime:
             keep(*args)
         except PerdureError as error:
             facts = {"agent": self._context.agent_id, "error": type(error).__name__}
-            log.warning("not all that a turn leaves could be kept", extra=facts)
+            log_facts(log, logging.WARNING, "not all that a turn leaves could be kept", **facts)
 
     def _refuse(self, posted: QueuedMessage) -> None:
         self._keep(posted)
@@ -558,13 +563,13 @@ async def let_go(
         release: Gives back what was opened for the agent's session.
 
     """
-    facts = {"agent": context.agent_id}
+    agent = context.agent_id
     try:
         limit = time_to_leave(context.session) if cut else None
         with anyio.move_on_after(limit) as scope:
             await _keep(context, save=save)
         if scope.cancelled_caught:
-            log.warning("an agent was not saved in time", extra=facts)
+            log_facts(log, logging.WARNING, "an agent was not saved in time", agent=agent)
     finally:
         with anyio.CancelScope(shield=True):
             context.plugins.detach()
@@ -576,8 +581,8 @@ async def let_go(
                 try:
                     with anyio.fail_after(limit):
                         await close()
-                except Exception as error:  # it does not keep the others open
-                    log.warning("a part did not close", extra=facts, exc_info=error)
+                except Exception as error:  # noqa: BLE001  # it does not keep the others open
+                    log_facts(log, logging.WARNING, "a part did not close", error, agent=agent)
             if release is not None:
                 await release()
 

@@ -20,6 +20,7 @@ import msgspec
 
 from perdure._lib.files import Folder
 from perdure._lib.ids import random_id
+from perdure._lib.logs import log_facts
 from perdure.archive import atomic_swap
 from perdure.archive.blobs import entries_of, hop
 from perdure.archive.limits import CONTROL, ArchiveLimits, Selection, selection_of
@@ -395,7 +396,7 @@ class Archives:
             facts = (home, control, self._key, latest, self._selection)
             reason = await hop(home.path, why_kept, *facts)
         if reason:
-            log.info("home kept", extra={"session": str(self._key), "why": reason})
+            log_facts(log, logging.INFO, "home kept", session=str(self._key), why=reason)
             return ArchiveRestored(archive=latest, changed=False, why=f"the home stays: {reason}")
         return await self.restore(latest.id, progress=progress)
 

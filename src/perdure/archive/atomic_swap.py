@@ -30,6 +30,7 @@ import msgspec
 
 from perdure._lib.files import Folder, write_all
 from perdure._lib.ids import random_id
+from perdure._lib.logs import log_facts
 from perdure._lib.platform import sync_file, try_lock
 from perdure.archive.limits import CONTROL, Selection
 from perdure.errors import (
@@ -66,8 +67,8 @@ def remove_left(control: Folder) -> None:
             try:
                 _remove_tree(control, name)
             except OSError as error:
-                facts = {"path": f"{control.path}/{name}", "error": str(error)}
-                log.warning("replaced files not removed", extra=facts)
+                message, path = "replaced files not removed: %(reason)s", f"{control.path}/{name}"
+                log_facts(log, logging.WARNING, message, path=path, reason=error)
 
 
 def _remove_tree(control: Folder, name: str) -> None:
@@ -167,7 +168,8 @@ def entered(path: str) -> Iterator[tuple[Folder, Folder]]:
             )
         refused = recover(home, control)
         if refused is not None:
-            log.warning("restore undone", extra={"home": path, "error": str(refused)})
+            message = "restore undone: %(reason)s"
+            log_facts(log, logging.WARNING, message, home=path, reason=refused)
         yield home, control
 
 

@@ -138,7 +138,7 @@ class AppSessions:
     async def _begin_drain(self, _: object = None) -> None:
         if not self.feed.draining:
             self.feed.drain()
-            _started(self._group).start_soon(self._drain)
+            _started(self._group).start_soon(self._drain, name="perdure:drain")
 
     async def _drain(self) -> None:
         drained = _started(self._drained)
@@ -311,7 +311,7 @@ class AppSessions:
                 return run
         run = Run(self.feed, key, turn, request)
         self._running.add(run)
-        group.start_soon(self._run, run, work)
+        group.start_soon(self._run, run, work, name="perdure:turn")
         return run
 
     async def _run(self, run: Run, work: Callable[[Run, Channel], Awaitable[None]]) -> None:
@@ -342,7 +342,7 @@ class AppSessions:
         def leave() -> None:
             run.readers -= 1
             if linger is not None and not run.readers and not run.done.is_set():
-                group.start_soon(self._cut_unread, run, linger)
+                group.start_soon(self._cut_unread, run, linger, name="perdure:cut unread turn")
 
         return responses.FeedResponse(run.events, leave)
 

@@ -219,7 +219,7 @@ async def _stream(events: Events, receive: Receive, send: Send) -> None:
         group.cancel_scope.cancel()
 
     async with anyio.create_task_group() as group:
-        group.start_soon(watch)
+        group.start_soon(watch, name="perdure:watch client")
         try:
             await _send_events(events, send)
             await send({"type": "http.response.body", "body": b"", "more_body": False})

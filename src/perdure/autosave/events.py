@@ -11,15 +11,11 @@ from typing import TypeAlias, final
 
 import msgspec
 
-from perdure._lib.logs import log_failure
+from perdure._lib.logs import log_facts
 from perdure.records.keys import SessionKey
 
 
-class _Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag=str.lower):
-    pass
-
-
-class Saved(_Event, frozen=True, kw_only=True):
+class Saved(msgspec.Struct, frozen=True, kw_only=True):
     """A session's records became durable."""
 
     key: SessionKey
@@ -33,7 +29,7 @@ class Saved(_Event, frozen=True, kw_only=True):
     """From the oldest of the changes until now: how much a crash could have lost."""
 
 
-class SaveFailed(_Event, frozen=True, kw_only=True):
+class SaveFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A save failed; it will be tried again."""
 
     key: SessionKey
@@ -46,11 +42,11 @@ class SaveFailed(_Event, frozen=True, kw_only=True):
     """Whether no other session was failing."""
 
 
-class Recovered(_Event, frozen=True, kw_only=True):
+class Recovered(msgspec.Struct, frozen=True, kw_only=True):
     """No session is failing any more."""
 
 
-class Quarantined(_Event, frozen=True, kw_only=True):
+class Quarantined(msgspec.Struct, frozen=True, kw_only=True):
     """The store refuses a session's next group permanently."""
 
     key: SessionKey
@@ -60,7 +56,7 @@ class Quarantined(_Event, frozen=True, kw_only=True):
     error: Exception | None
 
 
-class Lost(_Event, frozen=True, kw_only=True):
+class Lost(msgspec.Struct, frozen=True, kw_only=True):
     """Another process has taken a session over, or its store has lost records of it."""
 
     key: SessionKey
@@ -72,7 +68,7 @@ class Lost(_Event, frozen=True, kw_only=True):
     error: Exception | None
 
 
-class BreakerOpened(_Event, frozen=True, kw_only=True):
+class BreakerOpened(msgspec.Struct, frozen=True, kw_only=True):
     """The store counts as down: only probes are sent."""
 
     error: Exception | None
@@ -80,7 +76,7 @@ class BreakerOpened(_Event, frozen=True, kw_only=True):
     """Sessions that wait for it."""
 
 
-class Degraded(_Event, frozen=True, kw_only=True):
+class Degraded(msgspec.Struct, frozen=True, kw_only=True):
     """Much is unsaved: sessions save without debounce, or appends must wait."""
 
     dirty_bytes: int
@@ -89,13 +85,13 @@ class Degraded(_Event, frozen=True, kw_only=True):
     """Whether a limit is reached, so that appends wait or are rejected."""
 
 
-class LoopBlocked(_Event, frozen=True, kw_only=True):
+class LoopBlocked(msgspec.Struct, frozen=True, kw_only=True):
     """Something kept the event loop from running while a save was due."""
 
     delay: float
 
 
-class Stalled(_Event, frozen=True, kw_only=True):
+class Stalled(msgspec.Struct, frozen=True, kw_only=True):
     """Due sessions made no progress, although the store would have accepted them."""
 
     reason: str
@@ -105,18 +101,18 @@ class Stalled(_Event, frozen=True, kw_only=True):
     """Reason why a task could not be started, if it is known."""
 
 
-class Resumed(_Event, frozen=True, kw_only=True):
+class Resumed(msgspec.Struct, frozen=True, kw_only=True):
     """Stalled sessions are being saved again."""
 
 
-class CaptureFailed(_Event, frozen=True, kw_only=True):
+class CaptureFailed(msgspec.Struct, frozen=True, kw_only=True):
     """A contributor failed or took too long; the save continued without it."""
 
     key: SessionKey
     error: Exception
 
 
-class StoreWarned(_Event, frozen=True, kw_only=True):
+class StoreWarned(msgspec.Struct, frozen=True, kw_only=True):
     """The store's settings are now such that it may lose records; saving continues."""
 
     reason: str
@@ -181,17 +177,13 @@ class Reporter:
         logged = LOGGED.get(type(event))
         if logged is not None and not (isinstance(event, SaveFailed) and not event.first):
             level, message = logged
-            error = getattr(event, "error", None)
             if isinstance(event, Lost) and event.missing:
-                message = "the store no longer has %d records of it that it had acknowledged"
-                message %= event.missing
-            if isinstance(event, (Lost, Quarantined)):  # a person has to act
-                message = f"session %s: {message}; %s of its records are only in memory"
-                log.log(
-                    level, message, event.key, event.unsaved, extra=_facts(event), exc_info=error
+                message = (
+                    "the store no longer has %(missing)s records of it that it had acknowledged"
                 )
-            else:
-                log_failure(log, level, message, error, extra=_facts(event))
+            if isinstance(event, (Lost, Quarantined)):  # a person has to act
+                message = f"session %(session)s: {message}; %(unsaved)s records are only in memory"
+            log_facts(log, level, message, getattr(event, "error", None), **_facts(event))
         if self._on_event is None:
             return
         try:
@@ -201,7 +193,9 @@ class Reporter:
 
 
 def _facts(event: Event) -> dict[str, object]:
-    facts = {name: getattr(event, name) for name in event.__struct_fields__ if name != "error"}
-    if "key" in facts:
-        facts["session"] = str(facts.pop("key"))
-    return facts
+    """Return what a log line has of an event, its session first."""
+    facts = msgspec.structs.asdict(event)
+    key = facts.pop("key", None)
+    for name in ("error", "first"):  # the error is logged as one; only a first failure is logged
+        facts.pop(name, None)
+    return facts if key is None else {"session": str(key), **facts}

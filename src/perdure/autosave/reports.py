@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from perdure._lib.logs import card
+from perdure._lib.logs import card, log_facts
 from perdure.autosave.core import BreakerState, Core
 from perdure.autosave.options import AutosaveStatus
 from perdure.autosave.tracked import SessionRegistry, State, Tracked
@@ -261,9 +261,10 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
         for name, ones in self._classes():
             if ones:
                 records = sum([entry.records for entry in ones])
-                extra = {"sessions": len(ones), "records": records, "some": _names(ones)}
                 level = logging.WARNING if name == "spilled" else logging.ERROR
-                log.log(level, "stopped with sessions %s: %s", name, _names(ones), extra=extra)
+                message = f"stopped with sessions {name}: %(some)s"
+                facts = {"sessions": len(ones), "records": records, "some": _names(ones)}
+                log_facts(log, level, message, **facts)
 
 
 def report_of(core: Core, *, began: float, saved: int, now: float) -> ShutdownReport:

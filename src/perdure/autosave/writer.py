@@ -15,6 +15,7 @@ from typing import final
 
 import anyio
 
+from perdure._lib.logs import log_facts
 from perdure._lib.loop import post_to_loop
 from perdure._lib.tasks import Host, HostClosedError
 from perdure.autosave.core import (
@@ -328,8 +329,9 @@ class Writer:
             save = saves[flight.settled]
             try:
                 self._settle_one(save, outcomes[flight.settled], now, took)
-            except Exception:
-                log.exception("a save was not settled", extra={"session": str(save.t.key)})
+            except Exception as error:  # noqa: BLE001  # reported
+                key = str(save.t.key)
+                log_facts(log, logging.ERROR, "a save was not settled", error, session=key)
             # After the call: one that a Ctrl-C cuts is repeated, and `carried` says whether it was
             # done.
             flight.settled += 1
@@ -373,8 +375,8 @@ class Writer:
     def _call(self, t: Tracked, hook: Callable[..., None], *args: object) -> None:
         try:
             hook(*args)
-        except Exception:
-            log.exception("a hook failed", extra={"session": str(t.key)})
+        except Exception as error:  # noqa: BLE001  # reported
+            log_facts(log, logging.ERROR, "a hook failed", error, session=str(t.key))
 
     # What is not answered.
 

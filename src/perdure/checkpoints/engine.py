@@ -18,6 +18,7 @@ import anyio
 import msgspec
 
 from perdure import errors
+from perdure._lib.logs import log_facts
 from perdure.checkpoints.chain import (
     CheckpointChain,
     let_go,
@@ -117,6 +118,9 @@ class CheckpointReader:
 
     def __init__(self, reading: JournalReader) -> None:
         self._reading: JournalReader = reading
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._reading.key}>"
 
     async def latest(self) -> Checkpoint | None:
         """Return the newest checkpoint that was not pruned, None if there is none."""
@@ -370,8 +374,8 @@ class CheckpointEngine(CheckpointReader):
     async def _undo(self, id: int, error: BaseException) -> None:
         try:
             await self.rollback(id)
-        except Exception as failure:
-            log.exception("rollback failed", extra={"checkpoint": id})
+        except Exception as failure:  # noqa: BLE001  # a note on the error that is raised
+            log_facts(log, logging.ERROR, "rollback failed", failure, checkpoint=id)
             error.add_note(f"the session did not go back to checkpoint {id}: {failure!r}")
 
     async def prune(self, *, keep: int | Collection[int]) -> tuple[int, ...]:

@@ -216,6 +216,9 @@ class KernelEventReader:
     def __init__(self, reading: JournalReader) -> None:
         self._reading: JournalReader = reading
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self._reading.key}>"
+
     async def read(self, *, after: int = 0, before: int | None = None) -> list[KernelEvent]:
         """Return the durable events with ``after < seq < before``, by their times.
 

@@ -56,7 +56,9 @@ class InputLines:
     def __init__(self) -> None:
         self._send, self._lines = anyio.create_memory_object_stream[str](inf)
         token = anyio.lowlevel.current_token()
-        threading.Thread(target=self._read, args=(token,), daemon=True).start()
+        threading.Thread(
+            target=self._read, args=(token,), name="perdure:input", daemon=True
+        ).start()
 
     async def next(self) -> str | None:
         """Return the next line, without its end; None at the end of the input."""
@@ -187,7 +189,7 @@ class Conversation:
         """Answer lines until their end, ``/quit``, or Ctrl-C outside of a turn."""
         self._lines = lines
         async with anyio.create_task_group() as group:
-            group.start_soon(self._watch, group.cancel_scope)
+            group.start_soon(self._watch, group.cancel_scope, name="perdure:watch")
             if self._json:
                 for value in as_json(self._agent):
                     print_line(value)
@@ -249,7 +251,7 @@ class Conversation:
     async def _turn(self, events: AsyncIterable[AgentEvent]) -> None:
         async with anyio.create_task_group() as group:
             self._heard = False
-            group.start_soon(self._note_silence)
+            group.start_soon(self._note_silence, name="perdure:silence")
             try:
                 await self._follow(events)
             finally:

@@ -70,8 +70,7 @@ from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.fork import Fork
 from perdure.session.internals import contents_of, described, parts_of, store_of
 from perdure.session.lifecycle import HandoverTerms
-from perdure.session.prune import PruneReport
-from perdure.session.retention import Retention
+from perdure.session.retention import PruneReport, Retention
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
 from perdure.store import LeaseState, SessionInfo, Store

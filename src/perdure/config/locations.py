@@ -42,7 +42,7 @@ from perdure.records.json import decode
 from perdure.records.keys import DEFAULT_SESSION, MAX_ID_BYTES
 from perdure.records.values import encode_value
 from perdure.session.internals import let_go
-from perdure.session.prune import PruneReport
+from perdure.session.retention import PruneReport
 from perdure.stores.file.layout import decode_name, encode_name
 
 if TYPE_CHECKING:
@@ -317,6 +317,9 @@ class PersistentState:
 
     def __init__(self, state_dir: str | os.PathLike[str] | None = None) -> None:
         self._path = state_folder(state_dir)
+
+    def __repr__(self) -> str:
+        return f"<PersistentState {self._path}>"
 
     async def save_state(self, key: str, data: Any) -> None:
         """Keep a value under a key, and return when it is durable.

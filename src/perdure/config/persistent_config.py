@@ -25,6 +25,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import open_regular
+from perdure._lib.logs import log_facts
 from perdure.config.locations import FolderPlace, Initial, Location, state_folder
 from perdure.config.schema import (
     ConfigKey,
@@ -296,12 +297,8 @@ class _Setting:
         """Take note of why it was not kept."""
         self.error = error
         if not self.is_awaited:
-            log.error(
-                "config.%s was set and could not be kept",
-                self.key,
-                exc_info=error,
-                extra={"key": self.key},
-            )
+            message = "config.%(key)s was set and could not be kept"
+            log_facts(log, logging.ERROR, message, error, key=self.key)
 
 
 @final
@@ -592,5 +589,6 @@ def _encoded(key: str, value: Any) -> bytes:
             size=len(data),
         )
     if redact({key: value})[1]:
-        log.warning("a value looks like a credential: keep it elsewhere", extra={"key": key})
+        message = "config.%(key)s looks like a credential: keep it elsewhere"
+        log_facts(log, logging.WARNING, message, key=key)
     return data

@@ -19,6 +19,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import Folder
+from perdure._lib.logs import log_facts
 from perdure.errors import FormatError, StoreUnavailableError, UnsupportedVersionError
 from perdure.formats.migrations import (
     MIGRATIONS,
@@ -146,12 +147,8 @@ class FolderFiles:
             evidence = f"it could not be copied ({refused}), and is where it was"
         else:
             evidence = f"a copy is {self._folder.path}/{QUARANTINE}/{copy}"
-        log.warning(
-            "the stored state %s is damaged, and was left out: %s",
-            path,
-            evidence,
-            extra={"path": path},
-        )
+        message = "the stored state %(path)s is damaged, and was left out: %(evidence)s"
+        log_facts(log, logging.WARNING, message, path=path, evidence=evidence)
         self.findings.append(Finding("quarantined", path, f"{error}; {evidence}"))
 
     def plugins(self) -> dict[str, bytes]:

@@ -22,6 +22,7 @@ import anyio.to_thread
 import msgspec
 
 from perdure._lib.files import Folder
+from perdure._lib.logs import log_facts
 from perdure._lib.tasks import Host
 from perdure.errors import InvalidArgumentError, NotStorableError, StoreUnavailableError
 from perdure.formats.json_folder import MEMORY, FolderFiles, guarded, pretty
@@ -251,9 +252,9 @@ class FileMemoryStorage:
             await anyio.sleep(self._interval)
             try:
                 await self.flush()
-            except StoreUnavailableError:
-                extra = {"path": self._path}
-                log.warning("memory could not be flushed; it is tried again", extra=extra)
+            except StoreUnavailableError as error:
+                message = "memory could not be flushed; it is tried again"
+                log_facts(log, logging.WARNING, message, error, path=self._path)
 
 
 def _read(path: str, migrations: Migrations) -> _Loaded:

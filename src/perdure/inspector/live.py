@@ -19,7 +19,7 @@ from perdure.session.internals import store_below
 from perdure.session.manager import SessionManager
 
 if TYPE_CHECKING:
-    from perdure.session.runtime import EventName
+    from perdure.session.events import EventName
 
 APART: Final = 0.5
 """Seconds between two samples at least."""

@@ -37,6 +37,9 @@ class States:
         self._accept = accept
         self._registry = registry
 
+    def __repr__(self) -> str:
+        return "<States: `await states.keys()` lists them>"
+
     async def get(self, key: str, default: Any = None) -> Any:
         """Return the value under a key, or ``default``."""
         for name in (_name(key), typed(_name(key))):

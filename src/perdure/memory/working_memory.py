@@ -227,11 +227,11 @@ class SessionValues:
     value unread, and the next access tries again.
     """
 
-    __slots__ = ("_cache", "_key", "_loads", "_seen", "_size", "_store")
+    __slots__ = ("_cache", "_loads", "_seen", "_size", "_store", "key")
 
     def __init__(self, store: Store, key: SessionKey, *, seen: int = 0) -> None:
         self._store = store
-        self._key = key
+        self.key: SessionKey = key
         self._seen = seen
         self._loads: dict[str, Lazy[bytes]] = {}
         self._cache: dict[str, bytes] = {}  # the least recently used first
@@ -280,25 +280,25 @@ class SessionValues:
             return bytes(entry.value)
         if self._store.capabilities.blobs:
             with contextlib.suppress(CorruptRecordError):  # only a copy: the log has it, too
-                data = await self._store.get_blob(self._key.blobs, name)
+                data = await self._store.get_blob(self.key.blobs, name)
                 if data is not None:
                     return data
         return await self._from_log(entry, name)
 
     async def _from_log(self, entry: MemoryEntry, name: str) -> bytes:
         seq = 0 if entry.seq is UNSET else entry.seq
-        log = self._store.read_log(self._key, after=seq - 1, before=seq + 1)
+        log = self._store.read_log(self.key, after=seq - 1, before=seq + 1)
         record = await first_record(log, lambda record: record.kind == MEMORY_SET)
         if record is not None:
             data = bytes(decode(record.payload, MemoryEntry).value)
             if name_of(data) == name:
                 return data
         # Before it counts as damage: another process may have forgotten the session meanwhile.
-        await require_same(self._store, self._key, seen=self._seen)
+        await require_same(self._store, self.key, seen=self._seen)
         raise CorruptRecordError(
-            f"session {self._key}: the value of memory key {entry.key!r} is lost: neither blob "
+            f"session {self.key}: the value of memory key {entry.key!r} is lost: neither blob "
             f"{name} nor record {seq} has it; put the blob back from a copy, or set the key again",
-            key=str(self._key),
+            key=str(self.key),
             memory_key=entry.key,
             blob=name,
         )
@@ -374,6 +374,9 @@ class WorkingMemory:
         self._room = room
         self._index: Lazy[MemoryIndex] = Lazy(self._load)
         self._touched: dict[str, int] = {}
+
+    def __repr__(self) -> str:
+        return f"<WorkingMemory of {self._values.key}>"
 
     async def get(self, key: str, default: Any = None) -> Any:
         """Return the value under a key, or ``default``.

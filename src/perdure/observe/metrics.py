@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from perdure.autosave.events import Saved, SaveFailed
     from perdure.autosave.options import Autosave
     from perdure.autosave.reports import Health
+    from perdure.session.events import Closed, Opened
     from perdure.session.manager import SessionManager
-    from perdure.session.prune import PruneReport
-    from perdure.session.runtime import SessionClosed, SessionOpened
+    from perdure.session.retention import PruneReport
 
 
 SEMCONV: Final = "https://opentelemetry.io/schemas/1.43.0"
@@ -397,6 +397,9 @@ class Metrics:
         for manager in sessions:
             self.add(manager)
 
+    def __repr__(self) -> str:
+        return f"<Metrics of {len(self._sessions)} managers>"
+
     def add(self, sessions: SessionManager) -> None:
         """Count what another manager does, too.
 
@@ -414,7 +417,7 @@ class Metrics:
             on("closed", self._closed),
             on("folded", lambda _: self._count(FOLDS, "ok")),
             on("fold_failed", lambda _: self._count(FOLDS, "failed")),
-            on("posted", lambda event: self._count(POSTS, by=len(event.keys))),
+            on("posted", lambda event: self._count(POSTS, by=len(event.posts))),
             on("pruned", self._pruned),
             on("stalled", lambda _: self._count(STALLS)),
         ]
@@ -454,11 +457,11 @@ class Metrics:
     def _save_failed(self, event: SaveFailed) -> None:
         self._count(SAVES, "in_doubt" if event.in_doubt else "failed")
 
-    def _opened(self, event: SessionOpened) -> None:
+    def _opened(self, event: Opened) -> None:
         self._count(LEASE_CHANGES, "acquired")
         self._measure(RESTORE_DURATION, event.took, event.report.source)
 
-    def _closed(self, event: SessionClosed) -> None:
+    def _closed(self, event: Closed) -> None:
         if event.why != "lost":
             self._count(LEASE_CHANGES, "released")
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from perdure.agent import Agent
     from perdure.agent.events import CompactionCompleted, CompactionFailed
     from perdure.autosave.events import Saved
+    from perdure.session.events import MemorySearched, Opened
     from perdure.session.manager import SessionManager
-    from perdure.session.runtime import MemorySearched, SessionOpened
     from perdure.store import Store
 
 _SYSTEMS = {"postgres": "postgresql"}
@@ -83,6 +83,9 @@ class Telemetry:
             explicit_bucket_boundaries_advisory=SECONDS,
         )
         return histogram
+
+    def __repr__(self) -> str:
+        return f"<Telemetry with {self.metrics!r}>"
 
     def add(self, sessions: SessionManager) -> None:
         """Follow a manager until it is closed.
@@ -181,17 +184,17 @@ class Telemetry:
         facts = {"perdure.records": event.records}
         self._span("perdure.save", event.took, str(event.key), facts)
 
-    def _opened(self, event: SessionOpened) -> None:
+    def _opened(self, event: Opened) -> None:
         report = event.report
         facts: dict[str, str | int] = {
             "perdure.source": report.source,
             "perdure.records": report.records_read,
         }
-        self._span("perdure.restore", event.took, event.session, facts)
+        self._span("perdure.restore", event.took, str(event.key), facts)
 
     def _searched(self, event: MemorySearched) -> None:
         facts: dict[str, str | int] = {names.OPERATION: "search_memory", names.RECORDS: event.found}
-        self._span("search_memory", event.took, event.session, facts, event.error)
+        self._span("search_memory", event.took, str(event.key), facts, event.error)
 
     def _span(
         self,

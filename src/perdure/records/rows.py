@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple, TypeVar, final
 
-from perdure._lib.logs import LogOnce
+from perdure._lib.logs import LogOnce, log_facts
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Documents, decode_manifest, matching_documents
@@ -230,8 +230,8 @@ def stored_documents(
     manifest = decode_manifest(body, f"the manifest of {key}", key=str(key))
     if manifest is None or manifest.key != key:  # no stored document can be verified
         if sealed is not None and _warned.first((key, sealed)):
-            message = "the manifest of session %s is damaged in %s; it is rebuilt from the log"
-            _log.warning(message, key, place(), extra={"session": str(key)})
+            message = "the manifest of session %(session)s is damaged; it is rebuilt from the log"
+            log_facts(_log, logging.WARNING, message, session=str(key), place=place())
         return Documents(damaged=tuple(sorted(stored)), remains={**stored})
     if manifest.as_of_seq > head:
         raise CorruptRecordError(

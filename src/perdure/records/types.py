@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure.errors import (
     CorruptRecordError,
     InvalidArgumentError,
@@ -288,9 +289,13 @@ class Registry:
         newest = known.registered.version
         if version > newest and label not in self._warned:
             self._warned.add(label)
-            log.warning(
+            log_facts(
+                log,
+                logging.WARNING,
                 "stored data has a newer version of a type than is registered; it is kept as it is",
-                extra={"tag": tag, "stored_version": version, "registered_version": newest},
+                tag=tag,
+                stored_version=version,
+                registered_version=newest,
             )
         return version <= newest
 

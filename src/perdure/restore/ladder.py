@@ -15,6 +15,7 @@ from typing import Protocol
 
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure.errors import ConfigError, CorruptRecordError, FormatError
 from perdure.memory.context import SCHEMA_VERSION, SNAPSHOT, Snapshot, WorkingContext
 from perdure.memory.documents import (
@@ -394,6 +395,9 @@ async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> None:
     names = {name: name_of(data) for name, data in have.remains.items()}
     await store.put_blobs(key.blobs, {names[name]: data for name, data in have.remains.items()})
     for name, blob in names.items():
-        extra = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}
-        message = "%s of session %s cannot be used, its bytes are kept as the blob %s"
-        log.warning(message, name, key, blob, extra=extra)
+        facts = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}
+        message = (
+            "%(document)s of session %(session)s cannot be used, its bytes are kept as the blob "
+            "%(blob)s"
+        )
+        log_facts(log, logging.WARNING, message, **facts)

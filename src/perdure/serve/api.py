@@ -51,7 +51,7 @@ from perdure.errors import (
 from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message
 from perdure.serve.access import Access, Token, not_found
-from perdure.serve.openapi import AgentListed, AgentPage, AgentShown, Answered, Posted, describe
+from perdure.serve.openapi import AgentListed, AgentPage, AgentShown, Answered, PostedBody, describe
 from perdure.session.internals import contents_of
 from perdure.session.manager import SessionManager
 from perdure.session.session import SessionView
@@ -224,7 +224,7 @@ class AgentPool:
         """Stop all agents: a turn that runs is cut, what came is kept, and it is unfinished."""
         async with anyio.create_task_group() as group:
             for key in tuple(self._warm):
-                group.start_soon(self.forget, key)
+                group.start_soon(self.forget, key, name="perdure:forget agent")
 
 
 def _is_usable(agent: Agent) -> bool:
@@ -334,7 +334,7 @@ class AgentServer:
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Any) -> AsyncGenerator[None, None]:
         async with self.sessions.lifespan(app), anyio.create_task_group() as group:
-            group.start_soon(self._pool.tend)
+            group.start_soon(self._pool.tend, name="perdure:tend agents")
             yield
             group.cancel_scope.cancel()
 
@@ -510,14 +510,14 @@ class AgentServer:
             raise not_found(agent)
         return view
 
-    async def _body(self, request: Request) -> Posted:
+    async def _body(self, request: Request) -> PostedBody:
         body = bytearray()
         async for piece in request.stream():
             body += piece
             if len(body) > self._max_body:
                 raise Problem(413, "Too large", f"the body is larger than {self._max_body} bytes")
         try:
-            return msgspec.json.decode(bytes(body), type=Posted)
+            return msgspec.json.decode(bytes(body), type=PostedBody)
         except msgspec.DecodeError as error:
             raise Problem(400, "Invalid", f'send {{"text": "…"}}: {error}') from None
 

@@ -17,7 +17,7 @@ PROBLEM: Final = "application/problem+json"
 _REF: Final = "#/components/schemas/{name}"
 
 
-class Posted(msgspec.Struct, forbid_unknown_fields=True):
+class PostedBody(msgspec.Struct, forbid_unknown_fields=True):
     """A message to an agent."""
 
     text: str
@@ -117,7 +117,7 @@ class ProblemShown(msgspec.Struct, kw_only=True, omit_defaults=True):
     """The name of the error."""
 
 
-_TYPES: Final = (Posted, Answered, AgentShown, AgentPage, MessagePage, ProblemShown)
+_TYPES: Final = (PostedBody, Answered, AgentShown, AgentPage, MessagePage, ProblemShown)
 
 
 def _schema(of: type) -> dict[str, Any]:
@@ -213,7 +213,7 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                 "parameters": [turn, seen],
                 "requestBody": {
                     "required": True,
-                    "content": {JSON: _schema(Posted)},
+                    "content": {JSON: _schema(PostedBody)},
                 },
                 "responses": {
                     "200": _answer(

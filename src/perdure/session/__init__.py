@@ -1,6 +1,6 @@
 """Sessions, turns and their manager: what users hold.
 
-    the manager          manager, connected, runtime, options
+    the manager          manager, connected, runtime, events, options
     opening and closing  open, lifecycle, spill, shutdown
     a session            session, base, contents
     with its messages    partial, contributors, checkpoints

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, final
 import anyio
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure._lib.loop import loop_timer
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure.autosave.tracked import require_outside
@@ -44,14 +45,8 @@ from perdure.restore.ladder import RestoredSession
 from perdure.restore.report import RestoreStep
 from perdure.session.contents import Contents, ReadableSession, check_sizes
 from perdure.session.contributors import Contributors
-from perdure.session.runtime import (
-    MediaLeftOut,
-    MemoryEvicted,
-    MemorySearched,
-    Runtime,
-    TurnWarned,
-    wrong_loop,
-)
+from perdure.session.events import MediaLeftOut, MemoryEvicted, MemorySearched, TurnWarned
+from perdure.session.runtime import Runtime, wrong_loop
 
 if TYPE_CHECKING:
     from perdure.autosave.tracked import Tracked
@@ -145,6 +140,10 @@ class Turn:
         """The given id, or ``turn_0001`` and so on; numbers continue after a restore."""
         self.number: int = 0
         self._attempt = 0
+
+    def __repr__(self) -> str:
+        state = "running" if self._session._turns.running is self else "not running"
+        return f"<Turn {self.id or 'without an id'} of {self._session.key} {state}>"
 
     def __del__(self) -> None:
         if not self._entered:
@@ -620,9 +619,10 @@ class SessionBase(_Hot):
             self._tell_of_turn(turn, why, _WARNINGS[why].format(turn=turn._named()))
 
     def _tell_of_turn(self, turn: Turn, why: Literal["append", "exit", "wait"], what: str) -> None:
-        key = str(self._tracked.key)
-        log.warning("session %s: %s", key, what, extra={"session": key, "turn": turn.id})
-        self._runtime.hooks.emit("turn_warned", TurnWarned(key, turn.id, why))
+        key = self._tracked.key
+        message = "session %(session)s: %(what)s"
+        log_facts(log, logging.WARNING, message, session=str(key), what=what, turn=turn.id)
+        self._runtime.hooks.emit(TurnWarned(key=key, turn=turn.id, why=why))
 
     def _watch_wait(self, turn: Turn, around: Turn) -> Callable[[], None]:
         """Report later that a turn waits for the one in which it began; return what stops that."""
@@ -804,34 +804,39 @@ class SessionBase(_Hot):
 
     def _memory_limit(self) -> MemoryLimit:
         """Return the limit of the working memory; evictions and searches are events."""
-        runtime, key = self._runtime, str(self._tracked.key)
+        runtime, key = self._runtime, self._tracked.key
 
         def report(evicted: Sequence[MemoryInfo]) -> None:
-            keys = tuple(entry.key for entry in evicted)
-            facts = MemoryEvicted(key, keys, sum(entry.size_bytes for entry in evicted))
-            runtime.hooks.emit("memory_evicted", facts)
+            entries = tuple(entry.key for entry in evicted)
+            size = sum(entry.size_bytes for entry in evicted)
+            runtime.hooks.emit(MemoryEvicted(key=key, entries=entries, bytes=size))
 
         return MemoryLimit(runtime.limits.memory_bytes, report, self._note_search)
 
     def _left_out(self, media: FittedMedia) -> None:
         """Report, once, that the model is not shown all media of the context."""
         count, lost = len(media.left_out), len(media.lost)
-        size, key = sum(medium.bytes for medium in media.left_out), str(self._tracked.key)
-        extra = {"session": key, "count": count, "bytes": size, "lost": lost}
+        size, key = sum(medium.bytes for medium in media.left_out), self._tracked.key
         if lost:
-            message = "session %s: %d media are not shown to the model, their blobs are lost"
-            log.warning(message, key, lost, extra=extra)
+            message = (
+                "session %(session)s: %(lost)s media are not shown to the model, their blobs are "
+                "lost"
+            )
+            log_facts(log, logging.WARNING, message, session=str(key), lost=lost)
         if count:
             message = (
-                "session %s: the oldest media, %d with %d bytes, are left out of what the model is "
-                "shown; the log keeps them. Limits(context_media_tokens=…) is the budget"
+                "session %(session)s: the oldest media, %(count)s with %(bytes)s bytes, are left "
+                "out of what the model is shown; the log keeps them. "
+                "Limits(context_media_tokens=…) is the budget"
             )
-            log.warning(message, key, count, size, extra=extra)
-        self._runtime.hooks.emit("media_left_out", MediaLeftOut(key, count, size, lost))
+            log_facts(log, logging.WARNING, message, session=str(key), count=count, bytes=size)
+        self._runtime.hooks.emit(MediaLeftOut(key=key, count=count, bytes=size, lost=lost))
 
     def _note_search(self, search: MemorySearch) -> None:
-        facts = MemorySearched(str(self._tracked.key), search.found, search.took, search.error)
-        self._runtime.hooks.emit("memory_searched", facts)
+        key, hooks = self._tracked.key, self._runtime.hooks
+        hooks.emit(
+            MemorySearched(key=key, found=search.found, took=search.took, error=search.error)
+        )
 
     async def _load_memory(self) -> None:
         """Load the working memory's index if it has a limit: then `set` needs it."""

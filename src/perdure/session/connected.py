@@ -12,7 +12,7 @@ import anyio
 import msgspec
 from anyio.lowlevel import checkpoint
 
-from perdure._lib.logs import log_failure
+from perdure._lib.logs import log_facts
 from perdure._lib.signals import Exit, exit_in
 from perdure._lib.tasks import Host, was_cancelled
 from perdure.autosave.deadline import Deadline
@@ -34,9 +34,9 @@ from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms, SessionLif
 from perdure.session.media import hold_media
 from perdure.session.open import Opener
 from perdure.session.options import require_sessions
-from perdure.session.prune import PruneReport, prune
+from perdure.session.prune import prune
 from perdure.session.rebuild import RebuildReport, rebuild_session
-from perdure.session.retention import Retention
+from perdure.session.retention import PruneReport, Retention
 from perdure.session.runtime import LEAST_PATIENCE, ManagerOptions, Patience, Runtime, require_wait
 from perdure.session.session import SessionView
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
@@ -108,7 +108,7 @@ class ManagerParts:
                 if self.closing.report is not None:
                     return
                 level = logging.DEBUG if failed else logging.WARNING  # one line for an outage
-                log_failure(log, level, "heartbeat failed, trying again", error)
+                log_facts(log, level, "heartbeat failed, trying again", error)
                 failed = True
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
@@ -143,7 +143,7 @@ class ManagerParts:
                     # A scrub may rewrite the database, under locks that others wait for.
                     await self.prune(retention, wanted, terms, scrub=False)
             except Exception as error:  # noqa: BLE001  # a store's own, too: the next one may work
-                log_failure(log, logging.WARNING, "retention failed, and is tried again", error)
+                log_facts(log, logging.WARNING, "retention failed, and is tried again", error)
 
     def health(self) -> Health:
         """Return its health: saving, whether posts are taken, and whether leases are renewed."""
@@ -290,7 +290,7 @@ class ManagerParts:
                 self.access, retention, keys, wanted.tenant, terms, dry_run=dry_run, scrub=scrub
             )
             if not dry_run:
-                self.runtime.hooks.emit("pruned", report)
+                self.runtime.hooks.emit(report)
             return report
 
         key = SessionKey(wanted.id or "-", tenant=wanted.tenant)
@@ -334,7 +334,7 @@ async def connected(
     parts = ManagerParts(Runtime(store, host, options), close, by_owner)
     if options.clock is not None:
         options.clock.drive(partial(_catch_up, parts))
-    log.info("connected", extra={"location": store.location, "owner": store.owner})
+    log_facts(log, logging.INFO, "connected", location=store.location, owner=store.owner)
     return parts
 
 

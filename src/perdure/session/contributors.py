@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, final
 import anyio
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure._lib.tasks import was_cancelled
 from perdure.errors import InvalidArgumentError, UnsupportedVersionError
 from perdure.memory.documents import StateSet, typed
@@ -325,7 +326,9 @@ class Contributors:
         try:
             async with anyio.create_task_group() as group:
                 for attachment in attachments:
-                    group.start_soon(self._ask, attachment, states, errors)
+                    group.start_soon(
+                        self._ask, attachment, states, errors, name="perdure:contributor"
+                    )
         except anyio.get_cancelled_exc_class():
             late = [
                 attachment.contributor.name
@@ -333,7 +336,7 @@ class Contributors:
                 if attachment not in states
             ]
             facts = {"session": str(self._session._tracked.key), "contributors": late}
-            log.warning("contributors did not answer in time", extra=facts)
+            log_facts(log, logging.WARNING, "contributors did not answer in time", **facts)
             raise
         finally:
             if takes == self._takes:  # else what they held does not count any more

@@ -26,7 +26,7 @@ import msgspec
 
 from perdure._lib.backoff import backoff
 from perdure._lib.ids import random_id
-from perdure._lib.logs import log_failure
+from perdure._lib.logs import log_facts
 from perdure.errors import (
     ConfigError,
     InvalidArgumentError,
@@ -41,7 +41,8 @@ from perdure.records.posts import checked_key, key_of, new_posts, op_ids
 from perdure.records.records import TAKEN, Entry
 from perdure.session.base import entry_of
 from perdure.session.contents import check_readable, check_sizes
-from perdure.session.runtime import Runtime, SessionPosted, wait_idle
+from perdure.session.events import Posted
+from perdure.session.runtime import Runtime, wait_idle
 from perdure.store import DeadLetter, InboxLimit, PendingItem
 
 if TYPE_CHECKING:
@@ -257,8 +258,7 @@ class Inbox:
             return False  # the next opener continues with it
         except Exception as error:  # noqa: BLE001  # reported by health(), and tried again
             failure = self._failed(key, _ALL, str(error) or type(error).__name__)
-            extra = {"session": str(key)}
-            log_failure(log, logging.WARNING, "taking posts failed", error, extra=extra)
+            log_facts(log, logging.WARNING, "taking posts failed", error, session=str(key))
             self._later(key, failure.due)
             return False
         self._succeeded(key, [_ALL])
@@ -381,15 +381,16 @@ class Inbox:
             if reason is not None:
                 failure = self._failed(session.key, post[0].key, reason, post)
                 facts = {"post": post[0].key, "tries": failure.tries, "reason": reason}
-                log.warning("a post cannot be taken", extra={"session": str(session.key), **facts})
+                message, name = "a post cannot be taken", str(session.key)
+                log_facts(log, logging.WARNING, message, session=name, **facts)
                 passed[post[0].key] = len(post)
                 continue
             done += ops
             keys.append(post[0].key)
         self._succeeded(session.key, map(key_of, done))
         if keys:
-            posted = SessionPosted(str(session.key), tuple(keys), session.version)
-            self._runtime.hooks.emit("posted", posted)
+            posted = Posted(key=session.key, posts=tuple(keys), version=session.version)
+            self._runtime.hooks.emit(posted)
         return done
 
     def _refusal(self, session: SessionBase, post: Sequence[PendingItem]) -> str | None:
@@ -423,5 +424,6 @@ class Inbox:
             await self._runtime.store.ack(key, session.epoch, dead=letters)
             self._succeeded(key, [name])
             self._dead[key] += len(letters)
-            extra = {"session": str(key), "post": name, "tries": failure.tries, "reason": reason}
-            log.error("a post was set aside as a dead letter", extra=extra)
+            facts = {"post": name, "tries": failure.tries, "reason": reason}
+            message = "a post was set aside as a dead letter"
+            log_facts(log, logging.ERROR, message, session=str(key), **facts)

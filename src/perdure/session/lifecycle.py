@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, final
 import anyio
 import msgspec
 
-from perdure._lib.logs import log_failure
+from perdure._lib.logs import log_facts
 from perdure._lib.tasks import HostClosedError, each
 from perdure.autosave.deadline import Deadline
 from perdure.autosave.tracked import ended, require_outside
@@ -60,6 +60,7 @@ from perdure.records.records import (
     Record,
 )
 from perdure.restore.ladder import RestoredSession, restore
+from perdure.session.events import Closed, ClosedWhy, Folded, FoldFailed
 from perdure.session.fold import (
     LEAST_TAIL,
     PreparedFold,
@@ -72,9 +73,6 @@ from perdure.session.fold import (
 from perdure.session.media import hold_media
 from perdure.session.runtime import (
     Runtime,
-    SessionClosed,
-    SessionFolded,
-    SessionFoldFailed,
     exclusive,
     try_exclusive,
     wait_idle,
@@ -192,7 +190,7 @@ class _Fold:
             self._failed(session, error)
             return
         session._folded(manifest, self._tail)
-        self._runtime.hooks.emit("folded", SessionFolded(str(session.key), manifest.as_of_seq))
+        self._runtime.hooks.emit(Folded(key=session.key, as_of_seq=manifest.as_of_seq))
 
 
 Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdown"]
@@ -208,7 +206,7 @@ class LeaveSteps(NamedTuple):
     fold: Literal["always", "if long", "never"]
     """Condition for writing documents that are older than the log."""
     lease: Literal["released", "kept"]
-    event: str
+    event: ClosedWhy | Literal[""]
     """The reason in the event ``closed``; a session without one stays registered."""
 
 
@@ -390,9 +388,8 @@ class SessionLifecycle:
         await fold.write()
 
     def _fold_failed(self, session: SessionBase, error: Exception) -> None:
-        key = str(session.key)
-        log_failure(log, logging.WARNING, "fold failed", error, extra={"session": key})
-        self._runtime.hooks.emit("fold_failed", SessionFoldFailed(key, error))
+        log_facts(log, logging.WARNING, "fold failed", error, session=str(session.key))
+        self._runtime.hooks.emit(FoldFailed(key=session.key, error=error))
 
     # leaving memory
 
@@ -525,9 +522,7 @@ class SessionLifecycle:
             pass  # taken already; or stuck with a refused record, and the asking process gets that
         except StoreUnavailableError as error:  # the process that wants it asks again
             if not runtime.draining:  # then everything is released, and the store closes
-                log_failure(
-                    log, logging.WARNING, "a handover failed", error, extra={"session": str(key)}
-                )
+                log_facts(log, logging.WARNING, "a handover failed", error, session=str(key))
         finally:
             self._handing_over.discard(key)
 
@@ -634,7 +629,7 @@ class SessionLifecycle:
         session._catch_up()  # it may hear no more of records that leave memory
         if tracked.missing:
             tracked.rescue = partial(rescued, session)  # what it holds is needed, then
-        self._forget(session, LEAVES["lost"].event)
+        self._forget(session, "lost")
         # What autosave keeps for its records is not to keep all that the session holds.
         tracked.of = None
 
@@ -656,14 +651,14 @@ class SessionLifecycle:
         try:
             await self._runtime.store.release(key, epoch)
         except Exception as error:  # noqa: BLE001  # what was to be kept is durable
-            log_failure(log, logging.WARNING, "release failed", error, extra={"session": str(key)})
+            log_facts(log, logging.WARNING, "release failed", error, session=str(key))
 
-    def _forget(self, session: SessionBase, reason: str) -> None:
+    def _forget(self, session: SessionBase, why: ClosedWhy) -> None:
         if self.sessions.get(session.key) is session:
             del self.sessions[session.key]
         self._runtime.saver.untrack(session._tracked)
-        facts = SessionClosed(str(session.key), reason, session._tracked.durable)
-        self._runtime.hooks.emit("closed", facts)
+        version = session._tracked.durable
+        self._runtime.hooks.emit(Closed(key=session.key, why=why, version=version))
 
 
 def _is_to_fold(session: SessionBase, row: LeaveSteps) -> bool:

@@ -41,23 +41,17 @@ from perdure.session.delete import (
     rename,
 )
 from perdure.session.directory import list_sessions
+from perdure.session.events import EventName, typed_by_event
 from perdure.session.fork import Fork, History, LostSession, copy, fork, require_history
 from perdure.session.inbox import PostReceipt
 from perdure.session.lifecycle import HandoverTerms
 from perdure.session.open import OpenRequest, SessionOpening
 from perdure.session.options import Limits, require_options
-from perdure.session.prune import PruneReport
 from perdure.session.rebuild import RebuildReport
-from perdure.session.retention import Retention
-from perdure.session.runtime import (
-    Clock,
-    EventName,
-    Hook,
-    ManagerOptions,
-    wrong_loop,
-)
+from perdure.session.retention import PruneReport, Retention
+from perdure.session.runtime import Clock, ManagerOptions, wrong_loop
 from perdure.session.scope import Scope, list_scopes, scope_key
-from perdure.session.session import SessionView
+from perdure.session.session import Session, SessionView
 from perdure.session.stored import followed
 from perdure.store import DeadLetter, SessionInfo, Store
 
@@ -442,11 +436,13 @@ class SessionManager:
 
     # all of them
 
-    def on(self, event: EventName, hook: Hook) -> Callable[[], None]:
-        """Call ``hook`` at each event, and return what takes it off again.
+    @typed_by_event(Session)
+    def on(self, event: EventName, hook: Callable[[Any], object]) -> Callable[[], None]:
+        """Call ``hook``, plain or async, at each event, and return what takes it off again.
 
         ``before_save`` gets the session before a due save captures what to write, and is awaited;
-        the other hooks get an event with facts. A hook that fails is logged.
+        the other hooks get the payload of their event, as `perdure.events` and ``docs/events.md``
+        list them. A hook that fails is logged.
         In ``before_save``, what would wait for that save (``save``, ``aclose``, a turn) raises
         SessionError: append and return.
 

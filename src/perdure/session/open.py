@@ -31,6 +31,7 @@ from perdure.records.records import Entry, Record
 from perdure.restore.ladder import RESTORED, restore
 from perdure.session import spill
 from perdure.session.contents import validate_labels
+from perdure.session.events import Opened
 from perdure.session.inbox import Inbox
 from perdure.session.lifecycle import SessionLifecycle, groups_of, read_again
 from perdure.session.media import hold_media
@@ -40,7 +41,6 @@ from perdure.session.runtime import (
     Patience,
     PendingLoad,
     Runtime,
-    SessionOpened,
     require_wait,
     wrong_loop,
 )
@@ -94,6 +94,9 @@ class SessionOpening:
         self._opener = opener
         self._wanted = wanted
         self._session: Session | None = None
+
+    def __repr__(self) -> str:
+        return f"<SessionOpening of {self._wanted.key}: await it, or enter it by async with>"
 
     if not TYPE_CHECKING:
 
@@ -270,8 +273,8 @@ class Opener:
         # 3. Whole, it is registered: from here on others get it.
         self._lifecycle.keep(session)
         took = anyio.current_time() - began
-        opened = SessionOpened(str(key), taken.epoch, session.restore_report, took)
-        runtime.hooks.emit("opened", opened)
+        report = session.restore_report
+        runtime.hooks.emit(Opened(key=key, epoch=taken.epoch, report=report, took=took))
         if may_have_items:
             await self._inbox.begin(session)
 

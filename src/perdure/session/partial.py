@@ -80,6 +80,10 @@ class PartialReply:
         self.message: Message | None = None
         """The message that was appended when the block was left; None before, and for no reply."""
 
+    def __repr__(self) -> str:
+        state = "complete" if self.complete else "not complete"
+        return f"<PartialReply in {self._turn!r}, {len(self.text)} characters, {state}>"
+
     @property
     def text(self) -> str:
         """The text so far."""

@@ -17,6 +17,7 @@ from math import inf
 import msgspec
 from msgspec import UNSET
 
+from perdure._lib.logs import log_facts
 from perdure.checkpoints.chain import CHAIN_KINDS, CheckpointChain
 from perdure.errors import (
     CorruptRecordError,
@@ -41,7 +42,16 @@ from perdure.session.delete import forget as forget_sessions, tenant_sessions
 from perdure.session.lifecycle import ExclusiveAccess, HandoverTerms
 from perdure.session.media import put_blobs
 from perdure.session.point_in_time import folded_at
-from perdure.session.retention import Retention, TurnEndAt, cut_after, is_expired
+from perdure.session.retention import (
+    CheckpointHold,
+    Pruned,
+    PruneRefusal,
+    PruneReport,
+    Retention,
+    TurnEndAt,
+    cut_after,
+    is_expired,
+)
 from perdure.session.stored import kept_documents
 from perdure.store import Document, Documents, first_record, require_same
 
@@ -50,50 +60,6 @@ log: logging.Logger = logging.getLogger("perdure")
 _IF_FREE = HandoverTerms(on_held="raise", wait=0)
 _AT_ONCE = 200
 """Expired sessions that are held at a time."""
-
-
-class Pruned(msgspec.Struct, frozen=True):
-    """One session's history that was removed."""
-
-    key: SessionKey
-    cut: int
-    """The last record that is gone."""
-    turns: int
-    """Number of turns that were removed."""
-    bytes: int = 0
-    """Bytes that the store has freed at once; it removes whole files or rows."""
-
-
-class CheckpointHold(msgspec.Struct, frozen=True):
-    """A session of which a checkpoint keeps more history than the retention asks for."""
-
-    key: SessionKey
-    checkpoint: int
-    """The oldest checkpoint of the session itself: prune it first, to let the history go."""
-
-
-class PruneRefusal(msgspec.Struct, frozen=True):
-    """A session that may not be pruned, and why not, with the cure."""
-
-    key: SessionKey
-    why: str
-
-
-class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of a prune, or of its dry run."""
-
-    pruned: tuple[Pruned, ...] = ()
-    expired: tuple[SessionKey, ...] = ()
-    """Sessions that were forgotten."""
-    held: tuple[SessionKey, ...] = ()
-    """Sessions that another process holds: they were left alone."""
-    damaged: tuple[SessionKey, ...] = ()
-    """Sessions that cannot be read: they were left alone, too."""
-    refused: tuple[PruneRefusal, ...] = ()
-    """Sessions that may not be pruned, unless it was one alone: then its error is raised."""
-    kept_for: tuple[CheckpointHold, ...] = ()
-    """Sessions that keep more than the retention asks for, since they have checkpoints."""
-    dry_run: bool = False
 
 
 class _Cut(msgspec.Struct):
@@ -131,7 +97,7 @@ class _Progress(msgspec.Struct):
                 raise
             self.refused.append(PruneRefusal(key, str(error)))
         except FormatError as error:
-            log.warning("not pruned", extra={"session": str(key)}, exc_info=error)
+            log_facts(log, logging.WARNING, "not pruned", error, session=str(key))
             self.damaged.append(key)
 
     def report(self, *, dry_run: bool) -> PruneReport:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import msgspec
 
 from perdure.errors import InvalidArgumentError
+from perdure.records.keys import SessionKey
 from perdure.store import SessionInfo
 
 DAY = 86_400.0
@@ -96,3 +97,47 @@ def is_expired(info: SessionInfo, retention: Retention, now: float) -> bool:
     if retention.expire_days is None or info.updated_at is None:
         return False
     return now - info.updated_at > retention.expire_days * DAY
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """One session's history that was removed."""
+
+    key: SessionKey
+    cut: int
+    """The last record that is gone."""
+    turns: int
+    """Number of turns that were removed."""
+    bytes: int = 0
+    """Bytes that the store has freed at once; it removes whole files or rows."""
+
+
+class CheckpointHold(msgspec.Struct, frozen=True):
+    """A session of which a checkpoint keeps more history than the retention asks for."""
+
+    key: SessionKey
+    checkpoint: int
+    """The oldest checkpoint of the session itself: prune it first, to let the history go."""
+
+
+class PruneRefusal(msgspec.Struct, frozen=True):
+    """A session that may not be pruned, and why not, with the cure."""
+
+    key: SessionKey
+    why: str
+
+
+class PruneReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a prune, or of its dry run."""
+
+    pruned: tuple[Pruned, ...] = ()
+    expired: tuple[SessionKey, ...] = ()
+    """Sessions that were forgotten."""
+    held: tuple[SessionKey, ...] = ()
+    """Sessions that another process holds: they were left alone."""
+    damaged: tuple[SessionKey, ...] = ()
+    """Sessions that cannot be read: they were left alone, too."""
+    refused: tuple[PruneRefusal, ...] = ()
+    """Sessions that may not be pruned, unless it was one alone: then its error is raised."""
+    kept_for: tuple[CheckpointHold, ...] = ()
+    """Sessions that keep more than the retention asks for, since they have checkpoints."""
+    dry_run: bool = False

@@ -1,13 +1,11 @@
-"""Runtime of one connected manager: the parts that its modules share, its hooks and its key locks.
+"""Runtime of one connected manager: the parts that its modules share, and its key locks.
 
-Hooks are events by name, delivered to plain or async functions. A key lock lets one operation
-at a time work on a session: its load, its close, or a change by `ExclusiveAccess`.
+A key lock lets one operation at a time work on a session: its load, its close, or a change by
+`ExclusiveAccess`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import logging
 import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
@@ -15,30 +13,24 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import (
     TYPE_CHECKING,
     Any,
-    Literal,
     NamedTuple,
     Protocol,
     TypeAlias,
     final,
-    get_args,
 )
 
 import anyio
-import msgspec
 
 from perdure._lib.loop import Affinity, Stray, loop_clock
-from perdure._lib.signals import exit_in
-from perdure._lib.tasks import Host, HostClosedError, task_finder, was_cancelled
-from perdure.autosave import events
+from perdure._lib.tasks import Host, task_finder
 from perdure.autosave.engine import Autosaver
-from perdure.autosave.events import Event
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import InvalidArgumentError, PerdureError, StoreUnavailableError, WrongLoopError
 from perdure.lease import LeaseOptions, OwnerWatch
 from perdure.records.keys import SessionKey
 from perdure.records.types import Registry
-from perdure.restore.report import RestoreReport
 from perdure.session import spill
+from perdure.session.events import Hooks
 from perdure.session.options import Limits
 from perdure.session.retention import Retention
 from perdure.session.stored import SessionStore
@@ -50,201 +42,6 @@ if TYPE_CHECKING:
 
 
 log: logging.Logger = logging.getLogger("perdure")
-
-
-class SessionOpened(msgspec.Struct, frozen=True):
-    """A session was loaded."""
-
-    session: str
-    epoch: int
-    report: RestoreReport
-    took: float
-    """Seconds that it took, waiting for the lease included."""
-
-
-class SessionClosed(msgspec.Struct, frozen=True):
-    """A session left memory: closed, hibernated, handed over or deleted."""
-
-    session: str
-    why: str
-    version: int
-
-
-class SessionFolded(msgspec.Struct, frozen=True):
-    """Documents were folded as of a record."""
-
-    session: str
-    as_of_seq: int
-
-
-class SessionFoldFailed(msgspec.Struct, frozen=True):
-    """A fold failed; nothing is lost by it, the next one will do its work."""
-
-    session: str
-    error: Exception
-
-
-class MemoryEvicted(msgspec.Struct, frozen=True):
-    """Entries of a working memory went, to make room for a new value."""
-
-    session: str
-    keys: tuple[str, ...]
-    """Least in priority first."""
-    bytes: int
-    """Of their values."""
-
-
-class MemorySearched(msgspec.Struct, frozen=True):
-    """A session's memory was searched: the working memory, or an agent's long-term memory."""
-
-    session: str
-    found: int
-    """The number of entries or items that were returned."""
-    took: float
-    """Seconds."""
-    error: str | None = None
-    """The type of the error that it ended with."""
-
-
-class MediaLeftOut(msgspec.Struct, frozen=True):
-    """Images or other media are not shown to the model any more; reported once per open session.
-
-    The log keeps them, and ``history()`` returns them.
-    """
-
-    session: str
-    count: int
-    """The number that is left out now, since the budget is spent."""
-    bytes: int
-    lost: int = 0
-    """The number of others that cannot be shown, because their blobs are missing or damaged."""
-
-
-class TurnWarned(msgspec.Struct, frozen=True):
-    """A turn may not own what it should, or may wait for itself; reported once for each turn."""
-
-    session: str
-    turn: str
-    """The id of the turn that runs."""
-    why: Literal["append", "exit", "wait"]
-    """Another task appended while it ran; another task left it than entered it; a turn waits for it
-    that was begun in it."""
-
-
-class SessionPosted(msgspec.Struct, frozen=True):
-    """Posts of others have entered a session that is open here; autosave makes them durable."""
-
-    session: str
-    keys: tuple[str, ...]
-    """The keys of the posts."""
-    version: int
-    """The seq of the newest record of it."""
-
-
-EventName = Literal[
-    "before_save",
-    "saved",
-    "save_failed",
-    "quarantined",
-    "lost",
-    "degraded",
-    "recovered",
-    "loop_blocked",
-    "store_warned",
-    "stalled",
-    "resumed",
-    "opened",
-    "closed",
-    "folded",
-    "fold_failed",
-    "memory_evicted",
-    "memory_searched",
-    "media_left_out",
-    "turn_warned",
-    "posted",
-    "pruned",
-    "drain",
-]
-"""``before_save`` gets the session, and is awaited before a due save captures what to
-write; all others get an event with facts, after it has happened."""
-
-Hook = Callable[[Any], Awaitable[None] | None]
-
-
-class Hooks:
-    """Functions by the event that they wait for."""
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._hooks: dict[str, list[Hook]] = {}
-
-    def on(self, event: EventName, hook: Hook) -> Callable[[], None]:
-        """Call ``hook`` at each event; return what takes it off again.
-
-        Raises:
-            InvalidArgumentError: There is no such event, or the hook cannot be called.
-
-        """
-        if event not in get_args(EventName):
-            raise InvalidArgumentError(
-                f"event {event!r} is unknown: choose {', '.join(get_args(EventName))}", event=event
-            )
-        if not callable(hook):
-            raise InvalidArgumentError(
-                f"a hook for {event} is a function of one argument, not a {type(hook).__name__}",
-                event=event,
-            )
-        hooks = self._hooks.setdefault(event, [])
-        hooks.append(hook)
-
-        def off() -> None:
-            with contextlib.suppress(ValueError):  # it is off already
-                hooks.remove(hook)
-
-        return off
-
-    def has(self, event: EventName) -> bool:
-        """Return whether an event has hooks."""
-        return bool(self._hooks.get(event))
-
-    def emit(self, event: EventName, facts: object) -> None:
-        """Run an event's hooks; one that fails is logged and affects nothing else."""
-        for hook in tuple(self._hooks.get(event, ())):
-            try:
-                result = hook(facts)
-            except BaseException as error:
-                exit_error = exit_in(error)
-                if exit_error is not None:
-                    self._host.leave(exit_error)
-                else:
-                    log.exception("a hook failed", extra={"event": event})
-            else:
-                if result is not None and inspect.isawaitable(result):
-                    self._follow(event, result)
-
-    def _follow(self, event: str, result: Awaitable[None]) -> None:
-        try:
-            self._host.spawn(_finish, event, result)
-        except HostClosedError:
-            log.warning("a hook was not run: its manager has ended", extra={"event": event})
-            if inspect.iscoroutine(result):
-                result.close()
-
-    async def run(self, event: EventName, facts: object) -> None:
-        """Run an event's hooks, and wait for them."""
-        for hook in tuple(self._hooks.get(event, ())):
-            result = hook(facts)
-            if inspect.isawaitable(result):
-                await result
-
-
-async def _finish(event: str, result: Awaitable[None]) -> None:
-    try:
-        await result
-    except BaseException as error:
-        if was_cancelled(error) or exit_in(error) is not None:
-            raise  # the host takes it
-        log.exception("a hook failed", extra={"event": event})
 
 
 class PendingLoad:
@@ -368,20 +165,6 @@ def try_exclusive(pending_loads: PendingLoads, key: SessionKey) -> Iterator[bool
         pending_load.done.set()
 
 
-_NAMES: dict[type, EventName] = {
-    events.Saved: "saved",
-    events.SaveFailed: "save_failed",
-    events.Recovered: "recovered",
-    events.Quarantined: "quarantined",
-    events.Lost: "lost",
-    events.Degraded: "degraded",
-    events.LoopBlocked: "loop_blocked",
-    events.StoreWarned: "store_warned",
-    events.Stalled: "stalled",
-    events.Resumed: "resumed",
-}
-
-
 class ManagerOptions(NamedTuple):
     """The arguments that a manager was connected with."""
 
@@ -413,7 +196,7 @@ class Runtime:
             clock=tests_clock or self.clock,
             ticking=tests_clock is None,
             seed=None if tests_clock is None else 0,  # a test is to run the same way each time
-            on_event=self._emit,
+            on_event=self.hooks.emit,
         )
         self.saver.report_saves(wanted=False)  # until there is a hook
         self.registry: Registry = options.registry
@@ -436,11 +219,6 @@ class Runtime:
         self.durability: str = store.capabilities.durability
         self.store_record_bytes: int = store.capabilities.max_record_bytes
         self.max_record_bytes: int = min(self.limits.record_bytes, self.store_record_bytes)
-
-    def _emit(self, event: Event) -> None:
-        name = _NAMES.get(type(event))
-        if name is not None:
-            self.hooks.emit(name, event)
 
 
 def wrong_loop(what: str, stray: Stray) -> WrongLoopError:

@@ -42,6 +42,7 @@ import msgspec
 from anyio import to_thread
 
 from perdure._lib import signals
+from perdure._lib.logs import log_facts
 from perdure._lib.loop import on_trio, post_to_loop
 from perdure._lib.tasks import was_cancelled
 from perdure.autosave.deadline import Deadline
@@ -50,6 +51,7 @@ from perdure.autosave.tracked import State, Tracked
 from perdure.errors import UnsupportedVersionError
 from perdure.records.keys import SessionKey
 from perdure.session import spill as spilling
+from perdure.session.events import Drain
 from perdure.session.lifecycle import SessionLifecycle, left
 from perdure.session.runtime import Runtime
 
@@ -91,11 +93,12 @@ class ManagerShutdown:
         if self.runtime.draining:
             return
         self.runtime.draining = True
-        log.info("draining", extra={"sessions": len(self._lifecycle.sessions)})
+        sessions = len(self._lifecycle.sessions)
+        log_facts(log, logging.INFO, "draining", sessions=sessions)
         for pending_load in self.runtime.pending_loads.values():
             pending_load.scope.cancel()  # a load: its waiters are refused in any case
         self.runtime.saver.begin_drain()
-        self.runtime.hooks.emit("drain", None)
+        self.runtime.hooks.emit(Drain(sessions=sessions))
 
     def begin(self, seconds: float | None = None) -> Deadline:
         """Return the deadline of the close, which begins here unless it has begun; in any thread.
@@ -178,7 +181,8 @@ class ManagerShutdown:
                 session._close_with(left(session.key, "shutdown"))
         report = msgspec.structs.replace(report, duration=clock() - start)
         facts = {"clean": report.clean, "saved": report.saved, "duration": report.duration}
-        log.info("stopped", extra=facts | {"not_durable": len(report.not_durable)})
+        not_durable = len(report.not_durable)
+        log_facts(log, logging.INFO, "stopped", not_durable=not_durable, **facts)
         return report
 
     async def close_store(self) -> None:
@@ -193,7 +197,8 @@ class ManagerShutdown:
                 self.error = error
         self._closed = True
         if scope.cancelled_caught:
-            log.warning("the store did not close in time", extra={"location": store.location})
+            message = "the store did not close in time"
+            log_facts(log, logging.WARNING, message, location=store.location)
 
     async def _spill(self, report: ShutdownReport, deadline: Deadline) -> ShutdownReport:
         """Keep in local files what the store would not take."""
@@ -215,17 +220,17 @@ class ManagerShutdown:
         for unsaved, outcome in spilling.completed(folder, remaining, write, seconds):
             session = str(unsaved.key)
             if isinstance(outcome, Exception):  # the others' are to be kept all the same
-                log.error("spill failed", extra={"session": session}, exc_info=outcome)
+                log_facts(log, logging.ERROR, "spill failed", outcome, session=session)
             else:
                 written.add(_id(unsaved))
-                log.warning("spilled", extra={"session": session, "path": outcome})
+                log_facts(log, logging.WARNING, "spilled", session=session, path=outcome)
         # One sync of the folder for all files: only after it do they count as kept.
         folders, left = [folder] if written else [], until - time.monotonic()
         for _, error in spilling.completed(folder, folders, spilling.settle, left):
             if error is None:
                 self._spilled |= written
             else:
-                log.error("spill failed", extra={"path": folder}, exc_info=error)
+                log_facts(log, logging.ERROR, "spill failed", error, path=folder)
 
     def _spill_one(self, folder: str, tracked: Tracked) -> str:
         """Write a session's spill file, and return its path."""
@@ -450,7 +455,7 @@ def _body() -> tuple[object, Callable[[], object]]:
 
 NAMED: Final = 5
 """Sessions that a line names."""
-THREAD: Final = "perdure exit"
+THREAD: Final = "perdure:exit"
 """The name of threads that wait for the others: no thread waits for them."""
 _POLL: Final = 0.02
 

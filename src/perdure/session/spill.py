@@ -29,6 +29,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 
 from perdure._lib.files import Folder
+from perdure._lib.logs import log_facts
 from perdure.errors import ConfigError, CorruptRecordError
 from perdure.memory.documents import TurnPayload
 from perdure.records import records as frames
@@ -176,14 +177,14 @@ def completed(
             yield results.get(timeout=max(until - time.monotonic(), PATIENCE))
         return
     list(remaining)  # the threads find none any more
-    log.error("spilling was given up: the disk hangs", extra={"path": folder})
+    log_facts(log, logging.ERROR, "spilling was given up: the disk hangs", path=folder)
 
 
 def _start(work: Callable[[], object], most: int) -> None:
     """Work in some threads; in the caller's if there is no other."""
     for started in range(most):
         try:
-            threading.Thread(target=work, name="perdure spill", daemon=True).start()
+            threading.Thread(target=work, name="perdure:spill", daemon=True).start()
         except RuntimeError:  # there are too many, or the interpreter is ending
             if started:
                 return
@@ -204,7 +205,7 @@ def keep_thread() -> None:
             calls.get()()
 
     with contextlib.suppress(RuntimeError):
-        threading.Thread(target=work, name="perdure spill", daemon=True).start()
+        threading.Thread(target=work, name="perdure:spill", daemon=True).start()
         _late = calls
 
 
@@ -218,8 +219,8 @@ def find(folder: str, key: SessionKey) -> list[SpillFile]:
                 continue
             spilled = _read(name, place.read(name) or b"", key)
             if spilled is None:
-                extra = {"session": str(key), "path": str(path / name)}
-                log.error("a spill file is damaged and was left as it is", extra=extra)
+                message, file = "a spill file is damaged and was left as it is", str(path / name)
+                log_facts(log, logging.ERROR, message, session=str(key), path=file)
             else:
                 files.append(spilled)
     return sorted(files, key=lambda file: file.header.base)

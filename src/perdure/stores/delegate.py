@@ -47,6 +47,9 @@ class DelegatingStore:
     def __init__(self, store: Store) -> None:
         self.inner: Store = store
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.inner!r})"
+
     def __getattr__(self, name: str) -> Any:
         # Members of a backend beyond the port, such as a folder for each session.
         if name.startswith("_") or name in _PASSING:

@@ -96,6 +96,9 @@ class MemoryBacking:
         self.blobs: defaultdict[str, dict[str, StoredBlob]] = defaultdict(dict)
         """Each tenant's blobs, by name."""
 
+    def __repr__(self) -> str:
+        return f"<MemoryBacking {len(self.sessions)} sessions>"
+
 
 _CHUNK = 256
 """Records in one `LogChunk`."""
@@ -112,6 +115,9 @@ class MemoryStore:
         self._backing = backing or MemoryBacking()
         self._sessions = self._backing.sessions
         self._owners = self._backing.owners
+
+    def __repr__(self) -> str:
+        return f"<MemoryStore of {self._owner}, {len(self._sessions)} sessions>"
 
     @property
     def capabilities(self) -> Capabilities:

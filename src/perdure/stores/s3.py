@@ -226,7 +226,7 @@ class S3Bucket(Bucket):
         self._prefix = address.prefix
         self._writes = _client(address, credentials, retries=0)
         self._reads = _client(address, credentials, retries=_RETRIES)
-        self._threads = ThreadPoolExecutor(_CONCURRENCY, thread_name_prefix="perdure s3")
+        self._threads = ThreadPoolExecutor(_CONCURRENCY, thread_name_prefix="perdure:s3")
 
     def close(self) -> None:
         """End the threads; running requests end by their deadline."""

@@ -287,6 +287,9 @@ class StateStore(DelegatingStore):
         self._slots: dict[SessionKey, StorageSlot] = {}
         self._lock = anyio.Lock()  # for the one storage, whichever session is requested
 
+    def __repr__(self) -> str:
+        return f"StateStore({self._storage!r})"
+
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES

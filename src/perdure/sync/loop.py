@@ -87,7 +87,9 @@ class LoopThread:
     def call(self, make: Callable[[], Awaitable[T]]) -> T:
         """Await ``make()`` in the loop; an exception that ends the wait cancels it."""
         call: _Call[T] = _Call()
-        return self._wait(call, lambda: self.tasks.start_soon(self._answer, call, make))
+        return self._wait(
+            call, lambda: self.tasks.start_soon(self._answer, call, make, name="perdure:call")
+        )
 
     def do(self, act: Callable[[], T]) -> T:
         """Call ``act()`` in the loop; it runs even if an exception ends the wait."""

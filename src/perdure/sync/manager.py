@@ -31,6 +31,7 @@ from perdure._lib.loop import in_event_loop
 from perdure.autosave.options import INHERIT, KEEP
 from perdure.errors import SessionClosedError, StoreError
 from perdure.records.keys import DEFAULT_SESSION
+from perdure.session.events import typed_by_event
 from perdure.sync.loop import HookThread, LoopThread, closed
 from perdure.sync.mirror import attribute, awaited, done, read, read_attribute
 from perdure.sync.session import LostSession, Scope, Session, SessionView
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
     from perdure.restore import WorkingContextSnapshotBootstrapOptions
     from perdure.session import fork, manager, session
     from perdure.session.connected import ManagerParts
-    from perdure.session.runtime import EventName
+    from perdure.session.events import EventName
     from perdure.store import SessionInfo, Store
     from perdure.types import (
         AutosaveStatus,
@@ -130,8 +131,8 @@ class SessionManager:
 
     def __init__(self, inner: manager.SessionManager) -> None:
         self._inner = inner
-        self._loop = LoopThread("perdure")
-        self._hooks = HookThread("perdure hooks", self._on_exit)
+        self._loop = LoopThread("perdure:loop")
+        self._hooks = HookThread("perdure:hooks", self._on_exit)
         self._exit: BaseException | None = None
         self._shared: weakref.WeakValueDictionary[SessionKey, Session]
         self._shared = weakref.WeakValueDictionary()
@@ -341,6 +342,7 @@ class SessionManager:
 
     # all of them
 
+    @typed_by_event(Session)
     def on(self, event: EventName, hook: Callable[[Any], object]) -> Callable[[], None]:
         """Call ``hook`` at each event, and return what takes it off again.
 
@@ -359,7 +361,7 @@ class SessionManager:
         def schedule(facts: object) -> None:
             self._hooks.schedule(hook, facts)
 
-        relay = ask if event == "before_save" else schedule
+        relay: Callable[[Any], object] = ask if event == "before_save" else schedule
         off = self._loop.do(lambda: self._inner.on(event, relay))
         return lambda: self._loop.do(off)
 
@@ -435,7 +437,7 @@ class SessionManager:
     def _begin_close(self, deadline: float | None = None) -> None:
         if not self._closing:
             self._closing = True
-            self._loop.tasks.start_soon(self._close, deadline)
+            self._loop.tasks.start_soon(self._close, deadline, name="perdure:close")
 
     async def _close(self, deadline: float | None) -> None:
         try:

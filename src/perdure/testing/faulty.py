@@ -68,6 +68,9 @@ class _Intercepted:
         self._store = store
         self._call = call
 
+    def __repr__(self) -> str:
+        return repr(self._store)
+
     def __getattr__(self, name: str) -> Any:
         if name in _METHODS:
             return partial(self._call, name)
@@ -95,6 +98,8 @@ class _FailingStore(DelegatingStore, ABC):
     def __init__(self, store: Store) -> None:
         super().__init__(cast("Store", _Intercepted(store, self._call)))
         self._store = store
+        self.delay: float = 0.0
+        """Seconds that each call takes longer, as on a slow disk."""
 
     @abstractmethod
     def _due(self, method: str) -> How | None:
@@ -103,6 +108,8 @@ class _FailingStore(DelegatingStore, ABC):
     async def _call(self, method: str, *args: Any, **options: Any) -> Any:
         call = partial(getattr(self._store, method), *args, **options)
         how = self._due(method)
+        if self.delay:
+            await anyio.sleep(self.delay)
         if how is None:
             return await call()
         if how == "hang":
@@ -125,6 +132,8 @@ class _FailingStore(DelegatingStore, ABC):
     ) -> AsyncGenerator[LogChunk, None]:
         """Read; a fault comes before the first chunk, or with ``…_applied`` after the last."""
         how = self._due("read_log")
+        if self.delay:
+            await anyio.sleep(self.delay)
         if how == "hang":
             await anyio.sleep_forever()
         if how is not None and how not in _APPLIED:

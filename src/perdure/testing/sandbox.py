@@ -180,6 +180,11 @@ class Sandbox:
         self._store: SwitchedStore | None = None
         self._sessions: SessionManager | None = None
 
+    def __repr__(self) -> str:
+        return (
+            "<Sandbox not entered>" if self._sessions is None else f"<Sandbox {self._sessions!r}>"
+        )
+
     # its life
 
     async def __aenter__(self) -> Self:

@@ -453,7 +453,7 @@ async def test_without_a_thread_it_fails_for_now_and_is_closed_all_the_same(
         assert not store.begin_append([batch], lambda outcomes: None)
         (outcome,) = await store.append_many([batch])
         assert outcome.status is Status.TRANSIENT
-        with pytest.raises(StoreUnavailableError, match="perdure heartbeat"):
+        with pytest.raises(StoreUnavailableError, match="perdure:heartbeat"):
             await store.heartbeat()
     await store.heartbeat()
     await append_ok(store, grant, 2, *group("a"))

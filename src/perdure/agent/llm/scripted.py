@@ -65,6 +65,9 @@ class ScriptedModel:
         """Messages of the last request."""
         self.last_tools: tuple[ToolSpec, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"<ScriptedModel {self.calls} calls, {len(self._script)} replies left>"
+
     async def stream(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> AsyncIterator[Chunk]:

@@ -460,7 +460,7 @@ class DemoRun:
         with anyio.move_on_after(self.plan.deadline) as scope:
             async with anyio.create_task_group() as clients:
                 for agent in self.crowd.agents:
-                    clients.start_soon(self.crowd.converse, agent)
+                    clients.start_soon(self.crowd.converse, agent, name="perdure:client")
                 try:
                     await self._killed()
                     await self._restored_and_stopped()

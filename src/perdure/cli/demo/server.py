@@ -118,7 +118,7 @@ class DemoServer:
         if holder is not None and not holder.released and holder.alive is not False:
             async with anyio.create_task_group() as group:
                 for info in known_sessions:
-                    group.start_soon(self._take, info.key.agent)
+                    group.start_soon(self._take, info.key.agent, name="perdure:take over")
         for info in known_sessions:
             start = time.perf_counter()
             agent = await self._factory.restore_agent(info.key.agent, config(self._tenant))

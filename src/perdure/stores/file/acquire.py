@@ -25,6 +25,7 @@ from collections.abc import Collection
 import msgspec
 
 from perdure._lib.files import Folder, write_all
+from perdure._lib.logs import log_facts
 from perdure._lib.platform import drop_cache, sync_data, sync_file
 from perdure.errors import CorruptRecordError
 from perdure.records import records
@@ -255,13 +256,15 @@ class _Taking:
             kept = tail_name(name, offset)
             quarantine.replace(kept, tail)
             quarantine.sync()
-            _log.warning(
-                "%d bytes at the end of %s do not count, as an unfinished write or damage: they "
-                "are kept in %s",
-                len(tail),
-                path,
-                f"{quarantine.path}/{kept}",
-                extra={"path": path, "offset": offset, "bytes": len(tail)},
+            log_facts(
+                _log,
+                logging.WARNING,
+                "%(bytes)s bytes at the end of %(path)s do not count, as an unfinished write or "
+                "damage: they are kept in %(copy)s",
+                path=path,
+                offset=offset,
+                bytes=len(tail),
+                copy=f"{quarantine.path}/{kept}",
             )
         self._names = [*self._names, QUARANTINE]
 

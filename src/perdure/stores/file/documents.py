@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 import msgspec
 
 from perdure._lib.files import TEMPORARY, Folder
-from perdure._lib.logs import LogOnce
+from perdure._lib.logs import LogOnce, log_facts
 from perdure.errors import CorruptRecordError, UnsupportedVersionError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
@@ -121,8 +121,8 @@ def read_manifests(
             continue
         manifests.damaged[name] = data
         if _warned.first((path, data)):
-            message = "the manifest of session %s is damaged: %s; it is rebuilt from the log"
-            _log.warning(message, key, path, extra={"session": str(key), "path": path})
+            message = "the manifest of session %(session)s is damaged; it is rebuilt from the log"
+            log_facts(_log, logging.WARNING, message, session=str(key), path=path)
     manifests.files.sort(key=lambda file: (file.is_pending, -file.manifest.epoch))
     return manifests
 
@@ -304,9 +304,9 @@ def quarantine_damaged(folder: Folder, key: SessionKey, names: Collection[str]) 
         data = _bytes_of(folder, name)
         path = f"{folder.path}/{name}"
         if _warned.first((path, data)):
-            message = "a document of session %s is damaged: %s; it is rebuilt from the log"
-            facts = {"session": str(key), "path": path, "bytes": len(data or b"")}
-            _log.warning(message, key, path, extra=facts)
+            message = "a document of session %(session)s is damaged; it is rebuilt from the log"
+            size = len(data or b"")
+            log_facts(_log, logging.WARNING, message, session=str(key), path=path, bytes=size)
         if data is not None:
             _quarantine(folder, name, data)
 

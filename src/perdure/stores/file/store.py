@@ -23,7 +23,7 @@ import msgspec
 
 from perdure._lib.files import Folder, open_private as open_root, store_errors
 from perdure._lib.ids import random_id
-from perdure._lib.logs import LogOnce
+from perdure._lib.logs import LogOnce, log_facts
 from perdure._lib.loop import ThreadCall, Threads, unopened
 from perdure._lib.platform import descriptor_limit, network_file_system, synced_by
 from perdure._lib.tasks import all_of
@@ -95,10 +95,13 @@ def is_local(path: str) -> bool:
     """Return whether a folder is on a local disk; warn once if it is not."""
     kind = network_file_system(path)
     if kind is not None and _warned.first(path):
-        _log.warning(
+        log_facts(
+            _log,
+            logging.WARNING,
             "the store is on a network file system, where locks and syncs may not hold: "
             "keep it on a local disk, or use a server store",
-            extra={"path": path, "type": kind},
+            path=path,
+            type=kind,
         )
     return kind is None
 
@@ -135,9 +138,9 @@ class Home:
         self.writers: dict[SessionKey, LogWriter] = {}
         self._lock = threading.Lock()
         # More than the engine uses at a time: those whose disk does not answer leave some free.
-        self._appends = Threads(4 * THREADS, name="perdure append")
-        self._heartbeats = Threads(1, name="perdure heartbeat")
-        self._others = Threads(THREADS, name="perdure file")
+        self._appends = Threads(4 * THREADS, name="perdure:append")
+        self._heartbeats = Threads(1, name="perdure:heartbeat")
+        self._others = Threads(THREADS, name="perdure:file")
         self._pid = os.getpid()
 
     @property
@@ -170,16 +173,18 @@ class Home:
             self.writers.clear()
         self._appends.close()
         self.owners.wake_waiter()
-        closing = Threads(1, name="perdure close")  # abandoned calls may hold all other threads
+        closing = Threads(1, name="perdure:close")  # abandoned calls may hold all other threads
         try:
             await closing.run(self._close_files)
         except StoreUnavailableError:  # there is no thread for it
             self._close_files()
         except anyio.get_cancelled_exc_class():
-            _log.warning(
+            log_facts(
+                _log,
+                logging.WARNING,
                 "the disk did not answer while the store was closed: its files stay open until it "
                 "does",
-                extra={"path": self.root.path},
+                path=self.root.path,
             )
             raise
         finally:
@@ -330,7 +335,7 @@ async def open_home(
 
     """
     path, parents = resolve_root(root_argument)
-    opening = Threads(1, name="perdure open")
+    opening = Threads(1, name="perdure:open")
     opened: list[tuple[Folder, Owners]] = []
 
     def open_in_thread() -> None:
@@ -459,6 +464,10 @@ class FileStore:
         self._root_argument = root
         self._owner = owner or random_id()
         self._opened: Home | None = None
+
+    def __repr__(self) -> str:
+        path = self._opened.root.path if self._opened else self._root_argument
+        return f"FileStore({str(path)!r})" if path is not None else "FileStore()"
 
     @property
     def capabilities(self) -> Capabilities:

@@ -23,6 +23,7 @@ from typing import NamedTuple
 import msgspec
 
 from perdure._lib.ids import random_id
+from perdure._lib.logs import log_facts
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.chunks import is_name, require_named, verified
 from perdure.records.keys import SessionKey
@@ -430,7 +431,8 @@ def _info(
                 if saved.seq > seq:
                     seq, turns, about = saved.seq, saved.turns, saved.about
     except CorruptRecordError as error:  # list it as damaged; opening it raises
-        _log.warning("session %s is damaged: %s", key, error, extra={"session": str(key)})
+        message = "session %(session)s is damaged: %(reason)s"
+        log_facts(_log, logging.WARNING, message, session=str(key), reason=error)
         return SessionInfo(key=key, updated_at=entry.at, damaged=True)
     updated = entry.at
     if not query.newest_first and manifest is not None:
@@ -475,7 +477,8 @@ def _head_in(bucket: Bucket, folder: str) -> SessionHead | None:
     try:
         return None if stored is None else layout.decode(name, stored.data, None)
     except CorruptRecordError as error:
-        _log.warning("a session is damaged: %s: %s", name, error, extra={"object": name})
+        message = "a session is damaged: %(object)s: %(reason)s"
+        log_facts(_log, logging.WARNING, message, object=name, reason=error)
         return None
 
 

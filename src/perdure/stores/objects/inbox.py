@@ -21,6 +21,7 @@ from itertools import groupby, islice
 
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure.errors import CorruptRecordError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import lease_lost
@@ -293,4 +294,5 @@ def _collect(bucket: Bucket, owner: str, requests: deque[Request]) -> None:
         try:
             requests.append((what, layout.decode_object(name, entry.data, SessionKey)))
         except CorruptRecordError as error:
-            _log.warning("a request is damaged", extra={"object": name, "error": str(error)})
+            message = "a request is damaged: %(reason)s"
+            log_facts(_log, logging.WARNING, message, object=name, reason=error)

@@ -24,6 +24,7 @@ import anyio
 import anyio.to_thread
 
 from perdure._lib.ids import first_beat, random_id
+from perdure._lib.logs import log_facts
 from perdure._lib.loop import Threads, unopened
 from perdure._lib.tasks import all_of
 from perdure.errors import (
@@ -177,9 +178,9 @@ class ObjectStore:
             close()
             raise
         self._bucket, self._tag = bucket, tag
-        self._appends = Threads(PARALLELISM, name="perdure append")
+        self._appends = Threads(PARALLELISM, name="perdure:append")
         self._others = anyio.CapacityLimiter(_OTHER_THREADS)
-        self._merges = ThreadPoolExecutor(1, thread_name_prefix="perdure merge")
+        self._merges = ThreadPoolExecutor(1, thread_name_prefix="perdure:merge")
         self._pid = os.getpid()
 
     async def aclose(self) -> None:
@@ -195,7 +196,7 @@ class ObjectStore:
         try:
             await anyio.to_thread.run_sync(bucket.remove, [name], abandon_on_cancel=True)
         except StoreUnavailableError as error:
-            _log.debug("the heartbeat could not be removed", extra={"error": str(error)})
+            log_facts(_log, logging.DEBUG, "the heartbeat could not be removed", error)
         finally:
             bucket.close()
 
@@ -497,8 +498,8 @@ def _compact(bucket: Bucket, writer: ObjectLogWriter) -> None:
     try:
         content.compact(bucket, writer)
     except LeaseLostError:
-        _log.debug("commits are left to the next holder", extra={"session": str(writer.key)})
+        message = "commits are left to the next holder"
+        log_facts(_log, logging.DEBUG, message, session=str(writer.key))
     except PerdureError as error:
-        _log.warning(
-            "commits could not be merged", extra={"session": str(writer.key), "error": str(error)}
-        )
+        message = "commits could not be merged: %(reason)s"
+        log_facts(_log, logging.WARNING, message, session=str(writer.key), reason=error)

@@ -83,9 +83,9 @@ class Calls:
         self._settings = settings
         self._sql = sql
         self._timeout = settings.timeout
-        self._appends = Threads(PARALLELISM, name="perdure append")
+        self._appends = Threads(PARALLELISM, name="perdure:append")
         others = max(settings.connections - PARALLELISM, 1)
-        self._others = Threads(others, name="perdure postgres")
+        self._others = Threads(others, name="perdure:postgres")
         self._pid = os.getpid()
         self._listener: Listener | None = None
         self._lock = threading.Lock()

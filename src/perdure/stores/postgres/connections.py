@@ -590,7 +590,7 @@ class Listener:
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._failures = 0
-        self._thread = threading.Thread(target=self._run, name="perdure listen", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="perdure:listen", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:

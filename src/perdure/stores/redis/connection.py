@@ -28,6 +28,7 @@ import anyio.to_thread
 import msgspec
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
+from perdure._lib.logs import log_facts
 from perdure._lib.loop import unopened
 from perdure._lib.tasks import Host, HostClosedError
 from perdure.errors import ConfigError, MissingExtraError, StoreUnavailableError
@@ -599,7 +600,8 @@ async def inspect_durability(link: RedisLink) -> str:
     if policy not in {None, _NO_EVICTION}:
         raise ConfigError(_eviction_message(link, policy), option="maxmemory-policy", value=policy)
     if policy is None:
-        log.warning("whether the server evicts keys is unknown", extra={"store": link.location})
+        message = "whether the server evicts keys is unknown"
+        log_facts(log, logging.WARNING, message, store=link.location)
     syncs_late = settings.get("appendonly") == "yes" and settings.get("appendfsync") == "everysec"
     wait = link.settings.wait and syncs_late
     if wait:

@@ -17,6 +17,7 @@ from urllib.parse import quote, unquote
 
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure.errors import CorruptRecordError
 from perdure.records import records as frames
 from perdure.records.json import decoder_of
@@ -209,7 +210,8 @@ def _manifest_of(key: SessionKey, encoded: bytes) -> Manifest | None:
     """Return a manifest; None for a damaged one, which counts as lost."""
     manifest = decode_manifest(open_sealed(encoded), f"the manifest of {key}", key=str(key))
     if manifest is None:
-        _log.warning("the manifest of session %s is damaged", key, extra={"session": str(key)})
+        message = "the manifest of session %(session)s is damaged"
+        log_facts(_log, logging.WARNING, message, session=str(key))
         return None
     if manifest.key != key:
         raise damage_error(key, "the manifest", f"it is the one of {manifest.key}")

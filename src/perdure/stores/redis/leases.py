@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from perdure._lib.backoff import backoff
 from perdure._lib.ids import first_beat
 from perdure._lib.locks import has_ended, this_process
+from perdure._lib.logs import log_facts
 from perdure._lib.platform import host_name
 from perdure._lib.tasks import HostClosedError
 from perdure.errors import PerdureError, StoreUnavailableError
@@ -250,7 +251,9 @@ class Leases:
             try:
                 requests[ask[:1]].append(_keys.decode(ask[1:]))
             except (KeyError, msgspec.DecodeError, PerdureError):
-                log.warning("a request to this owner cannot be read", extra={"size": len(ask)})
+                log_facts(
+                    log, logging.WARNING, "a request to this owner cannot be read", size=len(ask)
+                )
         others = {owner.decode(): int(n) for owner, n in beats.items() if owner != self._me}
         return HeartbeatRequests(tuple(requests[HANDOVER]), tuple(requests[MAIL]), others)
 

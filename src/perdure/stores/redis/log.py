@@ -15,6 +15,7 @@ from typing import Any, final
 
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure.errors import (
     CorruptRecordError,
     PerdureError,
@@ -84,8 +85,8 @@ class ColdHistory:
                     key, manifest.epoch, up_to
                 ):
                     break
-        except StoreError:
-            log.warning("history was not moved", extra={"session": str(key)}, exc_info=True)
+        except StoreError as error:
+            log_facts(log, logging.WARNING, "history was not moved", error, session=str(key))
 
     async def _move_segment(self, key: SessionKey, epoch: int, up_to: int) -> bool:
         """Move one segment; return whether there may be more to move."""

@@ -19,6 +19,7 @@ import anyio
 import msgspec
 
 from perdure._lib.locks import Presence
+from perdure._lib.logs import log_facts
 from perdure._lib.loop import Threads
 from perdure._lib.platform import host_name
 from perdure.errors import (
@@ -368,8 +369,8 @@ class OpenDatabase:
         self.readers: Readers = Readers(path, timeout, read_only=owner is None)
         self.presence: Presence = Presence(None)
         self.shared: SharedWrites = SharedWrites(self.engine)
-        self.writes: Threads = Threads(1, name="perdure sqlite write", prompt=True)
-        self.reads: Threads = Threads(_READERS, name="perdure sqlite read")
+        self.writes: Threads = Threads(1, name="perdure:sqlite write", prompt=True)
+        self.reads: Threads = Threads(_READERS, name="perdure:sqlite read")
         self._owner = owner
         self._last_notified = 0
         """The notification counter at the last poll."""
@@ -494,10 +495,12 @@ class OpenDatabase:
         try:
             await self.writes.run(self._close)
         except anyio.get_cancelled_exc_class():
-            _log.warning(
+            log_facts(
+                _log,
+                logging.WARNING,
                 "the database was busy while the store was closed: it stays open until its last "
                 "write has ended",
-                extra={"path": self.path},
+                path=self.path,
             )
             raise
         finally:

@@ -101,6 +101,9 @@ class SqliteStore:
         self._last_request = 0
         self._opened: OpenDatabase | None = None
 
+    def __repr__(self) -> str:
+        return f"SqliteStore({self.location!r})"
+
     @property
     def capabilities(self) -> Capabilities:
         return _CAPABILITIES

@@ -17,6 +17,7 @@ from typing import NamedTuple, cast, final
 import anyio
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure.errors import CorruptRecordError, LeaseHeldError, LeaseLostError
 from perdure.records.keys import KEYRING, SessionKey, SessionTenant, keyring_of
 from perdure.records.manifest import About, Manifest, lease_lost
@@ -360,7 +361,8 @@ class EncryptedStore(CodedStore):
         if proof.lost:
             end = proof.doubtful_from or taken.head - 1
             proof = msgspec.structs.replace(proof, unproven_end=end)
-            _log.warning("%s", unproven_tail(key, end), extra={"session": str(key)})
+            reason = unproven_tail(key, end)
+            log_facts(_log, logging.WARNING, "%(reason)s", reason=reason, session=str(key))
         cipher = self._cache_cipher(key, entry)
         self._cache_proof(key, proof)
         assert cipher.chain is not None  # _wrap_again begins a chain
