@@ -664,6 +664,7 @@ async def open_session(
         on_held=config.on_held,
         wait=config.wait,
         strict=config.restore.strict,
+        on_damage=config.on_damage,
         autosave=config.autosave,
     )
 

@@ -170,8 +170,9 @@ def register(
             option="tag",
             tag=name,
         )
-    if isinstance(aliases, str) or not all(
-        isinstance(alias, str) and _ALIAS.fullmatch(alias) for alias in aliases
+    given: Any = aliases
+    if isinstance(given, str) or not all(
+        isinstance(alias, str) and _ALIAS.fullmatch(alias) for alias in given
     ):
         raise InvalidArgumentError(
             f"invalid aliases={aliases!r} of {name!r}: give a list of earlier tags, or of modules "
@@ -337,7 +338,7 @@ class Registry:
         """The registered tags, in the order of registration."""
         return tuple(known.registered.tag for known in self._by_type.values())
 
-    def type_of(self, cls: type) -> StoredType | None:
+    def type_of(self, cls: Any) -> StoredType | None:
         """Return how instances of a class are read: as registered, else under its own name.
 
         None if it cannot be registered.

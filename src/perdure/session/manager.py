@@ -26,7 +26,7 @@ from perdure.autosave.options import (
 from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
-from perdure.lease import LeaseOptions, OnHeld
+from perdure.lease import LeaseOptions, OnDamage, OnHeld
 from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION, SCOPES, session_key
 from perdure.records.manifest import SessionQuery
@@ -179,6 +179,7 @@ class SessionManager:
         wait: float = 10.0,
         force: bool = False,
         strict: bool = False,
+        on_damage: OnDamage = "raise",
         autosave: Autosave | Inherit | None = KEEP,
     ) -> SessionOpening:
         """Open a session to write: await it, or ``async with`` it.
@@ -200,6 +201,8 @@ class SessionManager:
             wait: Seconds to wait for another process, and for a store that does not answer.
             force: Open it even if it is quarantined in this process.
             strict: Raise if one of its documents cannot be used, instead of rebuilding it.
+            on_damage: "fresh": set a damaged log aside, in a store of files, and begin a new one,
+                which later opens continue. The restore report names what is kept.
             autosave: This session's own settings, until it leaves memory; None for no timers,
                 ``Inherit.INHERIT`` for the manager's again. Left out, it keeps those that it has.
 
@@ -210,7 +213,8 @@ class SessionManager:
             SessionError: It exists, and ``new`` is True.
             OwnerMismatchError: It has another owner.
             SessionQuarantinedError: The store permanently refuses one of its records.
-            CorruptRecordError: Its log is damaged before the tail; if strict, or a document is.
+            CorruptRecordError: Its log is damaged before the tail, and is not set aside; if
+                strict, or a document is.
             UnsupportedVersionError: A newer release wrote it.
             StoreUnavailableError: The store cannot be reached.
 
@@ -225,6 +229,7 @@ class SessionManager:
             wait=wait,
             force=force,
             strict=strict,
+            on_damage=on_damage,
             autosave=autosave,
         )
         return SessionOpening(self._check().opener, wanted)
