@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
+from perdure._lib.designs import lookup
 from perdure._lib.logs import card
 from perdure._lib.tasks import wait_through
 from perdure.autosave.options import (
@@ -73,6 +74,9 @@ class SessionManager:
     Also awaitable, for frameworks that close by ``aclose``. May be opened in one task and closed in
     another of the same event loop.
     """
+
+    if not TYPE_CHECKING:
+        __getattr__ = lookup
 
     def __init__(
         self,
