@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import logging
 import shutil
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 
 import perdure
 from perdure import ConfigError, CorruptRecordError, Message, Shutdown
 from perdure.agent import Agent, AgentConfig, AgentFactory, EchoModel
 from perdure.cli import main
+from perdure.records.keys import SessionKey
+from perdure.store import Held, Taken, Terms
 from perdure.stores import EncryptedStore, MasterKeys
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.file import FileStore
 
 QUIET = Shutdown(signals=False)
@@ -42,6 +45,8 @@ async def killed(tmp_path: Path, place: Any, store: Any) -> None:
     async with connected(store) as sessions:
         async with sessions.open("ada") as session:
             session.append(Message.user("before"), Message.assistant("what was said"))
+            await session.save()
+            session.append(Message.user("second"))
             await session.save()
             shutil.copytree(tmp_path / "first", place)
 
@@ -163,14 +168,16 @@ async def test_an_agent_starts_beside_the_damaged_log(tmp_path: Path) -> None:
             assert texts(agent.session) == ["hello", "You said: hello"]
 
 
+class Deaf(DelegatingStore):
+    """A store that cannot set a log aside."""
+
+    async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+        return await super().acquire(key, msgspec.structs.replace(terms, set_aside=False))
+
+
 async def test_another_store_raises_as_before(tmp_path: Path) -> None:
-    (tmp_path / "first").mkdir()
-    await killed(tmp_path, tmp_path / "store", f"sqlite:///{tmp_path}/first/a.db")
-    with sqlite3.connect(tmp_path / "store" / "a.db") as database:
-        database.execute(
-            "UPDATE log SET data = CAST(replace(CAST(data AS TEXT), 'before', 'beforf') AS BLOB)"
-        )
-    async with connected(f"sqlite:///{tmp_path}/store/a.db") as sessions:
+    await damaged(tmp_path)
+    async with connected(Deaf(FileStore(tmp_path / "store"))) as sessions:
         for _ in range(2):
             with pytest.raises(CorruptRecordError, match="cannot set the log aside.*on_damage"):
                 await sessions.open("ada", on_damage="fresh")

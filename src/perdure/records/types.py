@@ -241,7 +241,7 @@ class StoredType(msgspec.Struct, frozen=True):
                 version=version,
                 type=name,
             )
-        data = _upcast(registered, version, data, of)
+        data = upcast(registered, version, data, of)
         try:
             return self.shape.load(data)
         except Exception as error:  # noqa: BLE001  # the user's own constructors and validators
@@ -432,10 +432,17 @@ class Registry:
         return bool(left == right) or self._by_type[type(left)].shape.same(left, right)
 
 
-def _upcast(registered: Registered, version: int, data: Any, of: str) -> Any:
+def upcast(registered: Registered, version: int, data: Any, of: str) -> Any:
+    """Return data of a version as the registered one has it; *of* says whose, for errors.
+
+    Raises:
+        CorruptRecordError: An upcast raises.
+        UnsupportedVersionError: There is no upcast from a version.
+
+    """
     for at in range(version, registered.version):
-        upcast = registered.upcasts.get(at)
-        if upcast is None:
+        step = registered.upcasts.get(at)
+        if step is None:
             raise UnsupportedVersionError(
                 f"{of} of {registered.tag!r} has version {at}, and there is no upcast "
                 f"from it: add one, register({registered.cls.__name__}, upcasts={{{at}: …}})",
@@ -444,7 +451,7 @@ def _upcast(registered: Registered, version: int, data: Any, of: str) -> Any:
                 type=registered.cls.__name__,
             )
         try:
-            data = upcast(data)
+            data = step(data)
         except Exception as error:  # the user's code: any error may come
             raise CorruptRecordError(
                 f"the upcast of {registered.tag!r} from version {at} raises "
