@@ -55,17 +55,18 @@ class States:
             UnsupportedVersionError: There is no upcast from its version.
 
         """
-        stored = await self._stored(key)
+        bare = await self._folded(_name(key))
+        beside = await self._folded(typed(_name(key))) if bare is None else None
+        stored = state_of(bare, beside, self._registry)
         return default if stored is None else stored[0]
 
     async def _stored(self, key: str) -> tuple[Any, int] | None:
         """Return the value under a key, and the version of its form."""
-        bare, typed_data = _name(key), typed(_name(key))
-        return state_of(
-            fold_state(bare, *await self._read(bare)),
-            fold_state(typed_data, *await self._read(typed_data)),
-            self._registry,
-        )
+        bare, beside = await self._folded(_name(key)), await self._folded(typed(_name(key)))
+        return state_of(bare, beside, self._registry)
+
+    async def _folded(self, name: str) -> bytes | None:
+        return fold_state(name, *await self._read(name))
 
     def set(self, key: str, value: Any) -> int:
         """Store a value under a key, and return the session's version.
