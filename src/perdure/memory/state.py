@@ -62,8 +62,11 @@ class States:
 
     async def _stored(self, key: str) -> tuple[Any, int] | None:
         """Return the value under a key, and the version of its form."""
-        bare, beside = await self._folded(_name(key)), await self._folded(typed(_name(key)))
-        return state_of(bare, beside, self._registry)
+        while True:
+            bare, beside = await self._folded(_name(key)), await self._folded(typed(_name(key)))
+            # A value that was set between the two reads has a version that is not the old one's.
+            if beside is None or bare == await self._folded(_name(key)):
+                return state_of(bare, beside, self._registry)
 
     async def _folded(self, name: str) -> bytes | None:
         return fold_state(name, *await self._read(name))
