@@ -187,6 +187,7 @@ class PerdureCheckpointStorage(Adapter):
         Raises:
             WorkflowCheckpointException: It cannot be encoded, or could not be read back; nothing
                 was stored.
+            NotStorableError: A text in it is no Unicode; nothing was stored.
             TooLargeError: What it changes is larger than the limit for a record; nothing was
                 stored.
             LeaseHeldError: Another process keeps holding the session.
