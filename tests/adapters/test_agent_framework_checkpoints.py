@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from agent_framework import (
     Executor,
@@ -26,6 +27,7 @@ from agent_framework import (
     handler,
     response_handler,
 )
+from agent_framework._workflows._checkpoint_encoding import encode_checkpoint_value
 from hypothesis import given, settings, strategies as st
 
 import perdure
@@ -38,7 +40,15 @@ from perdure import (
     TooLargeError,
 )
 from perdure.adapters import PerdureCheckpointStorage, PerdureHistoryProvider
-from perdure.adapters.agent_framework_checkpoints import change_of, changed
+from perdure.adapters.agent_framework_checkpoints import (
+    SDK,
+    SHAPE,
+    CheckpointRecord,
+    change_of,
+    changed,
+)
+from perdure.records.records import FOREIGN, Entry
+from perdure.session.internals import accept
 from perdure.testing import MemoryBacking, MemoryStore
 from tests.adapters.test_agent_framework import STORES, killed, said, url_of
 
@@ -394,6 +404,31 @@ async def test_a_class_that_is_not_allowed_is_refused(sessions: SessionManager) 
     with pytest.raises(WorkflowCheckpointException, match="Secret"):
         await storage.load("a")
     assert await storage.list_checkpoint_ids(workflow_name="w") == ["a"]
+
+
+class Planted:
+    """What would leave a file behind if anybody unpickled it."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.file),)
+
+
+async def test_a_planted_pickle_is_refused_and_not_run(
+    sessions: SessionManager, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    encoded = encode_checkpoint_value(checkpoint("a", it=Planted(ran)).to_dict())
+    record = CheckpointRecord(SDK, SHAPE, "a", change=msgspec.Raw(msgspec.json.encode([encoded])))
+    async with sessions.open("ada", session="checkpoints") as session:
+        accept(session, (Entry(FOREIGN, msgspec.json.encode(record)),))
+    storage = PerdureCheckpointStorage("ada", sessions)
+    for reads in (storage.load("a"), storage.get_latest(workflow_name="w")):
+        with pytest.raises(WorkflowCheckpointException, match="mkdir"):
+            await reads
+    assert not ran.exists()
 
 
 async def test_an_unknown_id_raises_the_framework_s_own(sessions: SessionManager) -> None:
