@@ -18,6 +18,7 @@ from agent_framework import (
     Agent,
     AgentSession,
     BaseChatClient,
+    ChatMiddlewareLayer,
     ChatResponse,
     Content,
     FileHistoryProvider,
@@ -85,6 +86,7 @@ contents = st.one_of(
         st.sampled_from([None, "noon", {"hour": [12, None, 1.5]}, ["a"]]),
         st.sampled_from([None, "no tide"]),
     ),
+    st.just(Content("function_call")),
     st.just(Content.from_uri("https://harbor/map.png", media_type="image/png")),
     st.just(Content.from_data(b"map" * 50, "image/png")),
     st.just(Content.from_error(message="it rains", error_code="e7")),
@@ -210,7 +212,7 @@ async def test_several_tasks_save_at_once(sessions: SessionManager) -> None:
 # With an agent
 
 
-class Scripted(FunctionInvocationLayer[Any], BaseChatClient):
+class Scripted(FunctionInvocationLayer[Any], ChatMiddlewareLayer[Any], BaseChatClient):
     """A chat client that answers as it was told, and notes what it is asked."""
 
     def __init__(self, *answers: Message) -> None:
@@ -257,6 +259,28 @@ async def test_an_agent_goes_on_with_what_was_said(sessions: SessionManager) -> 
     view = await sessions.load("ada")
     assert view is not None
     assert len(view.context("anthropic").messages) == 6
+
+
+async def test_a_run_can_save_after_each_answer_of_its_model(sessions: SessionManager) -> None:
+    history, seen = PerdureHistoryProvider(sessions), []
+
+    @tool(approval_mode="never_require")
+    async def look(harbor: str) -> str:
+        """Look at a harbor."""
+        seen.extend([each.role for each in await history.get_messages("ada")])
+        return "calm"
+
+    call = Content.from_function_call("c1", "look", arguments='{"harbor": "Oosthaven"}')
+    agent = Agent(
+        Scripted(Message("assistant", [call]), said("It is calm.")),
+        tools=[look],
+        context_providers=[history],
+        require_per_service_call_history_persistence=True,
+    )
+    await agent.run("How is it there?", session=AgentSession(session_id="ada"))
+    assert seen == ["user", "assistant"]
+    found = [each.role for each in await history.get_messages("ada")]
+    assert found == ["user", "assistant", "tool", "assistant"]
 
 
 async def talk_and_die(url: str) -> None:

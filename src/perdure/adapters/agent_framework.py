@@ -295,7 +295,9 @@ def _encoded(message: sdk.Message, at: int) -> tuple[sdk.Message, list[Entry]]:
     copy = require_readable(path, PACKAGE, partial(_decoded, data))
 
     def envelope(at: int, of: int, pieces: tuple[Piece, ...]) -> MessageEnvelope:
-        return MessageEnvelope(SDK, SHAPE, id=message.message_id or "", at=at, of=of, pieces=pieces)
+        return MessageEnvelope(
+            SDK, SHAPE, id=str(message.message_id or ""), at=at, of=of, pieces=pieces
+        )
 
     try:
         return copy, encode_parts(data, _shown(json.loads(data)), envelope, now=time.time())
@@ -321,8 +323,8 @@ def _shown(message: dict[str, Any]) -> list[Message]:
     kinds: dict[str, list[dict[str, Any]]] = {}
     for each in message["contents"]:
         kinds.setdefault(each["type"], []).append(each)
-    texts = [each["text"] for each in kinds.get("text", ()) if each.get("text")]
-    thoughts = [each["text"] for each in kinds.get("text_reasoning", ()) if each.get("text")]
+    texts = [each["text"] for each in kinds.get("text", ()) if _has_text(each)]
+    thoughts = [each["text"] for each in kinds.get("text_reasoning", ()) if _has_text(each)]
     role = {"user": "user", "system": "system", "developer": "system"}.get(message["role"])
     said = Message(
         role=role or "assistant",
@@ -336,6 +338,10 @@ def _shown(message: dict[str, Any]) -> list[Message]:
     return [said, *results] if is_said or not results else results
 
 
+def _has_text(content: dict[str, Any]) -> bool:
+    return isinstance(content.get("text"), str) and content["text"] != ""
+
+
 def _is_image(content: dict[str, Any]) -> bool:
     return str(content.get("media_type")).startswith("image/")
 
@@ -345,12 +351,12 @@ def _shown_call(content: dict[str, Any]) -> ToolCall:
     if isinstance(arguments, str):
         with suppress(ValueError):
             arguments = json.loads(arguments)
-    return ToolCall(content["call_id"], content["name"], arguments)
+    return ToolCall(content.get("call_id", ""), content.get("name", ""), arguments)
 
 
 def _shown_result(content: dict[str, Any]) -> Message:
     result, error = content.get("result"), content.get("exception")
-    return Message.tool(content["call_id"], None if error else result, error=error)
+    return Message.tool(content.get("call_id", ""), None if error else result, error=error)
 
 
 # Reading

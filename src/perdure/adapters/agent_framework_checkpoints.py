@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from math import copysign
 from typing import TYPE_CHECKING, Any, Final, Self, final
 
@@ -19,7 +20,7 @@ from perdure._lib.lazy import from_extra
 from perdure.adapters.envelopes import SdkEnvelope
 from perdure.adapters.items import Adapter, AdapterManager, LogFold
 from perdure.adapters.versions import warn_untested
-from perdure.errors import CorruptRecordError, SessionNotFoundError
+from perdure.errors import CorruptRecordError, LeaseHeldError, SessionNotFoundError
 from perdure.records.json import encode
 from perdure.records.keys import session_key
 from perdure.records.values import is_plain
@@ -271,7 +272,9 @@ class PerdureCheckpointStorage(Adapter):
             return False
         if below:
             sessions = await self._connection.manager()
-            await drop_history(sessions, self._key, below, wait=self._connection.wait)
+            # Another process may have taken the session by now: the next time removes these, too.
+            with suppress(LeaseHeldError):
+                await drop_history(sessions, self._key, below, wait=self._connection.wait)
         return was_there
 
     # Inside
