@@ -220,6 +220,26 @@ def test_a_change_makes_the_one_of_the_other(before: Any, after: Any) -> None:
     assert shown(before if change is None else changed(before, change)) == shown(after)
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (0.0, -0.0),
+        ([1, True, 1.0], [True, 1.0, 1]),
+        ({"a": 1, "b": [2]}, {"b": [2], "a": 1}),
+        ({"a": 1, "b": 2}, {"a": 1}),
+        ([1, [2, 3]], [1, [2]]),
+        ({"a": {"b": [1, {"c": 2}]}}, {"a": {"b": [1, {"c": 2, "d": None}], "e": []}}),
+        ({}, []),
+    ],
+)
+def test_a_change_tells_equal_values_apart(before: Any, after: Any) -> None:
+    for one, other in ((before, after), (after, before)):
+        change = change_of(one, other)
+        assert change is not None
+        assert shown(changed(one, change)) == shown(other)
+        assert change_of(one, one) is None
+
+
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_a_checkpoint_is_stored_on_each_loop(backend: str) -> None:
     async def run() -> None:
@@ -271,6 +291,12 @@ async def test_the_latest_is_the_end_of_the_chain_whatever_the_clocks_say(
         await each.save(checkpoint("b", "a", at=4000, again=True))
     newest = [await each.get_latest(workflow_name="w") for each in (storage, own)]
     assert [each and each.checkpoint_id for each in newest] == ["c", "b"]
+    moved = PerdureCheckpointStorage("moved", sessions)
+    for name, after in (("b", "a"), ("c", "b"), ("a", None)):  # as files are listed: in any order
+        await moved.save(checkpoint(name, after))
+    latest = await moved.get_latest(workflow_name="w")
+    assert latest is not None
+    assert latest.checkpoint_id == "c"
     await storage.save(checkpoint("d", "a", at=1))  # a run that began again from the first one
     latest = await storage.get_latest(workflow_name="w")
     assert latest is not None
