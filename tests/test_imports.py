@@ -36,6 +36,13 @@ SURFACES = {
         ),
         frozenset({"asyncio", "httpx", "pydantic", "rich", "ssl", "trio", "uvicorn"}),
     ),
+    **dict.fromkeys(
+        (
+            "perdure.adapters.agent_framework",
+            "perdure.adapters.agent_framework_checkpoints",
+        ),
+        frozenset({"asyncio", "pydantic", "ssl"}),
+    ),
     "perdure.adapters.pydantic_ai": frozenset(
         {"asyncio", "httpx", "pydantic", "rich", "ssl", "trio"}
     ),
@@ -52,6 +59,7 @@ SURFACES = {
 """What a package, or what is in one, may bring in besides the core's dependencies."""
 
 DISTRIBUTIONS = {
+    "agent_framework": "agent_framework_core",
     "google": "google_adk",
     "sqlalchemy": "google_adk",
     "opentelemetry": "opentelemetry_api",

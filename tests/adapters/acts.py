@@ -105,4 +105,50 @@ def google_adk(sessions: SessionManager, name: str = "a") -> Acts:
     return Acts(write, read)
 
 
-ADAPTERS = (openai_agents, pydantic_ai, langgraph, google_adk)
+def agent_framework(sessions: SessionManager, name: str = "a") -> Acts:
+    from agent_framework import Message
+
+    from perdure.adapters import PerdureHistoryProvider
+
+    history = PerdureHistoryProvider(sessions, wait=GUARD)
+
+    async def read() -> list[str]:
+        return [message.text for message in await history.get_messages(name)]
+
+    return Acts(lambda text: history.save_messages(name, [Message("user", [text])]), read)
+
+
+def agent_framework_checkpoints(sessions: SessionManager, name: str = "a") -> Acts:
+    from agent_framework import WorkflowCheckpoint
+
+    from perdure.adapters import PerdureCheckpointStorage
+
+    storage = PerdureCheckpointStorage(name, sessions, wait=GUARD)
+    mine: list[WorkflowCheckpoint] = []
+
+    async def write(text: str) -> None:
+        newest = mine[0] if mine else await storage.get_latest(workflow_name="w")
+        checkpoint = WorkflowCheckpoint("w", "graph")
+        texts = []
+        if newest is not None:
+            checkpoint.previous_checkpoint_id = newest.checkpoint_id
+            texts = newest.state["texts"]
+        checkpoint.state["texts"] = [*texts, text]
+        await storage.save(checkpoint)
+        mine[:] = [checkpoint]
+
+    async def read() -> list[str]:
+        newest = await storage.get_latest(workflow_name="w")
+        return list(newest.state["texts"]) if newest else []
+
+    return Acts(write, read)
+
+
+ADAPTERS = (
+    openai_agents,
+    pydantic_ai,
+    langgraph,
+    google_adk,
+    agent_framework,
+    agent_framework_checkpoints,
+)

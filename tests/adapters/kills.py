@@ -315,12 +315,77 @@ class GoogleADK:
         return f"{len(texts)} events"
 
 
+# Agent Framework
+
+
+class AgentFramework:
+    """A conversation, and checkpoints of which only the newest are kept."""
+
+    modules = ("agent_framework", "perdure.adapters.agent_framework_checkpoints")
+    kept = 5
+
+    def __init__(self) -> None:
+        self.newest: dict[str, int] = {}
+        """By what was done: the number that was told last."""
+
+    @staticmethod
+    def both(url: str) -> tuple[Any, Any]:
+        from perdure.adapters import PerdureCheckpointStorage, PerdureHistoryProvider
+
+        return (
+            PerdureHistoryProvider.from_url(url, wait=60),
+            PerdureCheckpointStorage.from_url("a", url, wait=60),
+        )
+
+    @classmethod
+    async def work(cls, url: str, seed: int, tell: Tell) -> None:
+        from agent_framework import Message, WorkflowCheckpoint
+
+        history, storage = cls.both(url)
+        latest = await storage.get_latest(workflow_name="w")
+        begin = 0 if latest is None else len(latest.state["numbers"])
+        for number in range(begin, begin + 100_000):
+            # Those of a killed run whose checkpoint was not stored are told from new ones.
+            texts = (f"{2 * number}", f"{2 * number + 1}")
+            said = [Message("assistant", [text], message_id=text) for text in texts]
+            await history.save_messages("a", said)
+            tell(("said", number))
+            before = f"c{number - 1}" if number else None
+            state = {"numbers": list(range(number + 1)), "text": "x" * 200}
+            await storage.save(WorkflowCheckpoint("w", "g", f"c{number}", before, state=state))
+            tell(("saved", number))
+            listed = await storage.list_checkpoint_ids(workflow_name="w")
+            for name in listed[: -cls.kept]:
+                assert await storage.delete(name)
+                tell(("deleted", int(name[1:])))
+
+    async def check(self, url: str, told: list[Any]) -> str:
+        self.newest |= dict(told)
+        history, storage = self.both(url)
+        async with history, storage:
+            texts = [message.text for message in await history.get_messages("a")]
+            listed = await storage.list_checkpoints(workflow_name="w")
+        assert texts == [f"{at}" for at in range(len(texts))]
+        assert len(texts) // 2 - 1 - self.newest.get("said", -1) in (0, 1)
+        assert len(texts) % 2 == 0
+        numbers = [int(each.checkpoint_id[1:]) for each in listed]
+        first, last = (numbers[0], numbers[-1]) if numbers else (0, -1)
+        assert numbers == list(range(first, last + 1))
+        assert last - self.newest.get("saved", -1) in (0, 1)
+        assert len(numbers) in (min(last + 1, self.kept), self.kept + 1)
+        assert first > self.newest.get("deleted", -1)
+        for number, each in zip(numbers, listed, strict=True):
+            assert each.state["numbers"] == list(range(number + 1))
+        return f"{len(texts)} messages, checkpoints {first} to {last}"
+
+
 SUBJECTS: Final[dict[str, Callable[[], Subject]]] = {
     "langgraph": LangGraph,
     "langgraph-sqlite": LangGraphSqlite,
     "openai-agents": OpenAIAgents,
     "pydantic-ai": PydanticAI,
     "google-adk": GoogleADK,
+    "agent-framework": AgentFramework,
 }
 
 

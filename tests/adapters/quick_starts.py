@@ -36,6 +36,17 @@ GIVEN = {
         builder.add_edge(START, "model")
         config = {"configurable": {"thread_id": "ada"}}
         """,
+    "agent-framework": """
+        from agent_framework import BaseChatClient, ChatResponse, FunctionInvocationLayer, Message
+
+        class Scripted(FunctionInvocationLayer, BaseChatClient):
+            def _inner_get_response(self, *, messages, **kwargs):
+                async def answer():
+                    return ChatResponse(messages=[Message("assistant", ["At noon."])])
+                return answer()
+
+        client = Scripted()
+        """,
     "google-adk": """
         from google.adk.agents import BaseAgent
         from google.adk.events.event import Event

@@ -13,6 +13,8 @@ from perdure.testing import MemoryBacking, MemoryStore
 from tests.adapters.acts import ADAPTERS, Acts
 
 REFUSED = {
+    "agent_framework": ("a", "LeaseLostError"),
+    "agent_framework_checkpoints": ("a", "LeaseLostError"),
     "openai_agents": ("a", "LeaseLostError"),
     "langgraph": ("a", "LeaseLostError"),
     "pydantic_ai": ("a", "ConversationConflict"),

@@ -18,6 +18,8 @@ def program(code: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("sdk", "extra", "use"),
     [
+        ("agent_framework", "agent-framework", "PerdureHistoryProvider"),
+        ("agent_framework", "agent-framework", "PerdureCheckpointStorage"),
         ("google.adk", "google-adk", "PerdureSessionService"),
         ("agents", "openai-agents", "PerdureSession; PerdureSession.in_memory()"),
         ("pydantic_ai", "pydantic-ai", "PerdureConversationStore"),

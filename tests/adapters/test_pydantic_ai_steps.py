@@ -235,7 +235,7 @@ async def test_a_session_with_messages_is_no_run(sessions: SessionManager) -> No
     async with sessions.open("one", session="steps") as session:
         session.append(Message.user("hello"))
         await session.save()
-    with pytest.raises(SessionError, match="choose another run_id"):
+    with pytest.raises(SessionError, match="choose another id"):
         await PerdureStepStore(sessions).append_event(event("one", 1))
 
 

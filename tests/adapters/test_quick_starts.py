@@ -7,6 +7,7 @@ import pytest
 from tests.adapters.quick_starts import GIVEN, run
 
 MODULES = {
+    "agent-framework": "agent_framework",
     "openai-agents": "agents",
     "pydantic-ai": "pydantic_ai",
     "langgraph": "langgraph.checkpoint.sqlite.aio",

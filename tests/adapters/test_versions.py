@@ -22,6 +22,7 @@ from perdure.session.internals import accept
 
 ROOT = Path(__file__).parents[2]
 ADAPTERS = {
+    "agent-framework-core": ("agent_framework", "agent_framework"),
     "google-adk": ("google.adk", "google_adk_events"),
     "langgraph": ("langgraph.graph", "langgraph"),
     "langgraph-checkpoint": ("langgraph.checkpoint.base", "langgraph"),
@@ -102,7 +103,7 @@ def test_the_lowest_versions_are_those_of_the_extras_and_of_the_pages() -> None:
     }
     pages = "".join(
         (ROOT / "docs" / f"{name}.md").read_text()
-        for name in ("langgraph", "openai-agents", "google-adk", "pydantic-ai")
+        for name in ("agent-framework", "langgraph", "openai-agents", "google-adk", "pydantic-ai")
     )
     for package, (lowest, _) in versions.TESTED.items():
         assert f"{lowest}.".startswith(f"{floors[package]}.")

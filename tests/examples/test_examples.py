@@ -101,6 +101,17 @@ def test_a_conversation_of_pydantic_ai_is_resumed_in_another_process(shell: Shel
 
 
 @pytest.mark.deep
+def test_a_workflow_of_the_agent_framework_is_resumed_in_another_process(shell: Shell) -> None:
+    for number in (1, 2):
+        answer, waits = shell.run("agent_framework_approval.py", "ask")
+        assert answer == f"Answer {number}."
+        assert waits == "waits for approval: sail to Oosthaven?"
+        assert shell.run("agent_framework_approval.py", "approve") == ["We are there."]
+        done = ["nothing waits for approval"]
+        assert shell.run("agent_framework_approval.py", "approve") == done
+
+
+@pytest.mark.deep
 def test_a_run_of_langgraph_is_resumed_in_another_process(shell: Shell) -> None:
     pytest.importorskip("langgraph")
     assert shell.run("langgraph_approval.py", "ask") == ["waits for approval: sail to Oosthaven?"]

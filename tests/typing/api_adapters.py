@@ -5,12 +5,24 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
+from agent_framework import (
+    AgentSession,
+    CheckpointStorage,
+    HistoryProvider,
+    Message,
+    WorkflowCheckpoint,
+)
 from agents.memory import Session, SessionSettings
 from pydantic_ai.conversation import Conversation
 from pydantic_ai.conversation_store import ConversationStore
 
 import perdure
-from perdure.adapters import PerdureConversationStore, PerdureSession
+from perdure.adapters import (
+    PerdureCheckpointStorage,
+    PerdureConversationStore,
+    PerdureHistoryProvider,
+    PerdureSession,
+)
 
 
 async def in_the_sdk_s_place(sessions: perdure.SessionManager) -> None:
@@ -44,3 +56,22 @@ async def conversations(sessions: perdure.SessionManager) -> None:
     async with PerdureConversationStore.from_url("sqlite:///agents.db", tenant="a") as own:
         assert_type(await own.load("ada"), Conversation | None)
     await PerdureConversationStore.in_memory().aclose()
+
+
+async def histories(sessions: perdure.SessionManager) -> None:
+    history: HistoryProvider = PerdureHistoryProvider(sessions, source_id="talk", tags=["harbor"])
+    await history.save_messages("ada", [Message("user", ["Hello"])])
+    async with PerdureHistoryProvider.from_url("sqlite:///agents.db", tenant="a") as own:
+        assert_type(await own.get_messages("ada"), list[Message])
+        assert_type(await own.load_session("ada"), AgentSession)
+        await own.save_session(AgentSession(session_id="ada"))
+    await PerdureHistoryProvider.in_memory().aclose()
+
+
+async def checkpoints(sessions: perdure.SessionManager) -> None:
+    storage: CheckpointStorage = PerdureCheckpointStorage("ada", sessions, owner="ada", wait=2)
+    assert_type(await storage.save(WorkflowCheckpoint("voyage", "graph")), str)
+    async with PerdureCheckpointStorage.from_url("ada", "sqlite:///agents.db") as own:
+        assert_type(await own.get_latest(workflow_name="voyage"), WorkflowCheckpoint | None)
+        assert_type(await own.delete("a"), bool)
+    await PerdureCheckpointStorage.in_memory().aclose()

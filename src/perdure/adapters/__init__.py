@@ -10,6 +10,10 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
+    from perdure.adapters.agent_framework import PerdureHistoryProvider as PerdureHistoryProvider
+    from perdure.adapters.agent_framework_checkpoints import (
+        PerdureCheckpointStorage as PerdureCheckpointStorage,
+    )
     from perdure.adapters.google_adk import PerdureSessionService as PerdureSessionService
     from perdure.adapters.langgraph import PerdureSaver as PerdureSaver
     from perdure.adapters.langgraph_store import PerdureStore as PerdureStore
@@ -18,7 +22,9 @@ if TYPE_CHECKING:
     from perdure.adapters.pydantic_ai_steps import PerdureStepStore as PerdureStepStore
 
 _HOME_OF = {
+    "PerdureCheckpointStorage": "perdure.adapters.agent_framework_checkpoints",
     "PerdureConversationStore": "perdure.adapters.pydantic_ai",
+    "PerdureHistoryProvider": "perdure.adapters.agent_framework",
     "PerdureSaver": "perdure.adapters.langgraph",
     "PerdureSession": "perdure.adapters.openai_agents",
     "PerdureSessionService": "perdure.adapters.google_adk",

@@ -7,25 +7,32 @@ import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
 from contextlib import ExitStack
 from types import TracebackType
-from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, final
+from typing import Any, Final, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, final
+from weakref import WeakKeyDictionary
 
 import anyio
 
 from perdure._lib.loop import Affinity
+from perdure.adapters.envelopes import SdkEnvelope, read_entry
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
+    SessionError,
     SessionNotFoundError,
     WrongLoopError,
 )
 from perdure.lease import OnHeld
+from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.media import decode_read
 from perdure.records.messages import Message
+from perdure.records.records import FOREIGN, Entry
 from perdure.session.internals import (
     LogPlace,
+    accept,
     contents_of,
     discard_lost,
+    has_content,
     is_in_log,
     let_go,
     loop_of,
@@ -37,7 +44,7 @@ from perdure.session.internals import (
 from perdure.session.manager import SessionManager
 from perdure.session.runtime import wrong_loop
 from perdure.session.session import Session, SessionView
-from perdure.store import SessionInfo
+from perdure.store import SessionInfo, all_records
 
 PAGE: Final = 200
 """Records that are read from the log at a time."""
@@ -45,10 +52,13 @@ LISTED: Final = 500
 """Sessions that are listed at once."""
 
 B = TypeVar("B", bound="BlockingAdapter")
+E = TypeVar("E", bound=SdkEnvelope)
+F = TypeVar("F", bound="SupportsAdd[Any]")
 P = ParamSpec("P")
 T = TypeVar("T")
 K = TypeVar("K")
 V = TypeVar("V")
+T_contra = TypeVar("T_contra", contravariant=True)
 
 
 @final
@@ -98,6 +108,79 @@ async def newest_messages(
             return messages, True
         before = page[0].seq
     return messages, False
+
+
+class SupportsAdd(Protocol[T_contra]):
+    """State that is made of records, in their order."""
+
+    def add(self, stored: T_contra, /) -> None:
+        """Take a record in."""
+
+
+@final
+class LogFold(Generic[E, F]):
+    """Contents of sessions' logs that are an SDK's own records, folded.
+
+    Those of a session that is held here are kept as of a version, also what is not durable yet.
+
+    Args:
+        empty: Makes the state of a session without records.
+        shape: The class of a record.
+        sdk: Whose records they are.
+        newest: The newest version of their shape that can be read.
+
+    """
+
+    def __init__(self, empty: Callable[[], F], shape: type[E], *, sdk: str, newest: int) -> None:
+        self._empty = empty
+        self._shape = shape
+        self._sdk = sdk
+        self._newest = newest
+        self._known: WeakKeyDictionary[Session, tuple[int, F]] = WeakKeyDictionary()
+
+    async def read(self, source: Session | SessionView) -> F:
+        """Return what a session's records make."""
+        if isinstance(source, Session):
+            version, folded = self._known.get(source, (0, self._empty()))
+            if version == source.version:
+                return folded
+        folded = self._empty()
+        unsaved = source.unsaved() if isinstance(source, Session) else ()
+        records = await all_records(store_of(source).read_log(source.key))
+        last = records[-1].seq if records else 0
+        records += [record for record in unsaved if record.seq > last]
+        for record in records:
+            stored = read_entry(record, self._shape, sdk=self._sdk, newest=self._newest)
+            if stored is not None:
+                folded.add(stored)
+        if isinstance(source, Session) and records:
+            self._known[source] = records[-1].seq, folded
+        return folded
+
+    async def read_to_append(self, session: Session) -> F | None:
+        """Return what an open session's records make; None if it was appended to meanwhile.
+
+        Raises:
+            SessionError: The session has messages: it is none of these.
+
+        """
+        folded = await self.read(session)
+        if self._known[session][0] != session.version:
+            return None
+        if has_content(session):
+            message = (
+                f"session {session.key} has messages, and is not {self._sdk}'s: choose another id"
+            )
+            raise SessionError(message, key=str(session.key))
+        return folded
+
+    def append(self, session: Session, *records: E) -> None:
+        """Append records in one group to a session that was just read."""
+        folded = self._known[session][1]
+        version = accept(session, tuple(Entry(FOREIGN, encode(record)) for record in records))
+        for record in records:
+            folded.add(record)
+        self._known[session] = version, folded
 
 
 class _Shared:
@@ -294,6 +377,7 @@ class AdapterManager:
         append: Callable[[Session], Awaitable[bool]],
         *,
         create: bool = True,
+        owner: str | None = None,
         of: Collection[LogPlace] = (),
     ) -> LogPlace:
         """Open a session, append to it, and make that durable; return where its log ends then.
@@ -303,12 +387,13 @@ class AdapterManager:
             append: Appends to it, unless something else was appended while it was reading: then
                 it returns False, and is called again.
             create: As for `open`,
+            owner: this,
             of: and this.
 
         Raises as `open` and `save` do.
         """
         while True:
-            async with await self.open(key, create=create, of=of) as session:
+            async with await self.open(key, create=create, owner=owner, of=of) as session:
                 try:
                     while not await append(session):
                         pass

@@ -11,26 +11,20 @@ import dataclasses
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
-from weakref import WeakKeyDictionary
 
 import msgspec
 import pydantic
 
 from perdure._lib.lazy import import_extra
-from perdure.adapters.envelopes import SdkEnvelope, read_entry
-from perdure.adapters.items import AdapterManager, Recent, StoreAdapter
+from perdure.adapters.envelopes import SdkEnvelope
+from perdure.adapters.items import AdapterManager, LogFold, Recent, StoreAdapter
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
-from perdure.errors import (
-    NotStorableError,
-    SessionError,
-)
-from perdure.records.json import decode, encode
+from perdure.errors import NotStorableError
+from perdure.records.json import decode
 from perdure.records.keys import SessionKey, session_key
-from perdure.records.records import FOREIGN, Entry
-from perdure.session.internals import LogPlace, accept, has_content, store_of
+from perdure.session.internals import LogPlace
 from perdure.session.manager import SessionManager
-from perdure.session.session import Session, SessionView
-from perdure.store import all_records
+from perdure.session.session import Session
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
@@ -164,8 +158,7 @@ class PerdureStepStore(StoreAdapter):
             on_held=on_held,
             wait=wait,
         )
-        self._runs: WeakKeyDictionary[Session, tuple[int, _Run]] = WeakKeyDictionary()
-        """Of sessions that are held here: a version, and the run as of it."""
+        self._runs = LogFold(_Run, StepRecord, sdk=SDK, newest=SHAPE)
         self._written: Recent[SessionKey, LogPlace] = Recent(KNOWN)
         """Of runs that were written here last: where the session's log ended."""
 
@@ -256,26 +249,7 @@ class PerdureStepStore(StoreAdapter):
 
     async def _read(self, key: SessionKey) -> _Run:
         source = await self._connection.peek(key)
-        return _Run() if source is None else await self._run_of(source)
-
-    async def _run_of(self, source: Session | SessionView) -> _Run:
-        """Return what is stored of a run; also what is not durable, if it is held here."""
-        if isinstance(source, Session):
-            version, run = self._runs.get(source, (0, _Run()))
-            if version == source.version:
-                return run
-        run = _Run()
-        unsaved = source.unsaved() if isinstance(source, Session) else ()
-        records = await all_records(store_of(source).read_log(source.key))
-        last = records[-1].seq if records else 0
-        records += [record for record in unsaved if record.seq > last]
-        for record in records:
-            stored = read_entry(record, StepRecord, sdk=SDK, newest=SHAPE)
-            if stored is not None:
-                run.add(stored)
-        if isinstance(source, Session) and records:
-            self._runs[source] = records[-1].seq, run
-        return run
+        return _Run() if source is None else await self._runs.read(source)
 
     async def _append(self, kind: str, value: Any) -> None:
         """Append to a run's session, and return once it is durable."""
@@ -285,20 +259,15 @@ class PerdureStepStore(StoreAdapter):
         written = None if kind == "run" else self._written.get(key)
 
         async def append(session: Session) -> bool:
-            run = await self._run_of(session)
-            if self._runs[session][0] != session.version:  # appended to while it was read
+            run = await self._runs.read_to_append(session)
+            if run is None:
                 return False
-            if has_content(session):
-                message = f"session {key} has messages, and is no run: choose another run_id"
-                raise SessionError(message, key=str(key))
             if not run.knows(kind, getattr(value, "idempotency_key", None)):
                 stored = _record(kind, plain, messages, run.messages())
                 fresh = b"[%b]" % b",".join(map(bytes, stored.add))
                 read = partial(MESSAGES.validate_json, fresh)
                 require_readable("the history of a run's snapshot", SDK, read)
-                version = accept(session, (Entry(FOREIGN, encode(stored)),))
-                run.add(stored)
-                self._runs[session] = version, run
+                self._runs.append(session, stored)
             return True
 
         known = () if written is None else (written,)

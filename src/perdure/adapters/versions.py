@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from json import JSONDecodeError
 from typing import Any, Final, TypeVar
 
 from perdure._lib.logs import log_facts
@@ -15,6 +16,7 @@ from perdure.errors import FormatError, NotStorableError
 T = TypeVar("T")
 
 TESTED: Final = {
+    "agent-framework-core": ("1.23.0", "1.23.0"),
     "google-adk": ("2.13.0", "2.13.0"),
     "langgraph": ("1.2.22", "1.2.24"),
     "langgraph-checkpoint": ("4.3.2", "4.3.2"),
@@ -51,7 +53,7 @@ def unreadable(what: str, package: str, error: ValueError) -> FormatError:
     Args:
         what: What was stored.
         package: The SDK.
-        error: What pydantic raised. Its message would show what was stored.
+        error: What the SDK or pydantic raised. Its message would show what was stored.
 
     """
     path, reason = _reason(error)
@@ -86,10 +88,12 @@ def require_readable(what: str, package: str, read: Callable[[], T]) -> T:
 
 
 def _reason(error: ValueError) -> tuple[str, str]:
-    """Return where pydantic has met what it does not read, and why; without the value itself."""
+    """Return where something was met that is not read, and why; without the value itself."""
     details: Any = getattr(error, "errors", list)()
     path = ".".join(map(str, details[0]["loc"])) if details else ""
-    return path, f"{path}: {details[0]['msg']}" if details else "it is not JSON"
+    if details:
+        return path, f"{path}: {details[0]['msg']}"
+    return path, "it is not JSON" if isinstance(error, JSONDecodeError) else "it has another shape"
 
 
 def _installed(package: str) -> str:
