@@ -14,6 +14,7 @@ from perdure import (
     Message,
     SessionAlreadyActiveError,
     SessionError,
+    SessionManager,
     SessionNotFoundError,
 )
 from perdure.agent import (
@@ -273,6 +274,49 @@ async def test_the_stored_conversation_is_loaded_when_asked_for(world: World) ->
             assert await agent.load_persisted_session() is True
             await agent.ask("after")
             assert texts(agent) == ["before", "You said: before", "after", "You said: after"]
+
+
+@pytest.mark.parametrize("save", [False, True])
+@pytest.mark.parametrize("own", [False, True], ids=["of the manager's", "of its own"])
+async def test_closing_saves_what_came_after_the_last_turn_if_it_is_to(
+    world: World, tmp_path: Path, save: bool, own: bool
+) -> None:
+    """S2-13: saveOnDestroy. What the turn has saved stays in either case."""
+    kept = PersistentSession(
+        storage=tmp_path / "own" if own else None, autosave_interval=0, save_on_close=save
+    )
+
+    async def run(sessions: SessionManager | None, *, first: bool) -> None:
+        async with Agent.create(
+            "ada", model=EchoModel(), sessions=sessions, persistent_session=kept
+        ) as agent:
+            if first:
+                await agent.ask("hello")
+                agent.working_memory.set("k", 1)
+                agent.context.state.custom_data["c"] = 1
+                return
+            assert texts(agent) == ["hello", "You said: hello"]
+            assert await agent.working_memory.get("k") == (1 if save else None)
+            assert agent.context.state.custom_data == ({"c": 1} if save else {})
+
+    async with world.connect() as sessions:
+        for first in (True, False):
+            await run(None if own else sessions, first=first)
+    async with world.connect() as sessions:
+        await run(None if own else sessions, first=False)
+
+
+async def test_what_others_of_a_session_wrote_is_saved_without_save_on_close(world: World) -> None:
+    kept = PersistentSession(autosave_interval=0, save_on_close=False)
+    async with world.connect() as sessions, sessions.open("ada") as other:
+        async with Agent.create(
+            "ada", model=EchoModel(), sessions=sessions, persistent_session=kept
+        ) as agent:
+            await agent.ask("hello")
+            agent.working_memory.set("k", 1)
+        assert await other.memory.get("k") == 1  # it is open still
+    async with world.connect() as sessions, sessions.open("ada") as session:
+        assert await session.memory.get("k") == 1
 
 
 async def test_a_conversation_that_is_not_loaded_is_set_aside_not_lost(world: World) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from perdure import ConfigError, CorruptRecordError, NotStorableError
+import perdure
+from perdure import ConfigError, CorruptRecordError, NotStorableError, UnsupportedVersionError
 from tests.session.conftest import Connect, again  # noqa: F401  # a fixture
 
 
@@ -91,3 +92,81 @@ async def test_a_key_that_no_document_can_have_is_refused(
         with pytest.raises(ConfigError, match="key"):
             session.state.set(key, 1)
         assert session.version == version
+
+
+@dataclasses.dataclass
+class Prefs:
+    language: str
+
+
+def prefs(**options: Any) -> list[Any]:
+    return [perdure.register(Prefs, tag="Prefs", **options)]
+
+
+def renamed(fields: dict[str, Any]) -> dict[str, Any]:
+    return {"language": fields["lang"]}
+
+
+OLD = msgspec.defstruct("Prefs", [("lang", str)])
+
+
+@pytest.mark.parametrize("types", [[], [OLD]], ids=["not registered", "registered"])
+@pytest.mark.parametrize("way", ["typed", "set"])
+async def test_a_renamed_field_is_upcast_however_it_was_stored(
+    again: Connect,  # noqa: F811
+    types: list[Any],
+    way: str,
+) -> None:
+    async with again(types=types or ([OLD] if way == "set" else [])) as sessions:
+        async with sessions.open("a") as session:
+            if way == "typed":
+                session.state.typed("app", OLD).set(OLD("de"))
+            else:
+                session.state.set("app", OLD("de"))
+    async with again(types=prefs(version=2, upcasts={1: renamed})) as sessions:
+        async with sessions.open("a") as session:
+            state = session.state.typed("app", Prefs)
+            assert await state.get() == Prefs("de")
+            state.set(Prefs("fr"))
+            assert await state.get() == Prefs("fr")
+            assert await session.state.get("app") == {"language": "fr"}
+    async with again(types=prefs(version=2)) as sessions, sessions.open("a") as session:
+        assert await session.state.typed("app", Prefs).get() == Prefs("fr")  # its version is known
+    async with again() as sessions, sessions.open("a") as session:
+        with pytest.raises(UnsupportedVersionError, match="has version 2, and Prefs .* version 1"):
+            await session.state.typed("app", Prefs).get()
+
+
+async def test_a_mismatch_names_class_field_version_and_cure(again: Connect) -> None:  # noqa: F811
+    async with again(types=prefs()) as sessions, sessions.open("a") as session:
+        session.state.set("app", {"lang": "canary"})
+        with pytest.raises(CorruptRecordError) as raised:
+            await session.state.typed("app", Prefs).get()
+    said = str(raised.value)
+    assert "the state 'app' of 'Prefs' version 1 does not match Prefs" in said
+    assert "`language`" in said
+    assert "register(Prefs, version=2, upcasts={1: …})" in said
+    assert "canary" not in said
+    assert raised.value.facts == {
+        "tag": "Prefs",
+        "version": 1,
+        "type": "Prefs",
+        "field": "language",
+    }
+
+
+async def test_a_renamed_class_is_read_by_its_alias(again: Connect) -> None:  # noqa: F811
+    old = msgspec.defstruct("Preferences", [("language", str)])
+    async with again(types=[old]) as sessions, sessions.open("a") as session:
+        session.state.set("app", old("de"))
+        session.memory.set("app", old("de"))
+        session.append(old("de"))
+    async with again() as sessions, sessions.open("a") as session:
+        with pytest.raises(CorruptRecordError, match=r"aliases=\['Preferences'\]"):
+            await session.state.typed("app", Prefs).get()
+    async with again(types=prefs(aliases=["Preferences"])) as sessions:
+        async with sessions.open("a") as session:
+            assert await session.state.get("app") == Prefs("de")
+            assert await session.state.typed("app", Prefs).get() == Prefs("de")
+            assert await session.memory.get("app") == Prefs("de")
+            assert (await session.history())[-1].value == Prefs("de")

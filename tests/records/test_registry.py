@@ -418,3 +418,50 @@ def test_an_annotation_that_has_no_meaning_at_run_time_is_refused_at_once() -> N
 
     with pytest.raises(ConfigError, match="names 'Nowhere'"):
         Registry([Lost])
+
+
+def test_data_of_a_model_that_does_not_match_names_the_field_and_no_value() -> None:
+    import pydantic
+
+    class Prefs(pydantic.BaseModel):
+        model_config = {"extra": "forbid"}
+        language: str
+        scores: dict[str, int] = {}
+
+    registry = Registry([Prefs])
+    for data, field in [
+        ({"lang": "canary"}, "language"),
+        ({"language": "x", "scores": {"canary": "canary"}}, "scores"),
+        ({"language": "x", "canary": 1}, None),
+    ]:
+        payload = json.dumps({"v": 1, "data": data}).encode()
+        with pytest.raises(CorruptRecordError, match=r"does not match Prefs") as caught:
+            registry.decode_record("x:Prefs", payload)
+        assert caught.value.facts["field"] == field
+        assert "canary" not in str(caught.value)
+
+
+def test_a_field_is_named_where_a_union_is_read_by_keywords() -> None:
+    registry = Registry([Owner, Cat, Dog])
+    with pytest.raises(CorruptRecordError) as caught:
+        registry.decode_record("x:Owner", b'{"v":1,"data":{"cat":1}}')
+    assert caught.value.facts["field"] == "pet"
+    assert "register(Owner, version=2, upcasts={1: …})" in str(caught.value)
+
+
+def test_a_result_of_upcasts_that_does_not_match_says_so() -> None:
+    broken = register(Inner, version=2, upcasts={1: lambda fields: {"m": 1}})
+    with pytest.raises(CorruptRecordError, match="return the fields of version 2") as caught:
+        Registry([broken]).decode_record("x:Inner", b'{"v":1,"data":{"n":1}}')
+    assert caught.value.facts["field"] == "n"
+
+
+@pytest.mark.parametrize("aliases", ["Old", [""], [5], ["a b"]])
+def test_an_alias_is_a_tag_or_a_dotted_name(aliases: Any) -> None:
+    with pytest.raises(ConfigError, match="aliases="):
+        register(Inner, aliases=aliases)
+
+
+def test_an_alias_is_not_the_name_of_two_types() -> None:
+    with pytest.raises(ConfigError, match="'Color'"):
+        Registry([Color, register(Inner, aliases=["Color"])])

@@ -14,7 +14,7 @@ import pytest
 from perdure import ConfigError, Message, Shutdown, ToolCall, connect
 from perdure.agent import MemoryManager, Retriever
 from perdure.memory.compaction import EpisodicItem, SemanticItem, item_entry
-from perdure.memory.context import SNAPSHOT
+from perdure.memory.context import SNAPSHOT, WorkingContextSnapshot
 from perdure.providers.tool_pairs import INTERRUPTED
 from perdure.records.keys import SessionKey
 from perdure.restore import (
@@ -128,6 +128,85 @@ async def test_a_valid_cache_is_read_and_nothing_is_retrieved() -> None:
     assert done.source == "snapshot"
     assert done.steps == (RestoreStep("read", "the snapshot, caught up with the log"),)
     assert texts(messages) == ["Be kind.", "hello", "hi"]
+
+
+class OwnManager:
+    """A manager of another program: it has no session, and is filled by the bootstrap."""
+
+    agent_id = "ada"
+    restored_from: Any = "snapshot"
+    system_prompt_sha256 = None
+    snapshot_was_written = True
+    retriever: Any = None
+
+    def __init__(self, *messages: Message) -> None:
+        snapshot = WorkingContextSnapshot(messages=messages, epoch_id=4)
+        self.payload = WorkingContextSnapshotSerializer().serialize(snapshot, {"agent_id": "ada"})
+        self.messages: list[Message] = []
+        self.working_context_snapshot_store: Any = self
+
+    async def exists(self, agent_id: str) -> bool:
+        return True
+
+    async def read(self, agent_id: str) -> dict[str, Any]:
+        return self.payload
+
+    def get_working_context_messages(self) -> list[Message]:
+        return list(self.messages)
+
+    async def get_raw_tail(
+        self, tail_turns: int | None, exclude_turn_id: str | None = None
+    ) -> Sequence[Message]:
+        raise AssertionError
+
+    async def reset_working_context_snapshot(
+        self, messages: Sequence[Message], *, system_prompt: str | None, reason: str
+    ) -> None:
+        self.messages = list(messages)
+
+    async def append_repairs(self, messages: Sequence[Message]) -> None:
+        self.messages += messages
+
+
+SAYS = Message.user("my dog is Rex")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "policy", "first"),
+    [
+        ("SYS", "error", "SYS"),
+        ("", "error", "SYS"),
+        ("NEW", "replace", "NEW"),
+        ("NEW", "keep", "SYS"),
+    ],
+)
+async def test_a_manager_without_a_session_is_filled_from_a_valid_cache(
+    prompt: str, policy: Any, first: str
+) -> None:
+    """S0-14: deserialize, then reset; the prompt and open calls are dealt with as ever."""
+    manager = OwnManager(Message.system("SYS"), SAYS, ASKS)
+    done = await WorkingContextSnapshotBootstrapper().bootstrap(
+        manager, prompt, Options(system_prompt_policy=policy)
+    )
+    assert done.source == "snapshot"
+    assert texts(manager.messages)[:2] == [first, "my dog is Rex"]
+    assert [message.role for message in manager.messages[2:]] == ["assistant", "tool", "tool"]
+
+
+async def test_a_manager_that_has_a_context_keeps_it() -> None:
+    manager = OwnManager(SAYS)
+    manager.messages = [Message.user("later")]
+    await WorkingContextSnapshotBootstrapper().bootstrap(manager, "", Options())
+    assert texts(manager.messages) == ["later"]
+
+
+async def test_a_context_that_was_emptied_is_not_filled_again() -> None:
+    """S0-14: the cache is of a context that is no longer there."""
+    async with opened(await talked()) as session:
+        manager = MemoryManager(session)
+        await manager.reset_working_context_snapshot(())
+        await WorkingContextSnapshotBootstrapper().bootstrap(manager, "", Options())
+        assert session.context() == []
 
 
 async def test_a_cache_that_is_behind_is_caught_up_with_the_log() -> None:

@@ -219,7 +219,10 @@ class MemoryManager:
     @property
     def restored_from(self) -> Source:
         """Source of the session's context when it was opened."""
-        return self.session.restore_report.source
+        source = self.session.restore_report.source
+        if source == "snapshot" and not self.get_working_context_messages():
+            return "catch_up"  # it was emptied since, and the snapshot must not fill it again
+        return source
 
     @property
     def snapshot_was_written(self) -> bool:

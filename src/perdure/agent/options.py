@@ -22,7 +22,9 @@ class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
             sessions that the agent is given, or the default store.
         autosave_interval: The longest time from a change to the start of its save; 0 for
             no timers. Turns are saved when they end in either case.
-        save_on_close: Whether closing saves what came after the last turn.
+        save_on_close: Whether closing saves what came after the last turn; if not, what no save
+            has made durable by then is dropped, unless other callers use the session. Turns and
+            posted messages are kept in either case.
         load_on_create: Whether the agent continues the stored conversation; if not, it
             begins a new one with its first message, unless ``load_persisted_session`` comes first.
         memory: Where ``agent.memory_storage`` keeps its entries; None for the session.

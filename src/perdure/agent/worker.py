@@ -56,6 +56,7 @@ from perdure.records.records import Entry
 from perdure.session.base import turn_reused
 from perdure.session.internals import (
     accept,
+    close_unsaved,
     disclaim,
     end_with,
     home_of,
@@ -550,7 +551,8 @@ async def let_go(
 
     Args:
         context: The agent's.
-        save: Whether what came after the last turn is saved.
+        save: Whether what came after the last turn is saved; otherwise what is not durable of it
+            is dropped, unless others use the session.
         cut: Whether saving has only the time that the manager's ``turn_grace`` gives. What is not
             saved by then is the manager's to save.
         release: Gives back what was opened for the agent's session.
@@ -568,6 +570,8 @@ async def let_go(
             context.plugins.detach()
             disclaim(context.session, context)
             await context.session.__aexit__(None, None, None)
+            if not save:
+                await close_unsaved(context.session)
             for close in reversed(context.at_stop):
                 session = context.session
                 limit = time_to_leave(session) if is_draining(session) else CLOSING
@@ -581,12 +585,14 @@ async def let_go(
 
 
 async def _keep(context: AgentContext, *, save: bool) -> None:
+    if not save:
+        return
     try:
         config = context.declared.config
         if config is not None and context.session.is_writable:
             await config.flush()
     finally:  # also without time for it: what is kept here is the manager's to save
-        if save and context.session.is_writable:
+        if context.session.is_writable:
             try:
                 keep_custom_data(context)
             finally:

@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar, final
+from typing import Any, Generic, TypeVar, cast, final
 
 import msgspec
 
 from perdure.errors import CorruptRecordError, InvalidArgumentError, NotStorableError
 from perdure.memory.documents import StateSet, fold_state, typed
 from perdure.memory.working_memory import Accept, Read
-from perdure.records.json import decode, encode
+from perdure.records.json import decode, encode, reason
 from perdure.records.records import STATE, Entry
 from perdure.records.types import Registry
-from perdure.records.values import decode_value, encode_value
+from perdure.records.values import OpaqueValue, Types, decode_value, encode_value
 
 T = TypeVar("T")
 
 FOLDER = "state/"
+
+
+def state_of(bare: bytes | None, typed_data: bytes | None, types: Types) -> tuple[Any, int] | None:
+    """Return a state and its version from its two documents, None if there is none."""
+    typed_state = None if typed_data is None else decode(typed_data, StateSet)
+    if typed_state is not None and typed_state.types:
+        return decode_value(bytes(typed_state.value), typed_state.types, types), typed_state.version
+    if bare is None:
+        return None
+    return decode_value(bare, None, types), 1 if typed_state is None else typed_state.version
 
 
 class States:
@@ -38,17 +48,23 @@ class States:
         self._registry = registry
 
     async def get(self, key: str, default: Any = None) -> Any:
-        """Return the value under a key, or ``default``."""
+        """Return the value under a key, or ``default``.
+
+        Raises:
+            CorruptRecordError: A value of a registered type does not match it; it stays unchanged.
+            UnsupportedVersionError: There is no upcast from its version.
+
+        """
+        stored = await self._stored(key)
+        return default if stored is None else stored[0]
+
+    async def _stored(self, key: str) -> tuple[Any, int] | None:
+        """Return the value under a key, and the version of its form."""
+        folded: list[bytes | None] = []
         for name in (_name(key), typed(_name(key))):
             data, records = await self._read(name)
-            folded = fold_state(name, data, records)
-            if folded is None:
-                continue
-            if name == _name(key):
-                return decode_value(folded, None, self._registry)
-            change = decode(folded, StateSet)
-            return decode_value(bytes(change.value), change.types, self._registry)
-        return default
+            folded.append(fold_state(name, data, records))
+        return state_of(*folded, self._registry)
 
     def set(self, key: str, value: Any) -> int:
         """Store a value under a key, and return the session's version.
@@ -58,13 +74,16 @@ class States:
             NotStorableError: The value cannot be stored; the error names path and type.
 
         """
+        return self._set(key, value)
+
+    def _set(self, key: str, value: Any, version: int = 1) -> int:
         if not all(str(key).split("/")):  # no document can have such a name
             raise InvalidArgumentError(
                 f"a state's key has no empty step between slashes, as {key!r} has: leave it out",
                 option="key",
             )
         data, types = encode_value(value, self._registry)
-        change = StateSet(_name(key), msgspec.Raw(data), types)
+        change = StateSet(_name(key), msgspec.Raw(data), types, version=version)
         return self._accept((Entry(STATE, encode(change)),))
 
     def drop(self, key: str) -> int:
@@ -74,7 +93,9 @@ class States:
     def typed(self, key: str, type: type[T]) -> TypedState[T]:
         """Return one key's value as a type: ``session.state.typed("app", MyState)``.
 
-        It is stored as plain JSON, so it need not be registered.
+        It is stored as plain JSON, and need not be registered. If it is, with
+        ``connect(types=[register(MyState, version=2, upcasts={1: …})])``, its version is stored
+        beside it, and an older one is upcast when it is read.
 
         Args:
             key: The key of the state.
@@ -98,7 +119,7 @@ class States:
 class TypedState(Generic[T]):
     """One named state as a type; created by ``session.state.typed``."""
 
-    __slots__ = ("_key", "_states", "_type")
+    __slots__ = ("_key", "_known", "_states", "_type")
 
     def __init__(self, states: States, key: str, type: type[T]) -> None:
         _name(key)
@@ -107,6 +128,7 @@ class TypedState(Generic[T]):
         self._states = states
         self._key = key
         self._type = type
+        self._known = states._registry.type_of(type)
 
     def __repr__(self) -> str:
         return f"<TypedState {self._key!r} {self._type.__name__}>"
@@ -116,10 +138,11 @@ class TypedState(Generic[T]):
 
         Raises:
             CorruptRecordError: The stored value does not match the type; it stays unchanged.
+            UnsupportedVersionError: Its version is newer, or there is no upcast from it.
 
         """
-        stored = await self._states.get(self._key)
-        return None if stored is None else self._load(stored)
+        stored = await self._states._stored(self._key)
+        return None if stored is None or stored[0] is None else self._load(*stored)
 
     def set(self, value: T) -> int:
         """Store a value, and return the session's version.
@@ -128,38 +151,55 @@ class TypedState(Generic[T]):
             NotStorableError: It would not come back equal to itself.
 
         """
+        version = 1 if self._known is None else self._known.registered.version
         try:
             if _is_pydantic(self._type):
                 model: Any = value
                 plain = model.model_dump(mode="json", by_alias=True)
             else:
                 plain = decode(encode(value))
-            same = self._load(plain) == value
+            same = self._load(plain, version) == value
         except (TypeError, ValueError, CorruptRecordError) as error:
             raise self._not_storable(value) from error
         if not same:
             raise self._not_storable(value)
-        return self._states.set(self._key, plain)
+        return self._states._set(self._key, plain, version)
 
     def drop(self) -> int:
         """Delete it (no error if it does not exist), and return the session's version."""
         return self._states.drop(self._key)
 
-    def _load(self, stored: Any) -> T:
-        cls: Any = self._type
+    def _load(self, stored: Any, version: int) -> T:
+        known, of = self._known, f"the state {self._key!r}"
+        if known is not None and type(stored) is self._type:  # from state.set(instance)
+            return cast("T", stored)
+        if isinstance(stored, OpaqueValue):  # the same, where the class is not registered
+            if known is None or not known.is_named(stored.tag):
+                raise self._other(f"a {stored.tag!r} of version {stored.version}", stored.tag)
+            version = stored.version
+            stored = decode_value(bytes(stored.data), stored.types, self._states._registry)
+        if known is not None:
+            return cast("T", known.load(version, stored, of))
         try:
-            if _is_pydantic(cls):
-                loaded: T = cls.model_validate(stored)
-                return loaded
             return msgspec.convert(stored, self._type)
-        except (msgspec.ValidationError, ValueError):
-            pass
+        except msgspec.ValidationError as error:
+            why = reason(error)
         # Raised outside of the handler, so that no traceback shows the values that it quotes.
         raise CorruptRecordError(
-            f"the state {self._key!r} does not match {self._type.__name__}: give the new fields "
-            "defaults, or read it with state.get and set it again; it was left as it is",
+            f"{of} does not match {self._type.__name__}: {why}; read it with state.get and set it "
+            "again. It was left as it is",
             key=self._key,
             type=self._type.__name__,
+        )
+
+    def _other(self, what: str, tag: str) -> CorruptRecordError:
+        name = self._type.__name__
+        return CorruptRecordError(
+            f"the state {self._key!r} is {what}, not a {name}: if that is what it was called "
+            f"before, connect(types=[register({name}, aliases=[{tag!r}])]). It was left as it is",
+            key=self._key,
+            type=name,
+            tag=tag,
         )
 
     def _not_storable(self, value: object) -> NotStorableError:

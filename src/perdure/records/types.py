@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -80,8 +82,16 @@ def _loader(cls: type) -> Callable[[Any], Any]:
         ) from None
     except TypeError:
         # A union that msgspec cannot distinguish. Tags can: the fields come as instances.
-        return lambda data: cls(**data)
+        return partial(_by_keywords, cls)
     return lambda data: msgspec.convert(data, cls)
+
+
+def _by_keywords(cls: Callable[..., Any], data: Any) -> Any:
+    try:
+        inspect.signature(cls).bind(**data)
+    except TypeError as error:  # it names fields only; values come with the call
+        raise msgspec.ValidationError(str(error).replace("'", "`")) from None
+    return cls(**data)
 
 
 def _pydantic(cls: Any) -> TypeAdapter:
@@ -110,6 +120,7 @@ Upcast = Callable[[dict[str, Any]], dict[str, Any]]
 KIND_PREFIX = "x:"
 """The prefix of the kinds of records of registered types."""
 _TAG = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,47}")
+_ALIAS = re.compile(r"[A-Za-z_][\w.-]*")
 
 
 class Registered(msgspec.Struct, frozen=True):
@@ -119,6 +130,7 @@ class Registered(msgspec.Struct, frozen=True):
     tag: str
     version: int = 1
     upcasts: Mapping[int, Upcast] = {}
+    aliases: tuple[str, ...] = ()
 
 
 def register(
@@ -127,18 +139,28 @@ def register(
     tag: str | None = None,
     version: int = 1,
     upcasts: Mapping[int, Upcast] | None = None,
+    aliases: Sequence[str] = (),
 ) -> Registered:
-    """Return a type for ``connect(types=[…])`` with a tag, a version and upcasts of its own.
+    """Return a type for ``types=[…]`` with a tag, a version and upcasts of its own.
 
     Args:
         cls: A dataclass, a msgspec Struct, an enum, or a pydantic model.
         tag: Its permanent name in stored data; the class's name by default.
         version: Raise it when stored fields change their meaning or shape.
         upcasts: By version, the function from its fields to those of the next version.
+        aliases: Names under which it was stored before: other tags, and for LangGraph's
+            checkpoints the module and class from which it was moved, ``"app.models.Place"``.
 
     Raises:
         InvalidArgumentError: An argument is invalid.
 
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Place:
+    ...     town: str
+    >>> renamed = {1: lambda fields: {"town": fields["name"]}}
+    >>> register(Place, tag="place", version=2, upcasts=renamed, aliases=["Location"]).version
+    2
     """
     name = cls.__name__ if tag is None else tag
     if not _TAG.fullmatch(name):
@@ -146,6 +168,15 @@ def register(
             f"invalid tag={name!r} of {cls.__name__}: use 1 to 48 letters, digits, "
             "'_', '.', '-', a letter first",
             option="tag",
+            tag=name,
+        )
+    if isinstance(aliases, str) or not all(
+        isinstance(alias, str) and _ALIAS.fullmatch(alias) for alias in aliases
+    ):
+        raise InvalidArgumentError(
+            f"invalid aliases={aliases!r} of {name!r}: give a list of earlier tags, or of modules "
+            "and classes such as 'app.models.Place'",
+            option="aliases",
             tag=name,
         )
     if version < 1:
@@ -164,13 +195,92 @@ def register(
             tag=name,
             version=gap[0],
         )
-    return Registered(cls, name, version, steps)
+    return Registered(cls, name, version, steps, tuple(aliases))
 
 
-class _RegisteredType(msgspec.Struct, frozen=True):
+class StoredType(msgspec.Struct, frozen=True):
+    """A type that stored data is read as: the one way back from fields to an instance."""
+
     registered: Registered
     shape: TypeAdapter
     label: str
+
+    @classmethod
+    def of(cls, registered: Registered) -> StoredType | None:
+        """Return the type of a registration; None if the class cannot be registered."""
+        shape = shape_of(registered.cls)
+        if shape is None:
+            return None
+        return cls(registered, shape, label_of(registered.tag, registered.version))
+
+    def is_named(self, tag: str) -> bool:
+        """Return whether data with this tag is of this type."""
+        return tag == self.registered.tag or tag in self.registered.aliases
+
+    def load(self, version: int, data: Any, of: str = "stored data") -> Any:
+        """Return the instance that data of a version is.
+
+        Args:
+            version: The version that was stored.
+            data: Its fields, or an enum's value.
+            of: What holds it, for errors.
+
+        Raises:
+            CorruptRecordError: The data does not match the type, or an upcast raises.
+            UnsupportedVersionError: The version is newer, or there is no upcast from it.
+
+        """
+        registered = self.registered
+        name, tag, newest = registered.cls.__name__, registered.tag, registered.version
+        if version > newest:
+            raise UnsupportedVersionError(
+                f"{of} of {tag!r} has version {version}, and {name} is registered with version "
+                f"{newest}: use the newer program, or register({name}, version={version}, …)",
+                tag=tag,
+                version=version,
+                type=name,
+            )
+        data = _upcast(registered, version, data, of)
+        try:
+            return self.shape.load(data)
+        except Exception as error:  # noqa: BLE001  # the user's own constructors and validators
+            reason, field = _mismatch(registered.cls, error)
+        cure = (
+            f"have its upcasts return the fields of version {newest}"
+            if version < newest
+            else f"if its fields have changed since, register({name}, version={version + 1}, "
+            f"upcasts={{{version}: …}})"
+        )
+        # Raised outside of the handler, so that no traceback shows the values that it quotes.
+        raise CorruptRecordError(
+            f"{of} of {tag!r} version {version} does not match {name}: {reason}; {cure}. It was "
+            "left as it is",
+            tag=tag,
+            version=version,
+            type=name,
+            field=field,
+        )
+
+
+def _mismatch(cls: type, error: Exception) -> tuple[str, str | None]:
+    """Return why data does not match its type, without values of it, and the field's name."""
+    if isinstance(error, msgspec.ValidationError):
+        reason = json.reason(error)
+        _, _, place = reason.partition(" - at `$.")
+        named = re.search(r"(?:field|argument:?) `([^`]+)`", reason)
+        steps = [place.rstrip("`"), "" if named is None else named[1]]
+        return reason, ".".join(filter(None, steps)) or None
+    model_fields: Any = getattr(cls, "model_fields", None)
+    if model_fields is not None and hasattr(error, "errors"):  # pydantic's ValidationError
+        names = {*model_fields, *(field.alias for field in model_fields.values())}
+        found = []
+        for problem in error.errors(include_url=False, include_context=False, include_input=False):
+            # Deeper places may be keys of the data, and so may the names of unknown fields.
+            field = next((name for name in problem["loc"][:1] if name in names), None)
+            kind = str(problem["type"]).replace("_", " ")
+            found.append((field, kind if field is None else f"field `{field}`: {kind}"))
+        return ", ".join(said for _, said in found[:3]), found[0][0]
+    return f"its type raises {type(error).__name__}", None
 
 
 class _Wire(msgspec.Struct, omit_defaults=True):
@@ -192,8 +302,8 @@ class Registry:
     __slots__ = ("_by_tag", "_by_type", "_parts", "_warned")
 
     def __init__(self, types: Iterable[type | Registered] = ()) -> None:
-        self._by_type: dict[type, _RegisteredType] = {}
-        self._by_tag: dict[str, _RegisteredType] = {}
+        self._by_type: dict[type, StoredType] = {}
+        self._by_tag: dict[str, StoredType] = {}
         self._parts: dict[type, TypeAdapter | None] = {}
         self._warned: set[str] = set()
         for cls in types:
@@ -201,28 +311,41 @@ class Registry:
 
     def _add(self, registered: Registered) -> None:
         cls, tag = registered.cls, registered.tag
-        if tag in self._by_tag or cls in self._by_type:
+        taken = [name for name in (tag, *registered.aliases) if name in self._by_tag]
+        if taken or cls in self._by_type:
+            tag = (*taken, tag)[0]
             raise InvalidArgumentError(
                 f"types: {cls.__name__} is registered twice, or another type has its tag {tag!r}: "
                 "register each once, with register(cls, tag=…) to distinguish them",
                 option="types",
                 tag=tag,
             )
-        shape = shape_of(cls)
-        if shape is None:
+        known = StoredType.of(registered)
+        if known is None:
             raise InvalidArgumentError(
                 f"types: {cls.__name__} cannot be registered: use a dataclass, a msgspec "
                 "Struct, an enum or a pydantic model",
                 option="types",
                 tag=tag,
             )
-        known = _RegisteredType(registered, shape, label_of(tag, registered.version))
         self._by_type[cls] = self._by_tag[tag] = known
+        for alias in registered.aliases:
+            self._by_tag[alias] = known
 
     @property
     def tags(self) -> tuple[str, ...]:
         """The registered tags, in the order of registration."""
-        return tuple(self._by_tag)
+        return tuple(known.registered.tag for known in self._by_type.values())
+
+    def type_of(self, cls: type) -> StoredType | None:
+        """Return how instances of a class are read: as registered, else under its own name.
+
+        None if it cannot be registered.
+        """
+        known = self._by_type.get(cls)
+        if known is None and isinstance(cls, type) and _TAG.fullmatch(cls.__name__):
+            known = StoredType.of(Registered(cls, cls.__name__))
+        return known
 
     def encode_record(self, value: Any) -> Entry:
         """Return an instance of a registered type, or an `OpaqueValue`, as a record by itself.
@@ -297,20 +420,7 @@ class Registry:
     def load(self, label: str, data: Any) -> Any:
         """Return the instance that has this data; raises as `decode_record`."""
         tag, version = parse_label(label)
-        known = self._by_tag[tag]
-        data = _upcast(known.registered, version, data)
-        try:
-            return known.shape.load(data)
-        except msgspec.ValidationError as error:
-            reason = json.reason(error)
-        except Exception as error:  # noqa: BLE001  # the user's own constructors and validators
-            reason = f"its type raises {type(error).__name__}"
-        # Raised outside of the handler, so that no traceback shows the values that it quotes.
-        raise CorruptRecordError(
-            f"stored data of {tag!r} version {version} does not match its type: {reason}",
-            tag=tag,
-            version=version,
-        )
+        return self._by_tag[tag].load(version, data)
 
     def same(self, left: Any, right: Any) -> bool:
         """Return whether an instance came back equal to itself."""
@@ -321,23 +431,25 @@ class Registry:
         return bool(left == right) or self._by_type[type(left)].shape.same(left, right)
 
 
-def _upcast(registered: Registered, version: int, data: Any) -> Any:
+def _upcast(registered: Registered, version: int, data: Any, of: str) -> Any:
     for at in range(version, registered.version):
         upcast = registered.upcasts.get(at)
         if upcast is None:
             raise UnsupportedVersionError(
-                f"stored data of {registered.tag!r} has version {at}, and there is no upcast "
+                f"{of} of {registered.tag!r} has version {at}, and there is no upcast "
                 f"from it: add one, register({registered.cls.__name__}, upcasts={{{at}: …}})",
                 tag=registered.tag,
                 version=at,
+                type=registered.cls.__name__,
             )
         try:
             data = upcast(data)
         except Exception as error:  # the user's code: any error may come
             raise CorruptRecordError(
                 f"the upcast of {registered.tag!r} from version {at} raises "
-                f"{type(error).__name__}: fix it; the stored data was left as it is",
+                f"{type(error).__name__}: fix it; {of} was left as it is",
                 tag=registered.tag,
                 version=at,
+                type=registered.cls.__name__,
             ) from error
     return data

@@ -115,7 +115,10 @@ class RestorableMemory(Protocol):
 
     @property
     def restored_from(self) -> Source:
-        """The source of the working context when the session was opened."""
+        """The source of the working context when the session was opened.
+
+        With "snapshot" and no messages, the manager is filled from the snapshot.
+        """
 
     @property
     def system_prompt_sha256(self) -> str | None:
@@ -182,11 +185,18 @@ class WorkingContextSnapshotBootstrapper:
 
         """
         memory = memory_manager
-        current = tuple(memory.get_working_context_messages())
+        held = current = tuple(memory.get_working_context_messages())
         prompt, changed = _prompt(memory, current, system_prompt, options)
         steps: list[RestoreStep] = []
         rebuild = options.rebuild or (changed and options.system_prompt_policy == "rebuild")
-        if not rebuild and await self._is_valid(memory, steps):
+        cached = None if rebuild else await self._cached(memory, steps)
+        if cached is not None and not held and memory.restored_from == "snapshot":
+            # No session has filled this manager: the cache is its context.
+            current = self._serializer.deserialize(cached)[0].messages
+            prompt, changed = _prompt(memory, current, system_prompt, options)
+            if changed and options.system_prompt_policy == "rebuild":
+                cached, steps, current = None, [], held
+        if cached is not None:
             source: Source = "catch_up" if memory.restored_from == "catch_up" else "snapshot"
             target = _with_prompt(current, prompt)
         else:
@@ -202,10 +212,13 @@ class WorkingContextSnapshotBootstrapper:
         mended = paired(target, options.dangling_calls)
         steps.extend(repair_steps(mended))
         # A hash that was never stored is stored with the first context that is written.
-        await apply_repair(memory, current, target, mended, prompt)
+        await apply_repair(memory, held, target, mended, prompt)
         return Bootstrapped(source, tuple(steps), prompt)
 
-    async def _is_valid(self, memory: RestorableMemory, steps: list[RestoreStep]) -> bool:
+    async def _cached(
+        self, memory: RestorableMemory, steps: list[RestoreStep]
+    ) -> dict[str, Any] | None:
+        """Return the snapshot if it is valid; add a step that says what was found."""
         store, agent_id = memory.working_context_snapshot_store, memory.agent_id
         if not await store.exists(agent_id):
             steps.append(
@@ -213,17 +226,17 @@ class WorkingContextSnapshotBootstrapper:
                 if memory.snapshot_was_written
                 else RestoreStep("no snapshot", "yet: it comes with the first fold")
             )
-            return False
+            return None
         payload = await store.read(agent_id)
-        if not self._serializer.validate(payload, agent_id):
+        if payload is None or not self._serializer.validate(payload, agent_id):
             steps.append(RestoreStep("invalid", "the snapshot"))
-            return False
+            return None
         if memory.restored_from in {"rebuild", "fresh"}:
             # Folded since: the session's own context was made from the log, and is equivalent.
             steps.append(RestoreStep("read", "the context, as the session has it"))
-            return True
-        steps.append(RestoreStep("read", "the snapshot, caught up with the log"))
-        return True
+        else:
+            steps.append(RestoreStep("read", "the snapshot, caught up with the log"))
+        return payload
 
 
 async def apply_repair(

@@ -19,10 +19,11 @@ import msgspec
 from perdure._lib.tasks import was_cancelled
 from perdure.errors import InvalidArgumentError, UnsupportedVersionError
 from perdure.memory.documents import StateSet, typed
+from perdure.memory.state import state_of
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import STATE, Entry
-from perdure.records.values import Types, decode_value, encode_value
+from perdure.records.values import Types, encode_value
 
 if TYPE_CHECKING:
     from perdure.session.base import SessionBase
@@ -104,16 +105,6 @@ def change_of(
         gone=sorted(before.keys.keys() - now.keys.keys()),
     )
     return _entry(part), now
-
-
-def state_of(bare: bytes | None, typed_data: bytes | None, types: Types) -> tuple[Any, int] | None:
-    """Return a state and its version from its two documents, None if there is none."""
-    typed_state = None if typed_data is None else decode(typed_data, StateSet)
-    if typed_state is not None and typed_state.types:
-        return decode_value(bytes(typed_state.value), typed_state.types, types), typed_state.version
-    if bare is None:
-        return None
-    return decode_value(bare, None, types), 1 if typed_state is None else typed_state.version
 
 
 def _entry(change: StateSet) -> Entry:

@@ -35,6 +35,7 @@ from perdure.records.json import decode, encode
 from perdure.records.records import (
     CONTEXT,
     EPOCH,
+    ITEM,
     MESSAGE_KINDS,
     RETRACT,
     STATE,
@@ -197,6 +198,15 @@ async def let_go(session: Session) -> None:
     """Unpin a session; if it is unused here, release it to other processes at once."""
     session._lifecycle.unpin(session)
     await release_unused(session)
+
+
+async def close_unsaved(session: Session) -> None:
+    """Close a session that no caller has, without the records that are not durable.
+
+    Those of a turn, or of a post, are not dropped: they were promised, and the manager saves them.
+    """
+    if session.is_writable and not any(record.kind in (TURN, ITEM) for record in session.unsaved()):
+        await session._runtime.host.call(session._lifecycle.drop, session)
 
 
 async def release_unused(session: Session) -> None:

@@ -196,7 +196,7 @@ class _Fold:
         self._runtime.hooks.emit("folded", SessionFolded(str(session.key), manifest.as_of_seq))
 
 
-Why = Literal["idle", "handover", "close", "rename", "lost", "deleted", "shutdown"]
+Why = Literal["idle", "handover", "close", "drop", "rename", "lost", "deleted", "shutdown"]
 
 
 class LeaveSteps(NamedTuple):
@@ -217,6 +217,7 @@ LEAVES: Final[dict[Why, LeaveSteps]] = {
     "idle": LeaveSteps("ignored", "refused", "always", "released", "hibernated"),
     "handover": LeaveSteps("first", "saved", "if long", "released", "handed over"),
     "close": LeaveSteps("first", "saved", "always", "released", "closed"),
+    "drop": LeaveSteps("ignored", "dropped", "never", "released", "closed"),
     "rename": LeaveSteps("first", "saved", "always", "kept", "closed"),
     "lost": LeaveSteps("ignored", "kept", "never", "kept", "lost"),
     "deleted": LeaveSteps("ignored", "dropped", "never", "kept", "deleted"),
@@ -231,6 +232,8 @@ _MESSAGES: Final[dict[Why, str]] = {
     "handover": "session {} was handed over to another process that asked for it: "
     "open it again to ask for it back",
     "close": "session {} is closed: open it again with sessions.open(…)",
+    "drop": "session {} was closed without its unsaved changes: "
+    "open it again with sessions.open(…)",
     "deleted": "session {} was deleted",
     "shutdown": "session {} is closed with its manager: call connect(…) again",
 }
@@ -501,6 +504,12 @@ class SessionLifecycle:
         with try_exclusive(self._runtime.pending_loads, session.key) as free:
             if free and session._closed_by is None:
                 await self.leave(session, "idle")
+
+    async def drop(self, session: SessionBase) -> None:
+        """Close an unpinned session without what is unsaved of it."""
+        with try_exclusive(self._runtime.pending_loads, session.key) as free:
+            if free and session._closed_by is None and not session._tracked.pins:
+                await self.leave(session, "drop")
 
     async def hand_over(self, key: SessionKey) -> None:
         """Give a session to another process that asks: end the turn, save, fold, release."""
