@@ -28,6 +28,7 @@ import msgspec
 from perdure._lib.lazy import from_extra
 from perdure.adapters.items import AdapterManager, BlockingAdapter
 from perdure.adapters.thread_log import (
+    PART,
     SDK,
     CheckpointPut,
     Mark,
@@ -36,10 +37,11 @@ from perdure.adapters.thread_log import (
     ThreadIndex,
     WritesChange,
 )
-from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
+from perdure.adapters.thread_types import DataSerializer
+from perdure.adapters.thread_values import ValueCodec, require_data_only
 from perdure.adapters.threads import At, Change, Thread, ThreadSessions, has_room, release_put
 from perdure.adapters.versions import warn_untested
-from perdure.errors import FormatError, InvalidArgumentError
+from perdure.errors import FormatError, InvalidArgumentError, NotStorableError
 from perdure.records.json import encode
 from perdure.records.values import is_plain
 from perdure.session.internals import release_unused
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from perdure.lease import OnHeld
+    from perdure.records.types import Registered
     from perdure.session.session import Session
     from perdure.store import SessionInfo
 warn_untested("langgraph-checkpoint")
@@ -94,8 +97,9 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
     Args:
         sessions: Where threads are kept: what ``perdure.connect(url)`` returns, once that is open.
             None for a manager of its own: see `from_conn_string`.
-        types: Your classes that may be read back. LangGraph's and LangChain's own always are;
-            any other that is found in the store raises.
+        types: Your classes that may be read back, or what `perdure.register` returns for one that
+            has changed since it was stored, or has moved. LangGraph's and LangChain's own always
+            are; any other that is found in the store raises.
         serde: A serializer of yours, which then decides what is read back.
         tenant: Whose the threads are, where customers share a store.
         tags: Labels for listing.
@@ -115,7 +119,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         self,
         sessions: SessionManager | None,
         *,
-        types: Sequence[type | tuple[str, ...]] = (),
+        types: Sequence[type | tuple[str, ...] | Registered] = (),
         serde: SerializerProtocol | None = None,
         tenant: str = "",
         tags: Sequence[str] = (SDK,),
@@ -592,10 +596,8 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         rest = {name: value for name, value in checkpoint.items() if name not in parts}
         where = place.thread, place.ns
         whole = _as_json({"checkpoint": rest, "metadata": metadata})
-        opaque, body = None, msgspec.Raw(b"")
-        if is_plain(whole):
-            body = msgspec.Raw(encode(whole))
-        else:
+        opaque, body = None, msgspec.Raw(_body(whole))
+        if not body:
             opaque = self._codec.encode(whole, (*where, "metadata"), known)
         put = CheckpointPut(
             ns=place.ns,
@@ -673,6 +675,17 @@ def made_at(checkpoint_id: str) -> float:
             ticks = (number >> 80) << 12 | (number >> 64) & 0xFFF  # of 100 ns since 1582
             return ticks / 1e7 - 12_219_292_800
     return 0.0
+
+
+def _body(whole: dict[str, Any]) -> bytes:
+    """Return a checkpoint's own record as JSON; nothing if it is no JSON, or large."""
+    if not is_plain(whole):
+        return b""
+    with suppress(NotStorableError):  # a lone surrogate
+        data = encode(whole)
+        if len(data) <= PART:
+            return data
+    return b""
 
 
 def _as_json(value: Any) -> Any:
