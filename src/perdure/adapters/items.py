@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Sequence,
+)
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, final
@@ -462,6 +470,11 @@ class StoreAdapter(Adapter):
         return cls.from_url("memory:", **options)
 
 
+class _Nothing(Awaitable[None]):
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
 class BlockingAdapter(Adapter):
     """An adapter that its SDK also calls from threads, where nothing can be awaited."""
 
@@ -484,6 +497,10 @@ class BlockingAdapter(Adapter):
     def in_memory(cls, **options: Any) -> Self:
         """Return one in memory, for your tests."""
         return cls.from_conn_string("memory:", **options)
+
+    def setup(self) -> Awaitable[None]:
+        """Do nothing, whether it is awaited or not: perdure's stores set themselves up."""
+        return _Nothing()
 
     async def __aenter__(self) -> Self:
         await self._connection.manager()

@@ -127,7 +127,6 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> None:
-        require_data_only(serde)
         super().__init__(serde=DataSerializer(types) if serde is None else serde)
         self._connection = AdapterManager(
             sessions,
@@ -139,7 +138,17 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         )
         self._threads = ThreadSessions(self._connection)
         self._owner = owner
-        self._codec = ValueCodec(self.serde)
+
+    @property
+    def serde(self) -> SerializerProtocol:
+        """The serializer that decides what is read back."""
+        return self._serde
+
+    @serde.setter
+    def serde(self, serde: SerializerProtocol) -> None:
+        require_data_only(serde)
+        self._serde = serde
+        self._codec = ValueCodec(serde)
 
     async def release(self, thread_id: str) -> None:
         """Make a thread durable, and give it back to other processes now."""
@@ -150,10 +159,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
         """Return a saver of the same threads that reads more classes back."""
-        clone = cast("Self", super().with_allowlist(extra_allowlist))
-        if clone is not self:
-            clone._codec = ValueCodec(clone.serde)  # noqa: SLF001  # a copy
-        return clone
+        return cast("Self", super().with_allowlist(extra_allowlist))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the version after one, as a number, or as text where another saver began so."""
