@@ -26,7 +26,7 @@ def url_of(place: Any) -> str:
     text = str(place)
     if text.startswith((":memory:", "file::memory:")):
         return f"sqlite:///{_folder.name}/{next(_numbers)}.db"
-    return f"sqlite:///{text}.perdure"
+    return f"sqlite:///{_folder.name}/{text.strip('/').replace('/', '-')}.db"
 
 
 def in_langgraph() -> None:
