@@ -21,7 +21,9 @@ PYTHON = sys.executable
 INSTALLED = {**os.environ, "PERDURE_TEST_INSTALLED": "1"}
 SDKS = ["langgraph", "openai-agents", "google-adk", "pydantic-ai"]
 """The extras of the adapters."""
-UPSTREAM = ["pip", "psycopg-pool", "pycryptodome", "pytest-mock", "pytest-repeat", "redis", "syrupy"]
+UPSTREAM = [
+    *("pip", "psycopg-pool", "pycryptodome", "pytest-mock", "pytest-retry", "redis", "syrupy"),
+]
 """Packages that the SDKs' own tests need besides."""
 CHECKS = [
     [PYTHON, "-m", "ruff", "format", "--check", "."],

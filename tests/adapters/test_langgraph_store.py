@@ -178,12 +178,15 @@ def anyio_backend() -> str:
         ({"n": {"$gt": "9"}}, ["b"]),  # numbers, even as text
         ({"n": {"$lt": 5}}, []),
         ({"none": {"$lt": "x"}}, []),
+        ({"by.name": "ada"}, ["a"]),
+        ({"d.o.t": 1, "by": {"name": "eve"}}, ["b"]),
     ],
 )
 async def test_a_range_compares_texts_and_numbers(wanted: Any, found: list[str]) -> None:
     async with PerdureStore.in_memory() as store:
-        await store.aput(("x",), "a", {"when": "2026-01-01", "n": 9})
-        await store.aput(("x",), "b", {"when": "2026-01-02", "n": "10"})
+        await store.aput(("x",), "a", {"when": "2026-01-01", "n": 9, "by": {"name": "ada"}})
+        more = {"by": {"name": "eve"}, "d.o.t": 1}
+        await store.aput(("x",), "b", {"when": "2026-01-02", "n": "10", **more})
         assert [item.key for item in await store.asearch(("x",), filter=wanted)] == found
 
 
@@ -231,7 +234,7 @@ async def test_what_has_expired_is_not_there_and_is_removed() -> None:
         assert [item.key for item in await store.asearch(())] == ["stays", "k"]
         assert await store.alist_namespaces() == [("a",)]
         assert await asyncio.to_thread(store.sweep_ttl) == 2
-        assert await store.asweep_ttl() == 0
+        assert await store.sweep_ttl() == 0
         scope = sessions.scope("langgraph:a")
         assert await scope.keys() == ["k", "stays"]
         assert await sessions.scope("langgraph:b").keys() == []

@@ -144,7 +144,7 @@ VALUES = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES, ids=repr)
+@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
 def test_a_value_is_read_as_it_was_stored(value: Any) -> None:
     found = back(value, *MINE)
     assert found == value
@@ -317,3 +317,53 @@ async def test_metadata_may_be_anything(saver: PerdureSaver, about: dict[str, An
     assert found is not None
     kept = {name: found.metadata[name] for name in about}  # type: ignore[literal-required]
     assert repr(kept) == repr(about)
+
+
+async def test_a_channel_without_a_version_is_stored(saver: PerdureSaver) -> None:
+    from langgraph.checkpoint.base import empty_checkpoint
+
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    put = await saver.aput(config, {**empty_checkpoint(), "channel_values": {"a": 1}}, {}, {})
+    await saver.aput_writes(put, [("a", 2)], "task")
+    child = await saver.aput(put, empty_checkpoint(), {}, {})
+    found = await saver.aget_tuple(put)
+    assert found is not None
+    assert found.checkpoint["channel_values"] == {"a": 1}
+    history = await saver.aget_delta_channel_history(config=child, channels=["a"])
+    assert history["a"] == {"writes": [("task", "a", 2)], "seed": 1}
+
+
+async def test_a_serializer_that_is_assigned_encrypts(saver: PerdureSaver) -> None:
+    from langgraph.checkpoint.base import empty_checkpoint
+
+    class Reversed(JsonPlusSerializer):
+        """Stands for one that encrypts."""
+
+        def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
+            kind, data = super().dumps_typed(obj)
+            return f"{kind}+reversed", data[::-1]
+
+        def loads_typed(self, data: tuple[str, bytes]) -> Any:
+            kind, content = data
+            return super().loads_typed((kind.removesuffix("+reversed"), content[::-1]))
+
+    config: Any = {"configurable": {"thread_id": "t", "checkpoint_ns": ""}}
+    saver.serde = Reversed()
+    await saver.aput(config, {**empty_checkpoint(), "channel_values": {"a": "x"}}, {}, {})
+    found = await saver.aget_tuple(config)
+    assert found is not None
+    assert found.checkpoint["channel_values"] == {"a": "x"}
+    saver.serde = DataSerializer()
+    with pytest.raises(FormatError, match=r"msgpack\+reversed"):
+        await saver.aget_tuple(config)
+    with pytest.raises(perdure.InvalidArgumentError, match="pickle_fallback"):
+        saver.serde = JsonPlusSerializer(pickle_fallback=True)
+    await saver.setup()
+
+
+@pytest.mark.parametrize("thread", ["", "perdure:x", "a\ud83d", "x" * 2000])
+async def test_an_id_that_cannot_be_one_is_called_a_thread_id(
+    saver: PerdureSaver, thread: str
+) -> None:
+    with pytest.raises(perdure.InvalidArgumentError, match="thread_id"):
+        await saver.aget_tuple({"configurable": {"thread_id": thread}})

@@ -11,6 +11,7 @@ from collections.abc import (
     Collection,
     Coroutine,
     Generator,
+    Mapping,
     Sequence,
 )
 from contextlib import ExitStack
@@ -82,6 +83,19 @@ class Recent(Generic[K, V]):
             oldest = next(iter(self._values))
             del self._values[oldest]
             self._room += self._sizes.pop(oldest)
+
+
+def at_path(value: Mapping[str, Any], path: str) -> Any:
+    """Return what is under a key, or under the keys of a dotted path; None if there is nothing.
+
+    >>> at_path({"user": {"name": "ada"}, "a.b": 1}, "user.name"), at_path({"a.b": 1}, "a.b")
+    ('ada', 1)
+    """
+    if path in value or "." not in path:
+        return value.get(path)
+    first, _, rest = path.partition(".")
+    inner = value.get(first)
+    return at_path(inner, rest) if isinstance(inner, Mapping) else None
 
 
 async def newest_messages(

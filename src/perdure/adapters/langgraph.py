@@ -26,7 +26,7 @@ from uuid import UUID
 import msgspec
 
 from perdure._lib.lazy import from_extra
-from perdure.adapters.items import AdapterManager, BlockingAdapter
+from perdure.adapters.items import AdapterManager, BlockingAdapter, at_path
 from perdure.adapters.thread_log import (
     PART,
     SDK,
@@ -427,7 +427,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             both = [
                 (place, body)
                 for place, body in zip(places, bodies, strict=True)
-                if all(body["metadata"].get(name) == value for name, value in wanted.items())
+                if all(at_path(body["metadata"], name) == wanted[name] for name in wanted)
             ]
             places, bodies = [place for place, _ in both], [body for _, body in both]
         writes = [index.writes_of(ns, id_) for ns, id_, _ in places]
@@ -618,6 +618,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
         old = [name for name in put.versions if name not in new_versions]
         unknown = [name for name in old if index.value_of(put, name) is None]
+        unknown += [name for name in values if name not in put.versions]
         encoded = {
             name: self._codec.encode(values[name], (*where, name), known)
             for name in (*new_versions, *unknown)

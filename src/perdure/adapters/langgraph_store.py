@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import time
+from asyncio import _get_running_loop
 from base64 import b64decode, b64encode
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import aclosing
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from urllib.parse import quote, unquote
 
 from perdure._lib.lazy import from_extra
-from perdure.adapters.items import AdapterManager, BlockingAdapter
+from perdure.adapters.items import AdapterManager, BlockingAdapter, at_path
 from perdure.errors import InvalidArgumentError, NotStorableError
 from perdure.records.keys import SCOPES
 from perdure.records.values import Tags, decode_value, encode_value
@@ -94,6 +95,7 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
         self.index_config: sdk.IndexConfig | None = index
         self.ttl_config = ttl
         self._index = None if index is None else VectorIndex(index)
+        self.embeddings: Any = None if self._index is None else self._index.embeddings
 
     # What LangGraph calls
 
@@ -137,13 +139,20 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
             await self._put(namespace, changes, encoded, vectors)
         return results
 
-    async def asweep_ttl(self) -> int:
+    def sweep_ttl(self) -> Any:
         """Remove what has expired, and return how many items that were.
+
+        ``await`` it on the event loop, as that of ``AsyncSqliteStore``; in another thread it waits
+        itself, as that of ``SqliteStore``.
 
         Raises:
             LeaseHeldError: Another process keeps writing a namespace.
 
         """
+        swept = self._sweep()
+        return swept if _get_running_loop() is not None else self._wait_for(swept)
+
+    async def _sweep(self) -> int:
         removed = 0
         async with aclosing(self._newest(())) as namespaces:
             async for namespace, _ in namespaces:
@@ -153,10 +162,6 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
                 await scope.delete(*_with_parts(gone, there))
                 removed += len(gone)
         return removed
-
-    def sweep_ttl(self) -> int:
-        """Remove what has expired; see `asweep_ttl`."""
-        return self._wait_for(self.asweep_ttl())
 
     async def _get(self, op: sdk.GetOp) -> sdk.Item | None:
         scope = await self._scope(op.namespace)
@@ -210,7 +215,8 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
             query = await self._index.query(op.query)
         found: list[tuple[dict[str, Any], Any]] = []
         """Items, and how they are stored."""
-        async with aclosing(self._newest(op.namespace_prefix)) as namespaces:
+        prefix = tuple(op.namespace_prefix)
+        async with aclosing(self._newest(prefix)) as namespaces:
             async for namespace, saved_at in namespaces:
                 is_full = query is None and len(found) >= wanted
                 if wanted == 0 or (is_full and _at(found[wanted - 1]) >= saved_at):
@@ -306,7 +312,8 @@ def _puts(ops: Iterable[sdk.Op]) -> dict[At, sdk.PutOp]:
             if OF_PART in op.key:
                 message = f"key {op.key!r} holds a control character: remove it"
                 raise InvalidArgumentError(message, option="key", value=op.key)
-            puts[op.namespace, op.key] = op
+            namespace = tuple(op.namespace)
+            puts[namespace, op.key] = op._replace(namespace=namespace)
     return puts
 
 
@@ -400,9 +407,11 @@ class VectorIndex:
         if not config.get("embed"):
             message = 'index has no "embed": give it a function from texts to vectors'
             raise InvalidArgumentError(message, option="index")
-        self._embeddings = sdk.ensure_embeddings(config["embed"])
+        self.embeddings = sdk.ensure_embeddings(config["embed"])
         self._dims = config.get("dims")
-        self._fields = config.get("fields") or ["$"]
+        # LangGraph's stores in SQLite and PostgreSQL call them text_fields.
+        fields: Any = config.get("fields") or config.get("text_fields") or ["$"]
+        self._fields: list[str] = [fields] if isinstance(fields, str) else fields
 
     async def vectors_of(self, puts: Iterable[sdk.PutOp]) -> dict[At, dict[str, str]]:
         """Return the vectors of what is put, by namespace and key, then by the text's path."""
@@ -419,7 +428,7 @@ class VectorIndex:
                     texts.setdefault(text, []).append((op.namespace, op.key, name))
         vectors: dict[At, dict[str, str]] = {}
         if texts:
-            embedded = await self._embeddings.aembed_documents(list(texts))
+            embedded = await self.embeddings.aembed_documents(list(texts))
             for places, vector in zip(texts.values(), embedded, strict=True):
                 data = b64encode(self._vector(vector).tobytes()).decode()
                 for namespace, key, name in places:
@@ -428,7 +437,7 @@ class VectorIndex:
 
     async def query(self, text: str) -> Any:
         """Return the vector of a query."""
-        return self._vector(await self._embeddings.aembed_query(text))
+        return self._vector(await self.embeddings.aembed_query(text))
 
     def _vector(self, vector: Any) -> Any:
         made = self._numpy.asarray(vector, dtype="<f4")
@@ -508,7 +517,7 @@ def _fits(value: Any, wanted: Any) -> bool:
         if any(name.startswith("$") for name in wanted):
             return all(_compares(value, name, other) for name, other in wanted.items())
         return isinstance(value, Mapping) and all(
-            _fits(value.get(name), other) for name, other in wanted.items()
+            _fits(at_path(value, name), other) for name, other in wanted.items()
         )
     if isinstance(wanted, list | tuple):
         return (
