@@ -21,6 +21,10 @@ PYTHON = sys.executable
 INSTALLED = {**os.environ, "PERDURE_TEST_INSTALLED": "1"}
 SDKS = ["langgraph", "openai-agents", "google-adk", "pydantic-ai", "agent-framework"]
 """The extras of the adapters."""
+UPSTREAM = [
+    *("pip", "psycopg-pool", "pycryptodome", "pytest-mock", "pytest-retry", "redis", "syrupy"),
+]
+"""Packages that the SDKs' own tests need besides."""
 CHECKS = [
     [PYTHON, "-m", "ruff", "format", "--check", "."],
     [PYTHON, "-m", "ruff", "check", "."],
@@ -91,6 +95,13 @@ def lowest_adapters(session: nox.Session) -> None:
     session.install(".[test-adapters]", *lowest_versions(*SDKS, "pydantic-ai-harness"))
     given = session.posargs or ["-q", "tests/adapters"]
     session.run("pytest", *given, env=INSTALLED)
+
+
+@nox.session(python=PYTHONS[0])
+def upstream(session: nox.Session) -> None:
+    """Run the SDKs' own tests over their own stores and over perdure's, and compare."""
+    session.install(".[test-adapters]", *UPSTREAM)
+    session.run("python", "-m", "tests.upstream", *session.posargs, env=INSTALLED)
 
 
 @nox.session(python=PYTHONS[0])

@@ -25,7 +25,14 @@ LARGE_SDKS = {
     ),
     "langgraph": (
         "langgraph",
-        ("langgraph", "langgraph_import", "langgraph_store", "thread_values", "threads"),
+        (
+            "langgraph",
+            "langgraph_import",
+            "langgraph_store",
+            "thread_types",
+            "thread_values",
+            "threads",
+        ),
         ("PerdureSaver", "PerdureStore"),
     ),
     "pydantic_ai_harness": (

@@ -31,6 +31,7 @@ SURFACES = {
             "perdure.adapters.langgraph",
             "perdure.adapters.langgraph_import",
             "perdure.adapters.langgraph_store",
+            "perdure.adapters.thread_types",
             "perdure.adapters.thread_values",
             "perdure.adapters.threads",
         ),

@@ -11,12 +11,12 @@ import pytest
 pytest.importorskip("langgraph.store.memory")
 
 from hypothesis import given, settings, strategies as st
-from langgraph.store.base import GetOp, PutOp, SearchOp
+from langgraph.store.base import GetOp, InvalidNamespaceError, PutOp, SearchOp
 from langgraph.store.memory import InMemoryStore
 
 import perdure
 from perdure.adapters import PerdureStore
-from perdure.errors import InvalidArgumentError, WrongLoopError
+from perdure.errors import InvalidArgumentError, NotStorableError, WrongLoopError
 from perdure.stores.memory import MemoryStore
 from tests.listings import NotedReads
 
@@ -104,12 +104,11 @@ def test_reads_of_a_batch_see_what_was_before_and_the_last_put_counts() -> None:
             second = await store.aget(("a",), "k")
             assert second is not None
             assert second.created_at == first.created_at < second.updated_at
-            with pytest.raises(InvalidArgumentError, match="no semantic search"):
-                await store.asearch(("a",), query="what")
+            assert len(await store.asearch(("a",), query="what")) == 1  # as the SDK's own
             with pytest.raises(InvalidArgumentError, match="unknown operator '\\$in'"):
                 await store.abatch([SearchOp(("a",), {"n": {"$in": [1]}})])
-            with pytest.raises(NotImplementedError):
-                await store.aput(("a",), "k", {"n": 3}, ttl=1)
+            await store.setup()
+            assert (store.setup(), await store.aget(("b",), "k"))[1] is None
 
     asyncio.run(main())
 
@@ -163,3 +162,177 @@ async def test_a_search_reads_the_namespaces_that_were_saved_last() -> None:
         assert [item.value["n"] for item in found] == [33, 19, 18]
         assert len(place.read) <= 4
         assert len(await store.asearch(("users",), limit=99)) == 21
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """LangGraph runs on asyncio."""
+    return "asyncio"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        ({"when": {"$gt": "2026-01-01"}}, ["b"]),
+        ({"when": {"$lte": "2026-01-01"}}, ["a"]),
+        ({"n": {"$gt": "9"}}, ["b"]),  # numbers, even as text
+        ({"n": {"$lt": 5}}, []),
+        ({"none": {"$lt": "x"}}, []),
+        ({"by.name": "ada"}, ["a"]),
+        ({"d.o.t": 1, "by": {"name": "eve"}}, ["b"]),
+    ],
+)
+async def test_a_range_compares_texts_and_numbers(wanted: Any, found: list[str]) -> None:
+    async with PerdureStore.in_memory() as store:
+        await store.aput(("x",), "a", {"when": "2026-01-01", "n": 9, "by": {"name": "ada"}})
+        more = {"by": {"name": "eve"}, "d.o.t": 1}
+        await store.aput(("x",), "b", {"when": "2026-01-02", "n": "10", **more})
+        assert [item.key for item in await store.asearch(("x",), filter=wanted)] == found
+
+
+@pytest.mark.parametrize("namespace", [(), ("a.b",), ("",), ("a", 1)])
+async def test_a_batch_with_a_wrong_namespace_changes_nothing(namespace: Any) -> None:
+    async with PerdureStore.in_memory() as store:
+        good = PutOp(("a",), "k", {"n": 1})
+        with pytest.raises(InvalidNamespaceError):
+            await store.abatch([good, PutOp(namespace, "k", {"n": 1})])
+        with pytest.raises(NotStorableError, match=r"'l' in \('b',\).*\$\.x"):
+            await store.abatch([good, PutOp(("b",), "l", {"x": object()})])
+        with pytest.raises(InvalidArgumentError, match="control character"):
+            await store.abatch([good, PutOp(("b",), "l\0", {"x": 1})])
+        with pytest.raises(InvalidArgumentError, match="namespace.* 1024"):
+            await store.aput(("x" * 2000,), "k", {"n": 1})
+        assert await store.alist_namespaces() == []
+
+
+async def test_an_item_may_be_large(tmp_path: Path) -> None:
+    value = {"text": "é" * 9_000_000, "raw": b"x"}
+    async with PerdureStore.from_conn_string(tmp_path / "kept") as store:
+        await store.aput(("a",), "k", value)
+        await store.aput(("a",), "small", {"n": 1})
+        item = await store.aget(("a",), "k")
+        assert item is not None
+        assert item.value == value
+        found = await store.asearch(("a",), filter={"raw": b"x"})
+        assert [each.value for each in found] == [value]
+        assert len(await store.asearch(("a",))) == 2
+        await store.aput(("a",), "k", {"n": 2})
+        assert len(await store.asearch(("a",), filter={"n": 2})) == 1
+        await store.adelete(("a",), "k")
+        scope = (await store._connection.manager()).scope("langgraph:a")
+        assert await scope.keys() == ["small"]
+
+
+async def test_what_has_expired_is_not_there_and_is_removed() -> None:
+    async with perdure.connect("memory:") as sessions:
+        store = PerdureStore(sessions, ttl={"default_ttl": 60.0})
+        await store.aput(("a",), "k", {"n": 1})
+        await store.aput(("a",), "gone", {"n": 2}, ttl=0)
+        await store.aput(("b",), "gone", {"n": "x" * 5_000_000}, ttl=0)
+        await store.aput(("a",), "stays", {"n": 3}, ttl=None)
+        assert await store.aget(("a",), "gone") is None
+        assert [item.key for item in await store.asearch(())] == ["stays", "k"]
+        assert await store.alist_namespaces() == [("a",)]
+        assert await asyncio.to_thread(store.sweep_ttl) == 2
+        assert await store.sweep_ttl() == 0
+        scope = sessions.scope("langgraph:a")
+        assert await scope.keys() == ["k", "stays"]
+        assert await sessions.scope("langgraph:b").keys() == []
+
+        stored = await scope.get("k")
+        soon = {**stored, "expires_at": stored["expires_at"] - 3000}
+        for refresh in (False, True):
+            await scope.set("k", soon)
+            await store.aget(("a",), "k", refresh_ttl=refresh)
+            kept = (await scope.get("k"))["expires_at"]
+            await scope.set("k", soon)
+            await store.asearch(("a",), refresh_ttl=refresh)
+            assert kept >= stored["expires_at"] if refresh else kept == soon["expires_at"]
+            assert ((await scope.get("k"))["expires_at"] > soon["expires_at"]) is refresh
+        assert "expires_at" not in await scope.get("stays")
+
+
+# Semantic search
+
+
+WORDS = ["tide", "boat", "storm"]
+
+
+def embed(texts: Any) -> list[list[float]]:
+    """Return how often each word is in a text."""
+    return [[float(text.count(word)) for word in WORDS] for text in texts]
+
+
+INDEX: Any = {"embed": embed, "dims": 3, "fields": ["text", "notes[*].text"]}
+TEXTS = st.lists(st.sampled_from([*WORDS, "calm"]), max_size=3).map(" ".join)
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    items=st.dictionaries(
+        st.tuples(NAMES, KEYS), st.tuples(TEXTS, st.lists(TEXTS, max_size=2)), max_size=6
+    ),
+    query=st.sampled_from(["tide", "boat storm", "boat boat tide"]),
+)
+def test_a_query_finds_what_the_store_in_memory_finds(items: Any, query: str) -> None:
+    pytest.importorskip("numpy")
+
+    async def run() -> None:
+        theirs = InMemoryStore(index=INDEX)
+        async with PerdureStore.in_memory(index=INDEX) as ours:
+            for (namespace, key), (text, notes) in items.items():
+                # Two equal texts of an item are an error of the store in memory.
+                numbered = [{"text": f"{note} {at}"} for at, note in enumerate(notes)]
+                value = {"text": text, "notes": numbered}
+                for store in (theirs, ours):
+                    await store.aput(namespace, key, value)
+            for prefix in ((), ("a",), ("a", "b")):
+                found = [
+                    {
+                        (item.namespace, item.key): item.score and round(item.score, 4)
+                        for item in await store.asearch(prefix, query=query, limit=99)
+                    }
+                    for store in (theirs, ours)
+                ]
+                assert found[0] == found[1]
+                ordered = await ours.asearch(prefix, query=query, limit=99)
+                scores = [item.score for item in ordered if item.score is not None]
+                assert scores == sorted(scores, reverse=True)
+                assert await ours.asearch(prefix, query=query, limit=2, offset=1) == ordered[1:3]
+
+    asyncio.run(run())
+
+
+async def test_vectors_are_kept_with_their_items(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    place = tmp_path / "kept"
+    async with PerdureStore.from_conn_string(place, index=INDEX) as store:
+        await store.aput(("a",), "k", {"text": "tide", "lang": "en"})
+        await store.aput(("a",), "other", {"name": "tide"}, index=["name"])
+        await store.aput(("a",), "unseen", {"text": "tide"}, index=False)
+        await store.aput(("a",), "boat", {"text": "a boat", "lang": "en"})
+    calls: list[str] = []
+
+    async def counted(texts: Any) -> list[list[float]]:
+        calls.extend(texts)
+        return embed(texts)
+
+    async with PerdureStore.from_conn_string(place, index={**INDEX, "embed": counted}) as store:
+        found = await store.asearch(("a",), query="tide")
+        assert [item.key for item in found] == ["other", "k", "boat", "unseen"]
+        assert [item.score for item in found] == [1.0, 1.0, 0.0, None]
+        found = await store.asearch(("a",), query="tide", filter={"lang": "en"}, limit=1)
+        assert [(item.key, item.value) for item in found] == [("k", {"text": "tide", "lang": "en"})]
+        assert calls == ["tide", "tide"]
+    async with PerdureStore.from_conn_string(place, index={"embed": lambda _: [[1.0]]}) as store:
+        with pytest.raises(InvalidArgumentError, match="not the 1 dimensions of this query"):
+            await store.asearch(("a",), query="tide")
+    for wrong, match in (
+        ({"embed": embed, "distance_type": "l2"}, 'only "cosine"'),
+        ({"dims": 3}, 'has no "embed"'),
+    ):
+        with pytest.raises(InvalidArgumentError, match=match):
+            PerdureStore.in_memory(index=wrong)
+    async with PerdureStore.in_memory(index={"embed": embed, "dims": 4}) as store:
+        with pytest.raises(InvalidArgumentError, match=r"shape \(3,\).* 4 dimensions"):
+            await store.aput(("a",), "k", {"text": "x"})

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Final, Generic, NoReturn, ParamSpec, Protocol, Self, TypeVar, final
@@ -84,6 +93,19 @@ class Recent(Generic[K, V]):
             oldest = next(iter(self._values))
             del self._values[oldest]
             self._room += self._sizes.pop(oldest)
+
+
+def at_path(value: Mapping[str, Any], path: str) -> Any:
+    """Return what is under a key, or under the keys of a dotted path; None if there is nothing.
+
+    >>> at_path({"user": {"name": "ada"}, "a.b": 1}, "user.name"), at_path({"a.b": 1}, "a.b")
+    ('ada', 1)
+    """
+    if path in value or "." not in path:
+        return value.get(path)
+    first, _, rest = path.partition(".")
+    inner = value.get(first)
+    return at_path(inner, rest) if isinstance(inner, Mapping) else None
 
 
 async def newest_messages(
@@ -547,6 +569,11 @@ class StoreAdapter(Adapter):
         return cls.from_url("memory:", **options)
 
 
+class _Nothing(Awaitable[None]):
+    def __await__(self) -> Generator[None, None, None]:
+        yield from ()
+
+
 class BlockingAdapter(Adapter):
     """An adapter that its SDK also calls from threads, where nothing can be awaited."""
 
@@ -569,6 +596,10 @@ class BlockingAdapter(Adapter):
     def in_memory(cls, **options: Any) -> Self:
         """Return one in memory, for your tests."""
         return cls.from_conn_string("memory:", **options)
+
+    def setup(self) -> Awaitable[None]:
+        """Do nothing, whether it is awaited or not: perdure's stores set themselves up."""
+        return _Nothing()
 
     async def __aenter__(self) -> Self:
         await self._connection.manager()

@@ -26,8 +26,9 @@ from uuid import UUID
 import msgspec
 
 from perdure._lib.lazy import from_extra
-from perdure.adapters.items import AdapterManager, BlockingAdapter
+from perdure.adapters.items import AdapterManager, BlockingAdapter, at_path
 from perdure.adapters.thread_log import (
+    PART,
     SDK,
     CheckpointPut,
     Mark,
@@ -36,10 +37,11 @@ from perdure.adapters.thread_log import (
     ThreadIndex,
     WritesChange,
 )
-from perdure.adapters.thread_values import DataSerializer, ValueCodec, require_data_only
+from perdure.adapters.thread_types import DataSerializer
+from perdure.adapters.thread_values import ValueCodec, require_data_only
 from perdure.adapters.threads import At, Change, Thread, ThreadSessions, has_room, release_put
 from perdure.adapters.versions import warn_untested
-from perdure.errors import FormatError, InvalidArgumentError
+from perdure.errors import FormatError, InvalidArgumentError, NotStorableError
 from perdure.records.json import encode
 from perdure.records.values import is_plain
 from perdure.session.internals import release_unused
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
     from perdure.lease import OnHeld
+    from perdure.records.types import Registered
     from perdure.session.session import Session
     from perdure.store import SessionInfo
 warn_untested("langgraph-checkpoint")
@@ -94,8 +97,9 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
     Args:
         sessions: Where threads are kept: what ``perdure.connect(url)`` returns, once that is open.
             None for a manager of its own: see `from_conn_string`.
-        types: Your classes that may be read back. LangGraph's and LangChain's own always are;
-            any other that is found in the store raises.
+        types: Your classes that may be read back, or what `perdure.register` returns for one that
+            has changed since it was stored, or has moved. LangGraph's and LangChain's own always
+            are; any other that is found in the store raises.
         serde: A serializer of yours, which then decides what is read back.
         tenant: Whose the threads are, where customers share a store.
         tags: Labels for listing.
@@ -115,7 +119,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         self,
         sessions: SessionManager | None,
         *,
-        types: Sequence[type | tuple[str, ...]] = (),
+        types: Sequence[type | tuple[str, ...] | Registered] = (),
         serde: SerializerProtocol | None = None,
         tenant: str = "",
         tags: Sequence[str] = (SDK,),
@@ -123,7 +127,6 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> None:
-        require_data_only(serde)
         super().__init__(serde=DataSerializer(types) if serde is None else serde)
         self._connection = AdapterManager(
             sessions,
@@ -135,7 +138,17 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         )
         self._threads = ThreadSessions(self._connection)
         self._owner = owner
-        self._codec = ValueCodec(self.serde)
+
+    @property
+    def serde(self) -> SerializerProtocol:
+        """The serializer that decides what is read back."""
+        return self._serde
+
+    @serde.setter
+    def serde(self, serde: SerializerProtocol) -> None:
+        require_data_only(serde)
+        self._serde = serde
+        self._codec = ValueCodec(serde)
 
     async def release(self, thread_id: str) -> None:
         """Make a thread durable, and give it back to other processes now."""
@@ -146,10 +159,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> Self:
         """Return a saver of the same threads that reads more classes back."""
-        clone = cast("Self", super().with_allowlist(extra_allowlist))
-        if clone is not self:
-            clone._codec = ValueCodec(clone.serde)  # noqa: SLF001  # a copy
-        return clone
+        return cast("Self", super().with_allowlist(extra_allowlist))
 
     def get_next_version(self, current: Any, channel: None) -> Any:
         """Return the version after one, as a number, or as text where another saver began so."""
@@ -417,7 +427,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
             both = [
                 (place, body)
                 for place, body in zip(places, bodies, strict=True)
-                if all(body["metadata"].get(name) == value for name, value in wanted.items())
+                if all(at_path(body["metadata"], name) == wanted[name] for name in wanted)
             ]
             places, bodies = [place for place, _ in both], [body for _, body in both]
         writes = [index.writes_of(ns, id_) for ns, id_, _ in places]
@@ -592,10 +602,8 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         rest = {name: value for name, value in checkpoint.items() if name not in parts}
         where = place.thread, place.ns
         whole = _as_json({"checkpoint": rest, "metadata": metadata})
-        opaque, body = None, msgspec.Raw(b"")
-        if is_plain(whole):
-            body = msgspec.Raw(encode(whole))
-        else:
+        opaque, body = None, msgspec.Raw(_body(whole))
+        if not body:
             opaque = self._codec.encode(whole, (*where, "metadata"), known)
         put = CheckpointPut(
             ns=place.ns,
@@ -610,6 +618,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
         old = [name for name in put.versions if name not in new_versions]
         unknown = [name for name in old if index.value_of(put, name) is None]
+        unknown += [name for name in values if name not in put.versions]
         encoded = {
             name: self._codec.encode(values[name], (*where, name), known)
             for name in (*new_versions, *unknown)
@@ -673,6 +682,17 @@ def made_at(checkpoint_id: str) -> float:
             ticks = (number >> 80) << 12 | (number >> 64) & 0xFFF  # of 100 ns since 1582
             return ticks / 1e7 - 12_219_292_800
     return 0.0
+
+
+def _body(whole: dict[str, Any]) -> bytes:
+    """Return a checkpoint's own record as JSON; nothing if it is no JSON, or large."""
+    if not is_plain(whole):
+        return b""
+    with suppress(NotStorableError):  # a lone surrogate
+        data = encode(whole)
+        if len(data) <= PART:
+            return data
+    return b""
 
 
 def _as_json(value: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Values of LangGraph's channels as what a thread's log stores of them, and back.
-
-What is read back is data: classes that are not allowed are not imported, and never called.
-"""
+"""Values of LangGraph's channels as what a thread's log stores of them, and back."""
 
 from __future__ import annotations
 
@@ -31,16 +28,10 @@ from perdure.errors import CorruptRecordError, FormatError, InvalidArgumentError
 from perdure.records.values import is_plain
 
 with from_extra(
-    "langgraph",
-    "ormsgpack",
-    "pydantic",
-    used_by="PerdureSaver",
-    name="LangGraph",
-    extra="langgraph",
+    "langgraph", "pydantic", used_by="PerdureSaver", name="LangGraph", extra="langgraph"
 ):
-    import ormsgpack
     import pydantic
-    from langgraph.checkpoint.serde import _msgpack as sdk_msgpack, jsonplus, types as sdk_types
+    from langgraph.checkpoint.serde import types as sdk_types
     from langgraph.checkpoint.serde.base import SerializerProtocol
 
 COPIES_BYTES: Final = 32 * 1024 * 1024
@@ -49,108 +40,6 @@ ORIGINAL_BYTES: Final = 1500
 """Cost of keeping one of them, apart from its texts, and as much again for its copy."""
 LENT: Final = 64
 """Items of a list whose copies are looked at together."""
-
-
-class NotAllowedError(FormatError):
-    """A stored value is of a class that was not allowed."""
-
-
-# Data, and no code
-
-_CONSTRUCTORS = frozenset(
-    {
-        jsonplus.EXT_CONSTRUCTOR_SINGLE_ARG,
-        jsonplus.EXT_CONSTRUCTOR_POS_ARGS,
-        jsonplus.EXT_CONSTRUCTOR_KW_ARGS,
-        jsonplus.EXT_PYDANTIC_V1,
-        jsonplus.EXT_PYDANTIC_V2,
-    }
-)
-_Hook = Callable[[int, bytes], Any]
-
-
-@final
-class DataSerializer(jsonplus.JsonPlusSerializer):
-    """LangGraph's serializer, which reads its own safe classes and those that you name.
-
-    Anything else that is stored raises, instead of becoming a dict or None.
-
-    Args:
-        types: Classes, or their modules and names.
-
-    """
-
-    def __init__(self, types: Iterable[type | tuple[str, ...]] = ()) -> None:
-        super().__init__(allowed_msgpack_modules=tuple(types) or None)
-        self.guard()
-
-    def with_msgpack_allowlist(
-        self, extra_allowlist: Iterable[tuple[str, ...] | type]
-    ) -> DataSerializer:
-        """Return a serializer that allows more classes."""
-        clone = cast("DataSerializer", super().with_msgpack_allowlist(extra_allowlist))
-        if clone is not self:
-            clone.guard()
-        return clone
-
-    def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Return a value.
-
-        Raises:
-            FormatError: It is of a class that is not allowed, or cannot be rebuilt.
-
-        """
-        try:
-            return super().loads_typed(data)
-        except Exception:
-            if self._refused:  # what a hook raises does not come through ormsgpack
-                raise self._refused.pop() from None
-            raise
-
-    def guard(self) -> None:
-        """Check what is read from now on."""
-        refused: list[FormatError] = []
-        self._refused: list[FormatError] = refused
-        inner: _Hook = self._unpack_ext_hook
-        allowed = cast("set[tuple[str, ...]] | None", self._allowed_msgpack_modules) or ()
-
-        def check(code: int, data: bytes) -> None:
-            inside = ormsgpack.unpackb(data, ext_hook=check, option=ormsgpack.OPT_NON_STR_KEYS)
-            if code in _CONSTRUCTORS:
-                names: tuple[str, ...] = tuple(inside[:2])
-                is_safe = names in sdk_msgpack.SAFE_MSGPACK_TYPES or names in allowed
-            elif code == jsonplus.EXT_METHOD_SINGLE_ARG:
-                names = inside[0], inside[1], inside[3]
-                is_safe = names in sdk_msgpack.SAFE_MSGPACK_METHODS
-            else:
-                return
-            if not is_safe:
-                raise _not_allowed(names)
-
-        def load(code: int, data: bytes) -> Any:
-            refused.clear()
-            try:
-                check(code, data)
-            except NotAllowedError as error:
-                refused.append(error)
-                raise
-            value = inner(code, data)
-            if value is None:
-                message = f"its msgpack extension of type {code} cannot be rebuilt here"
-                refused.append(FormatError(message))
-                raise refused[-1]
-            return value
-
-        self._unpack_ext_hook = load
-
-
-def _not_allowed(names: tuple[str, ...]) -> NotAllowedError:
-    dotted = ".".join(names)
-    message = (
-        f"it is a {dotted}, which is not allowed: if it is yours, give "
-        f"PerdureSaver(types=[{names[1]}]) the class"
-    )
-    return NotAllowedError(message, type=dotted)
 
 
 # Values as they are stored

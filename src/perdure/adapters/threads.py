@@ -33,7 +33,12 @@ from perdure.adapters.thread_log import (
     entries_of,
     read_record,
 )
-from perdure.errors import LeaseLostError, SessionError, SessionNotFoundError
+from perdure.errors import (
+    InvalidArgumentError,
+    LeaseLostError,
+    SessionError,
+    SessionNotFoundError,
+)
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.records.records import Record
 from perdure.session.contents import meta_entry
@@ -404,8 +409,17 @@ class ThreadSessions:
         }
 
     def thread(self, thread_id: Any) -> Thread:
-        """Return what is known of a thread."""
-        key = session_key(str(thread_id), tenant=self._connection.tenant)
+        """Return what is known of a thread.
+
+        Raises:
+            InvalidArgumentError: Its id cannot be one.
+
+        """
+        try:
+            key = session_key(str(thread_id), tenant=self._connection.tenant)
+        except InvalidArgumentError as error:
+            message = str(error).replace("agent id", "thread_id")
+            raise InvalidArgumentError(message, option="thread_id", value=str(thread_id)) from None
         thread = self._threads.get(key.agent)
         if thread is None:
             thread = self._threads[key.agent] = Thread(key)

@@ -15,6 +15,7 @@ from perdure.adapters.thread_log import classes_of
 from perdure.cli.access import opened
 from perdure.cli.check import listed_sessions
 from perdure.cli.output import Answer, print_json, print_table, progress_bar, say
+from perdure.errors import MissingExtraError
 from perdure.records.records import FOREIGN, Record
 from perdure.records.types import KIND_PREFIX
 from perdure.records.values import parse_label
@@ -104,8 +105,8 @@ def _tags(value: Any) -> Iterator[str]:
 
 def _safe() -> set[str]:
     """Return the dotted names of the classes that LangGraph itself always reads."""
-    with suppress(ImportError):
-        from langgraph.checkpoint.serde import _msgpack as sdk
+    with suppress(MissingExtraError):
+        from perdure.adapters.thread_types import ALWAYS_READ
 
-        return {".".join(each) for each in (*sdk.SAFE_MSGPACK_TYPES, *sdk.SAFE_MSGPACK_METHODS)}
+        return {".".join(names) for names in ALWAYS_READ}
     return set()
