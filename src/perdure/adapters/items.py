@@ -12,6 +12,7 @@ from typing import Any, Final, Generic, NoReturn, ParamSpec, Self, TypeVar, fina
 import anyio
 
 from perdure._lib.loop import Affinity
+from perdure.adapters.claims import filled
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
@@ -85,7 +86,7 @@ async def newest_messages(
         begin = 0 if count is None else max(len(known) - count, 0)
         newest = await contents_of(source).filled(known[begin:])
         shown = [(seq, decode_read(payload)) for seq, payload in newest]
-        return shown, not begin
+        return await filled(source, shown), not begin
     messages: list[tuple[int, Message]] = []
     before: int | None = None
     while count is None or len(messages) < count:
@@ -95,9 +96,9 @@ async def newest_messages(
             unsaved = source.unsaved() if isinstance(source, Session) else ()
             older = await contents_of(source).before_log(reversed(unsaved))
             messages[:0] = [(seq, decode_read(payload)) for seq, payload in older]
-            return messages, True
+            return await filled(source, messages), True
         before = page[0].seq
-    return messages, False
+    return await filled(source, messages), False
 
 
 class _Shared:
