@@ -419,8 +419,6 @@ async def test_what_is_no_json_is_refused_and_nothing_is_stored(
     event = Event(author="a", content=types.Content(parts=[types.Part(function_response=odd)]))
     with pytest.raises(NotStorableError, match=r"the object at .*response\.v is not JSON"):
         await service.append_event(session, event)
-    with pytest.raises(NotStorableError, match=r"the set_iterator at .*a\[0\]\.b is not JSON"):
-        await service.append_event(session, said("x", a=[{"b": iter({1})}]))
     with pytest.raises(NotStorableError, match=r"key '\\udc00' holds a lone surrogate"):
         await service.append_event(session, said("x", **{"\udc00": 1}))
     with pytest.raises(NotStorableError, match="deep"):
@@ -457,18 +455,18 @@ async def test_numbers_and_characters_that_json_lacks_come_back(connect: Connect
     async with connect() as sessions:
         service = PerdureSessionService(sessions)
         session = await service.create_session(**HERE, state=ODD)
-        assert repr(session.state) == repr(ODD)
+        assert repr(sorted(session.state.items())) == repr(sorted(ODD.items()))
         await service.append_event(session, event)
     async with connect() as sessions:
         service = PerdureSessionService(sessions)
         found = await service.get_session(**HERE)
         assert found is not None
-        assert repr(found.state) == repr(ODD)
+        assert repr(sorted(found.state.items())) == repr(sorted(ODD.items()))
         assert repr(found.events) == repr([event])
         await service.append_event(found, event)  # it is the same, so it is stored once
         await service.append_event(found, said("more"))
         (listed,) = (await service.list_sessions(**WHO)).sessions
-        assert repr(listed.state) == repr(ODD)
+        assert repr(sorted(listed.state.items())) == repr(sorted(ODD.items()))
         assert repr(await service.get_user_state(**WHO)) == repr(
             {"nan": float("inf"), "": "no name"}
         )
@@ -486,10 +484,11 @@ async def test_a_class_that_comes_back_as_json_is_told_at_the_write(
 
     session = await service.create_session(**HERE)
     await service.append_event(session, said("x", paint=[{"top": Color.RED}], plain=(1, 2)))
-    assert [record.getMessage() for record in caplog.records if "Color" in record.getMessage()] == [
-        "a test_a_class_that_comes_back_as_json_is_told_at_the_write.<locals>.Color at "
-        "state.paint[0].top is stored as its JSON, and comes back as that: keep plain values in "
-        "the state"
+    await service.append_event(session, said("x", tool={"run": print}))
+    ours = [each.getMessage() for each in caplog.records if each.name.startswith("perdure")]
+    assert [line.partition(" is stored")[0] for line in ours] == [
+        f"a {Color.__qualname__} at state.paint[0].top",
+        "a builtin_function_or_method at state.tool.run",
     ]
 
 
@@ -514,9 +513,7 @@ async def test_what_is_larger_than_a_record_is_in_blobs(connect: Connect) -> Non
         (listed,) = (await service.list_sessions(**WHO)).sessions
         assert listed.state == found.state
         await service.append_event(found, event)  # it is the same, so it is stored once
-        report = await sessions.gc(older_than=0)
-        assert not report.removed
-        await sessions.fork("harbor/ada", "harbor/bob", from_session="s", session="s")
+        await sessions.fork("harbor/ada", "harbor/bob", session="s", new_session="s")
         forked = await service.get_session(app_name=APP, user_id="bob", session_id="s")
         assert forked is not None
         assert forked.events[0] == event

@@ -17,11 +17,13 @@ from perdure.adapters.envelopes import ENVELOPE, SdkEnvelope, with_envelope
 from perdure.adapters.exact import is_exact
 from perdure.errors import CorruptRecordError, TooLargeError
 from perdure.records.chunks import name_of
-from perdure.records.json import MAX_RECORD_BYTES
+from perdure.records.json import MAX_RECORD_BYTES, check_size
+from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, encode_message
-from perdure.records.records import Entry
+from perdure.records.records import FOREIGN, Entry, Record
 from perdure.session.internals import store_of
 from perdure.session.session import Session, SessionView
+from perdure.store import Store
 
 SHAPE: Final = 2
 """The version of an envelope that is a claim."""
@@ -53,19 +55,18 @@ class Large(NamedTuple):
     """What is raised where a store keeps no blobs."""
 
 
-async def put(source: Session, data: bytes) -> tuple[str, ...] | None:
-    """Put data into blobs, and return their names; None if the store keeps none.
+async def put(store: Store, key: SessionKey, data: bytes) -> tuple[str, ...] | None:
+    """Put data of a session into blobs, and return their names; None if the store keeps none.
 
     Raises:
         StoreError: The store cannot be reached.
 
     """
-    store = store_of(source)
     if not store.capabilities.blobs:
         return None
     parts = [data[at : at + PART] for at in range(0, len(data), PART)]
     for part in parts:
-        await store.put_blobs(source.key.blobs, {name_of(part): part})
+        await store.put_blobs(key.blobs, {name_of(part): part})
     return tuple(map(name_of, parts))
 
 
@@ -93,7 +94,19 @@ async def get(source: Session | SessionView, names: Sequence[str]) -> bytes:
 
 
 async def claimed(session: Session, entries: Iterable[Entry | Large]) -> tuple[Entry, ...]:
-    """Return entries as they are to be stored; the blobs of large ones are durable then.
+    """Return entries as a session stores them; the blobs of large ones are durable then.
+
+    Raises:
+        TooLargeError: The store keeps no blobs.
+
+    """
+    return await claimed_in(store_of(session), session.key, entries)
+
+
+async def claimed_in(
+    store: Store, key: SessionKey, entries: Iterable[Entry | Large]
+) -> tuple[Entry, ...]:
+    """Return entries in the same way, for a session that a store may have or not.
 
     Raises:
         TooLargeError: The store keeps no blobs.
@@ -103,7 +116,7 @@ async def claimed(session: Session, entries: Iterable[Entry | Large]) -> tuple[E
     for entry in entries:
         if isinstance(entry, Large):
             data = msgspec.json.encode(entry.envelope)
-            names = await put(session, data)
+            names = await put(store, key, data)
             if names is None:
                 raise entry.error
             claim = Claim(entry.envelope.sdk, SHAPE, names, entry.id)
@@ -121,10 +134,12 @@ async def claimed(session: Session, entries: Iterable[Entry | Large]) -> tuple[E
 def claim_in(message: Message) -> Claim | None:
     """Return the claim that a message has instead of an envelope."""
     field = message.extra.get(ENVELOPE)
-    if field is None or MARK not in bytes(field):
-        return None
+    return None if field is None or MARK not in bytes(field) else _claim_of(bytes(field))
+
+
+def _claim_of(data: bytes) -> Claim | None:
     try:
-        claim = msgspec.json.decode(field, type=Claim)
+        claim = msgspec.json.decode(data, type=Claim)
     except msgspec.DecodeError:  # another program's, or an item that has such a text
         return None
     return claim if claim.claim and claim.v == SHAPE else None
@@ -149,6 +164,37 @@ async def filled(
         else:
             whole.append((seq, message))
     return whole
+
+
+async def claimed_record(session: Session, payload: bytes, sdk: str) -> Entry:
+    """Return a record of an SDK's own; what is large is in blobs then.
+
+    Raises:
+        TooLargeError: The store keeps no blobs.
+
+    """
+    if len(payload) > MAX_RECORD_BYTES:
+        names = await put(store_of(session), session.key, payload)
+        if names is None:
+            check_size(len(payload))
+        else:
+            payload = msgspec.json.encode(Claim(sdk, SHAPE, names))
+    return Entry(FOREIGN, payload)
+
+
+async def filled_record(source: Session | SessionView, record: Record) -> Record:
+    """Return a record with its payload in place of a claim.
+
+    Raises:
+        CorruptRecordError: A blob is lost.
+
+    """
+    if record.kind != FOREIGN or MARK not in record.payload:
+        return record
+    claim = _claim_of(record.payload)
+    if claim is None:
+        return record
+    return msgspec.structs.replace(record, payload=await get(source, claim.claim))
 
 
 # Values of a state
@@ -219,7 +265,8 @@ async def storable(session: Session, values: Mapping[str, Any]) -> dict[str, Any
         return dict(values)
     stored = dict(values)
     for key, text in texts.items():
-        names = await put(session, text) if len(text) > LEAST else None
+        is_large = len(text) > LEAST
+        names = await put(store_of(session), session.key, text) if is_large else None
         if names is not None:
             stored[key] = wrapped(values[key], names=names)
     return stored

@@ -13,6 +13,8 @@ from dataclasses import is_dataclass
 from math import isfinite
 from typing import Any, Literal, TypeVar
 
+import msgspec
+
 from perdure.records.json import MAX_DEPTH, step
 
 T = TypeVar("T")
@@ -77,9 +79,42 @@ def shown(data: bytes) -> Any:
     return json.loads(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace"))
 
 
+def as_value(data: bytes) -> bytes:
+    r"""Return what `dumped` has written as a JSON value: as text, where it is none itself.
+
+    >>> as_value(b'{"a":1}'), as_value(b'{"a":NaN}')
+    (b'{"a":1}', b'"{\"a\":NaN}"')
+    """
+    if rb"\ud" in data or b"NaN" in data or b"Infinity" in data:
+        try:
+            msgspec.json.decode(data)
+        except ValueError:
+            return msgspec.json.encode(data.decode())
+    return data
+
+
+def of_value(value: bytes) -> bytes:
+    """Return an object's or a list's JSON of what `as_value` has returned."""
+    return msgspec.json.decode(value, type=str).encode() if value[:1] == b'"' else value
+
+
 def is_exact(value: Any) -> bool:
     """Return whether JSON expresses a value that is of JSON's own types."""
     return _is_finite(value) and not _has_surrogates(value)
+
+
+def not_json_at(value: Any, at: str) -> tuple[str, Any]:
+    """Return the innermost part of a model that pydantic cannot dump, and its place."""
+    from pydantic_core import to_json
+
+    def is_refused(part: Any) -> bool:
+        try:
+            to_json(part, bytes_mode="base64", inf_nan_mode="constants")
+        except (ValueError, RecursionError) as error:
+            return "surrogates" not in str(error)
+        return False
+
+    return place_of(value, is_refused, at)
 
 
 def place_of(value: Any, refused: Callable[[Any], bool], at: str) -> tuple[str, Any]:

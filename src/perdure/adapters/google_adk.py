@@ -64,7 +64,7 @@ from perdure.adapters.google_adk_shared import (
     user_of,
 )
 from perdure.adapters.imports import diverged
-from perdure.adapters.items import Adapter, AdapterManager, Recent
+from perdure.adapters.items import Adapter, AdapterManager, Recent, named_key
 from perdure.adapters.versions import require_readable
 from perdure.errors import (
     LeaseLostError,
@@ -72,7 +72,7 @@ from perdure.errors import (
     SessionNotFoundError,
 )
 from perdure.memory.documents import StateSet
-from perdure.records.keys import SessionKey, session_key
+from perdure.records.keys import SessionKey
 from perdure.records.records import STATE, Entry
 from perdure.records.values import is_plain
 from perdure.session.contents import meta_entry
@@ -182,6 +182,10 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     async def close(self) -> None:
         """Close it, as `aclose` does: the SDK's own service has this name."""
         await self.aclose()
+
+    async def prepare_tables(self) -> None:
+        """Open the store, as the SDK's database service prepares its tables; nothing needs it."""
+        await self._connection.manager()
 
     # What the SDK calls
 
@@ -464,7 +468,13 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     def _key(self, app_name: str, user_id: str, session_id: str) -> SessionKey:
         tenant = self._connection.tenant
-        return session_key(f"{quoted(app_name)}/{user_id}", session_id, tenant)
+        return named_key(
+            f"{quoted(app_name)}/{user_id}",
+            session_id,
+            tenant,
+            agent_is="app_name/user_id",
+            session_is="session_id",
+        )
 
     async def _log(self, source: Session | SessionView, wanted: EventRange) -> EventLog:
         """Return a session's events, as many as are asked for, or more."""
@@ -522,9 +532,9 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         """Append an event; False if something was appended while this was waiting."""
         version = held.version
         log = await self._require_current(held, session, change)
-        if not log.is_all and change.event.id not in log.by_id:
-            if any(event.id == change.event.id for event in session.events):
-                log = await self._log(held, EventRange())  # it is an older one's
+        may_be_older = not log.is_all and change.event.id not in log.by_id
+        if may_be_older and any(event.id == change.event.id for event in session.events):
+            log = await self._log(held, EventRange())
         known = log.named(change.event.id, change.data)
         if known is not None:
             if known is log.written and change.event.id not in {e.id for e in session.events}:
@@ -632,7 +642,7 @@ def _changed(actions: EventActions) -> dict[str, Any]:
     if not is_plain(actions.state_delta):
         place, part = place_of(actions.state_delta, _is_foreign, "state")
         if _is_foreign(part):
-            _tell(type(part), place)
+            _tell(type(part).__qualname__, place)
     return changed
 
 
@@ -646,13 +656,13 @@ def _is_foreign(value: Any) -> bool:
 
 
 @lru_cache
-def _tell(cls: type, place: str) -> None:
-    """Warn that objects of a class come back as JSON."""
+def _tell(name: str, place: str) -> None:
+    """Warn that an object of a class comes back as JSON: once for each place."""
     _log.warning(
         "a %s at %s is stored as its JSON, and comes back as that: keep plain values in the state",
-        cls.__qualname__,
+        name,
         place,
-        extra={"type": cls.__qualname__, "path": place},
+        extra={"type": name, "path": place},
     )
 
 

@@ -17,7 +17,7 @@ import msgspec
 from perdure._lib.lazy import from_extra
 from perdure.adapters.claims import Large, as_kept
 from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
-from perdure.adapters.exact import dumped, loaded, place_of, shown
+from perdure.adapters.exact import dumped, loaded, not_json_at, shown
 from perdure.adapters.items import newest_messages
 from perdure.adapters.versions import unreadable, warn_untested
 from perdure.errors import NotStorableError, TooLargeError
@@ -30,15 +30,10 @@ from perdure.session.internals import LogPlace
 from perdure.session.session import Session, SessionView
 
 with from_extra(
-    "google.adk",
-    "pydantic_core",
-    used_by="PerdureSessionService",
-    name="Google ADK",
-    extra="google-adk",
+    "google.adk", used_by="PerdureSessionService", name="Google ADK", extra="google-adk"
 ):
     from google.adk.events.event import Event
     from google.adk.events.event_actions import EventActions
-    from pydantic_core import to_json
 warn_untested("google-adk")
 
 SDK: Final = "google-adk"
@@ -343,21 +338,13 @@ def state_delta_of(actions: EventActions) -> dict[str, Any]:
 
 def not_json(what: str, value: Any, error: ValueError) -> NotStorableError:
     """Return the error for something of the SDK's that is not JSON."""
-    place, part = place_of(value, _is_refused, "")
+    place, part = not_json_at(value, "")
     path = place.removeprefix(".")
     message = (
         f"{what}: the {type(part).__name__} at {path or 'its top'} is not JSON ({error}): return "
         "JSON from tools, and keep it in the state"
     )
     return NotStorableError(message, path=path or what, type=type(part).__name__)
-
-
-def _is_refused(value: Any) -> bool:
-    try:
-        to_json(value, bytes_mode="base64", inf_nan_mode="constants")
-    except (ValueError, RecursionError) as error:
-        return "surrogates" not in str(error)
-    return False
 
 
 # Reading

@@ -10,6 +10,7 @@ A crash between any two of these steps leaves the event with its changes, or nei
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -200,20 +201,19 @@ class SharedState:
         source = await self._connection.peek(key)
         if source is None:  # not begun yet, or deleted
             return None if pending.event is None else False
-        is_durable = not durable or not isinstance(source, Session)
+        head = source.durable_version if durable and isinstance(source, Session) else math.inf
         if pending.event is None:
             origin = origin_of(source)
             if origin is None:
                 return None
             if origin.created_at != pending.at:
                 return False
-            return True if is_durable or source.durable_version > pending.after else None
+            return True if head > pending.after else None
         found = None
         async for record in _records(source, pending.after):
             found = found or False
             if record.kind in MESSAGE_KINDS and _event_of(record) == pending.event:
-                is_there = is_durable or record.seq <= source.durable_version
-                return True if is_there else None
+                return True if record.seq <= head else None
         return found
 
 

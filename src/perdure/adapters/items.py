@@ -16,11 +16,12 @@ from perdure.adapters.claims import filled
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
+    SessionClosedError,
     SessionNotFoundError,
     WrongLoopError,
 )
 from perdure.lease import OnHeld
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.media import decode_read
 from perdure.records.messages import Message
 from perdure.session.internals import (
@@ -126,6 +127,7 @@ class AdapterManager:
         sessions: The given one; None for its own.
         instead: What to call for one of its own, as an error says it.
         tenant: Whose the sessions are.
+        owner: Who new ones belong to, unless `open` is told.
         tags: As for `SessionManager.open`,
         on_held: and this,
         wait: and this.
@@ -141,6 +143,7 @@ class AdapterManager:
         *,
         instead: str,
         tenant: str = "",
+        owner: str | None = None,
         tags: Sequence[str] = (),
         on_held: OnHeld = "handover",
         wait: float = 10.0,
@@ -153,12 +156,14 @@ class AdapterManager:
             raise InvalidArgumentError(message, option="sessions")
         self.tenant: str = tenant
         self.wait: float = wait
+        self._owner = owner
         self._tags = tags
         self._on_held: OnHeld = on_held
         self.opened: SessionManager | None = sessions
         self.is_own: bool = sessions is None
         """Whether the manager is connected and closed here."""
         self.url: str | os.PathLike[str] | None = None
+        self._is_closed = False
         self._home: Affinity | None = None
         self._share: _Shared | None = None
         self._lock = anyio.Lock()
@@ -168,8 +173,13 @@ class AdapterManager:
 
         Raises:
             WrongLoopError: The first call was made in another event loop.
+            SessionClosedError: It was closed.
 
         """
+        self.leave_ended_loop()
+        if self._is_closed:
+            message = "this was closed, and its store with it: make another one"
+            raise SessionClosedError(message)
         if self.opened is None:
             from perdure._connect import connect
 
@@ -187,6 +197,22 @@ class AdapterManager:
                         raise
                     self.opened = share.manager
         return self.opened
+
+    def leave_ended_loop(self) -> None:
+        """Open the URL anew if the event loop that it was opened in has ended, as by `asyncio.run`.
+
+        The manager of that loop has closed with it.
+        """
+        share, home = self._share, self._home
+        if share is not None and home is not None and self.opened is not None:
+            is_closed = getattr(home.loop, "is_closed", None)
+            if is_closed is not None and is_closed():
+                self.opened, self._home, self._lock = None, None, anyio.Lock()
+                self._leave(share)
+
+    def enter(self) -> None:
+        """Open the store again at the next call, if it was closed."""
+        self._is_closed = False
 
     def require_home(self) -> object:
         """Return the event loop of the first call; a call from another one would wait for ever.
@@ -267,7 +293,7 @@ class AdapterManager:
                 key.agent,
                 session=key.session,
                 tenant=key.tenant,
-                owner=owner,
+                owner=self._owner if owner is None else owner,
                 tags=self._tags,
                 create=create and not of,
                 on_held=self._on_held,
@@ -389,15 +415,41 @@ class AdapterManager:
             UnsavedChangesError: Something could not be saved.
 
         """
+        self.leave_ended_loop()
         share, sessions = self._share, self.opened
         if share is None or sessions is None:
             return
-        self.opened, self._home = None, None
+        self.opened, self._home, self._is_closed = None, None, True
         self._leave(share)
         if not share.users:
             (await sessions.aclose()).raise_if_unsaved()
         elif sessions.shutdown_report is None:
             await sessions.flush()
+
+
+def named_key(
+    agent: str, session: str, tenant: str, *, agent_is: str, session_is: str
+) -> SessionKey:
+    """Return the key of a session by ids of an SDK's.
+
+    Args:
+        agent: The first id,
+        session: and the second.
+        tenant: Whose session it is.
+        agent_is: The SDK's word for the first,
+        session_is: and for the second, as errors have them.
+
+    Raises:
+        InvalidArgumentError: It is no key.
+
+    """
+    try:
+        return session_key(agent, session, tenant)
+    except InvalidArgumentError as error:
+        option = str(error.facts.get("option", ""))
+        word = {"agent id": agent_is, "session id": session_is}.get(option, option)
+        message = str(error).replace(option, word)
+        raise InvalidArgumentError(message, **{**error.facts, "option": word}) from None
 
 
 def deleted(key: SessionKey) -> LeaseLostError:
@@ -428,6 +480,7 @@ class Adapter:
         return self
 
     async def __aenter__(self) -> Self:
+        self._connection.enter()
         return self
 
     async def __aexit__(
@@ -487,6 +540,7 @@ class BlockingAdapter(Adapter):
         return cls.from_conn_string("memory:", **options)
 
     async def __aenter__(self) -> Self:
+        self._connection.enter()
         await self._connection.manager()
         return self
 
