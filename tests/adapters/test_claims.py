@@ -58,6 +58,7 @@ async def swept(sessions: SessionManager) -> None:
         await collect(store, found, reached, 0.0)
 
 
+@pytest.mark.deep
 async def test_a_large_item_is_read_popped_replaced_and_kept_by_all_that_removes(
     sessions: SessionManager,
 ) -> None:

@@ -419,8 +419,6 @@ async def test_what_is_no_json_is_refused_and_nothing_is_stored(
     event = Event(author="a", content=types.Content(parts=[types.Part(function_response=odd)]))
     with pytest.raises(NotStorableError, match=r"the object at .*response\.v is not JSON"):
         await service.append_event(session, event)
-    with pytest.raises(NotStorableError, match=r"key '\\udc00' holds a lone surrogate"):
-        await service.append_event(session, said("x", **{"\udc00": 1}))
     with pytest.raises(NotStorableError, match="deep"):
         await service.append_event(session, said("x", a=[[[NESTED]]]))
     with pytest.raises(NotStorableError, match="deep"):
@@ -495,6 +493,7 @@ async def test_a_class_that_comes_back_as_json_is_told_at_the_write(
 MANY: int = 17 * 1024 * 1024
 
 
+@pytest.mark.deep
 async def test_what_is_larger_than_a_record_is_in_blobs(connect: Connect) -> None:
     event = said("x" * MANY, large="y" * MANY, small=1, **{"user:large": "z" * MANY})
     event.actions.state_delta |= {f"k{number}": f"{number}" * 1_100_000 for number in range(10)}

@@ -162,6 +162,7 @@ async def test_what_is_no_json_is_refused_and_nothing_is_stored() -> None:
         assert await store.list_conversations() == []
 
 
+@pytest.mark.deep
 async def test_a_message_that_is_larger_than_a_record_is_in_blobs(tmp_path: Path) -> None:
     image = BinaryContent(bytes(range(256)) * 70_000, media_type="image/png")
     messages = [

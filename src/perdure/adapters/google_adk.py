@@ -31,7 +31,7 @@ from perdure.adapters.claims import (
     unwrapped,
     unwrapped_here,
 )
-from perdure.adapters.exact import is_exact, place_of
+from perdure.adapters.exact import place_of
 from perdure.adapters.google_adk_events import (
     SDK,
     SHAPE,
@@ -68,7 +68,6 @@ from perdure.adapters.items import Adapter, AdapterManager, Recent, named_key
 from perdure.adapters.versions import require_readable
 from perdure.errors import (
     LeaseLostError,
-    NotStorableError,
     SessionNotFoundError,
 )
 from perdure.memory.documents import StateSet
@@ -632,13 +631,6 @@ def _changed(actions: EventActions) -> dict[str, Any]:
         changed = state_delta_of(actions)
     except ValueError as error:
         raise not_json("the state", actions.state_delta, error) from error
-    for key in changed:
-        if not is_exact(key):
-            message = (
-                f"the state's key {key!r} holds a lone surrogate, which is not text: clean it with "
-                "key.encode('utf-8', 'replace').decode()"
-            )
-            raise NotStorableError(message, path=ascii(key))
     if not is_plain(actions.state_delta):
         place, part = place_of(actions.state_delta, _is_foreign, "state")
         if _is_foreign(part):
