@@ -22,10 +22,11 @@ T = TypeVar("T")
 Mode = Literal["python", "json"]
 
 
-def dumped(as_bytes: Callable[[], bytes], as_values: Callable[[Mode], Any]) -> bytes:
+def dumped(model: Any, as_bytes: Callable[[], bytes], as_values: Callable[[Mode], Any]) -> bytes:
     """Return a model as JSON.
 
     Args:
+        model: The model, or what holds some.
         as_bytes: Pydantic's dump of it as JSON.
         as_values: Pydantic's dump of it as values, for which ``"json"`` is as JSON has them.
 
@@ -40,10 +41,9 @@ def dumped(as_bytes: Callable[[], bytes], as_values: Callable[[Mode], Any]) -> b
         if not _has_surrogates(plain):
             raise
     else:
-        if b"null" not in data or _is_finite(values := as_values("python")):
+        if b"null" not in data or _is_finite(model):
             return data
-        plain = _with_numbers(as_values("json"), values)
-        return _text(plain)
+        plain = as_values("json")
     return _text(_with_numbers(plain, as_values("python")))
 
 
@@ -83,7 +83,7 @@ def as_value(data: bytes) -> bytes:
     r"""Return what `dumped` has written as a JSON value: as text, where it is none itself.
 
     >>> as_value(b'{"a":1}'), as_value(b'{"a":NaN}')
-    (b'{"a":1}', b'"{\"a\":NaN}"')
+    (b'{"a":1}', b'"{\\"a\\":NaN}"')
     """
     if rb"\ud" in data or b"NaN" in data or b"Infinity" in data:
         try:
@@ -151,12 +151,29 @@ def _has_surrogates(values: Any) -> bool:
     return False
 
 
+_ATOMS = frozenset({str, int, bool, bytes, type(None)})
+
+
 def _is_finite(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(map(_is_finite, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_finite, value))
-    return not isinstance(value, float) or isfinite(value)
+    """Whether a value, or a model, has no NaN or infinity."""
+    rest = [value]
+    while rest:
+        value = rest.pop()
+        if type(value) in _ATOMS:
+            continue
+        if isinstance(value, dict):
+            rest.extend(value.values())
+        elif isinstance(value, list | tuple | set | frozenset):
+            rest.extend(value)
+        elif isinstance(value, float):
+            if not isfinite(value):
+                return False
+        else:
+            for fields in ("__dict__", "__pydantic_extra__"):
+                held = getattr(value, fields, None)
+                if type(held) is dict:
+                    rest.extend(held.values())
+    return True
 
 
 def _with_numbers(plain: Any, values: Any) -> Any:

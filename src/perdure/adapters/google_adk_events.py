@@ -304,6 +304,7 @@ def as_json(event: Event) -> bytes:
 
     """
     return dumped(
+        event,
         lambda: event.model_dump_json(exclude_none=True).encode(),
         lambda mode: event.model_dump(mode=mode, exclude_none=True),
     )
@@ -327,6 +328,7 @@ def state_delta_of(actions: EventActions) -> dict[str, Any]:
 
     """
     data = dumped(
+        actions.state_delta,
         lambda: actions.model_dump_json(include={"state_delta"}).encode(),
         lambda mode: actions.model_dump(mode=mode, include={"state_delta"}),
     )

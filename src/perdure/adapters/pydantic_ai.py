@@ -474,7 +474,9 @@ def _json(record: sdk.ConversationRecord) -> str:
     what = f"the record of conversation {record.conversation_id!r}"
     try:
         data = dumped(
-            lambda: RECORDS.dump_json(record), lambda mode: RECORDS.dump_python(record, mode=mode)
+            record,
+            lambda: RECORDS.dump_json(record),
+            lambda mode: RECORDS.dump_python(record, mode=mode),
         )
     except ValueError as error:
         raise _not_json(record, "record", error) from error
@@ -499,6 +501,7 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry | Large]:
     messages = [entry.message]
     try:
         data = dumped(
+            messages,
             lambda: MESSAGES.dump_json(messages),
             lambda mode: MESSAGES.dump_python(messages, mode=mode),
         )[1:-1]

@@ -342,7 +342,7 @@ def _encoded(kind: str, value: Any) -> tuple[bytes, tuple[bytes, ...]]:
 
 def _dumped(adapter: Any, value: Any) -> bytes:
     return dumped(
-        lambda: adapter.dump_json(value), lambda mode: adapter.dump_python(value, mode=mode)
+        value, lambda: adapter.dump_json(value), lambda mode: adapter.dump_python(value, mode=mode)
     )
 
 
