@@ -267,8 +267,13 @@ async def texts_of(store: Any, name: str) -> list[str]:
 SESSION: Final = {"app_name": "harbor", "user_id": "ada", "session_id": "s"}
 
 
+def scoped(seed: object) -> list[str]:
+    """The keys of a session's, its user's and its app's state that a worker changes."""
+    return [f"{seed}", f"user:{seed}", f"app:{seed}"]
+
+
 class GoogleADK:
-    """A session to which events are appended, with state of its own and of its user."""
+    """A session to which events are appended, with state of its own, of its user and its app."""
 
     modules = ("google.adk.sessions", "google.genai.types", "perdure.adapters.google_adk")
 
@@ -291,7 +296,7 @@ class GoogleADK:
             text = f"{seed} {number}"
             content = types.Content(parts=[types.Part(text=text)])
             event = Event(id=text, author="user", content=content)
-            event.actions.state_delta = {f"{seed}": number, f"user:{seed}": number}
+            event.actions.state_delta = dict.fromkeys(scoped(seed), number)
             with suppress(StaleSessionError):  # what was under way before has come to be
                 await service.append_event(await service.get_session(**SESSION), event)
                 tell(text)
@@ -309,9 +314,9 @@ class GoogleADK:
         assert [text for text in texts if text in known] == self.returned
         assert len(texts) <= len(self.returned) + self.kills  # what was under way at a kill
         last = {text.split()[0]: int(text.split()[1]) for text in texts}
-        for seed, number in last.items():
-            assert session.state[seed] == number
-            assert session.state[f"user:{seed}"] >= number
+        for seed in range(self.kills):
+            state = {session.state.get(key) for key in scoped(seed)} if session else {None}
+            assert state == {last.get(f"{seed}")}, f"torn: {state} of worker {seed}"
         return f"{len(texts)} events"
 
 
@@ -389,6 +394,10 @@ SUBJECTS: Final[dict[str, Callable[[], Subject]]] = {
 }
 
 
+SHORT: Final = {"adk": "google-adk", "openai": "openai-agents", "pydantic": "pydantic-ai"}
+"""Other names on the command line."""
+
+
 # What kills them
 
 
@@ -433,14 +442,14 @@ def run(sdk: str, url: str, kills: int, seed: int = 0) -> str:
 def main() -> None:
     """Kill, check, and print."""
     parser = argparse.ArgumentParser(prog="python -m tests.adapters.kills", description=__doc__)
-    parser.add_argument("sdk", choices=SUBJECTS)
+    parser.add_argument("sdk", choices=[*SUBJECTS, *SHORT])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--url", help="the store (default: files in a temporary folder)")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="perdure-") as folder:
         url = given.url or str(Path(folder) / "store")
-        result = run(given.sdk, url, given.kills, given.seed)
+        result = run(SHORT.get(given.sdk, given.sdk), url, given.kills, given.seed)
     print(f"{given.sdk}: {given.kills} kills, {result}: all that was told is there, once")
 
 

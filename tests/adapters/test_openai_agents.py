@@ -194,13 +194,6 @@ async def test_what_is_no_json_is_refused_and_nothing_of_its_call_is_added() -> 
     await session.aclose()
 
 
-async def test_an_item_that_is_too_large_is_named_and_nothing_of_its_call_is_added() -> None:
-    async with PerdureSession.in_memory() as session:
-        with pytest.raises(perdure.TooLargeError, match=r"items\[1\]: .* the limit is"):
-            await session.add_items([user("one"), user("x" * 17 * 1024 * 1024)])
-        assert await session.get_items() == []
-
-
 @pytest.mark.parametrize("given", ["hello", user("hello")])
 async def test_one_item_without_its_list_is_refused(given: Any) -> None:
     session = PerdureSession.in_memory()
@@ -353,6 +346,42 @@ async def test_popping_item_by_item_writes_no_more_than_a_record_each(
     assert after.startswith(before)  # nothing was rewritten
     assert after.count(b'"k":"retract"') == 200
     assert len(after) - len(before) < 200 * 100
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_each_run_of_a_loop_opens_the_store_again(tmp_path: Path, durable: bool) -> None:
+    session = PerdureSession.from_url("a", f"sqlite:///{tmp_path}/a.db", durable=durable)
+    for number in range(3):
+        asyncio.run(session.add_items([user(f"{number}")]))
+    assert asyncio.run(session.get_items()) == [user("0"), user("1"), user("2")]
+    assert asyncio.run(session.pop_item()) == user("2")
+    asyncio.run(session.aclose())
+
+
+@pytest.mark.parametrize(
+    "item",
+    [{"role": []}, {"role": {}}, {"type": []}, {"role": "tool", "tool_call_id": []}, [], None, 7],
+)
+async def test_an_item_of_no_form_of_the_sdk_s_comes_back_alone_and_among_others(
+    sessions: SessionManager, item: Any
+) -> None:
+    session = PerdureSession("a", sessions)
+    await session.add_items([user("before")])
+    await session.add_items([item, user("after")])
+    assert await session.get_items() == [user("before"), item, user("after")]
+    assert await session.get_items(2) == [item, user("after")]
+    view = await sessions.load("a")
+    assert view is not None
+    assert view.context("anthropic").messages
+    assert await session.pop_item() == user("after")
+    assert await session.pop_item() == item
+
+
+@pytest.mark.parametrize("bad", ["", "a\nb", "perdure:scope", "x" * 2000, 7])
+def test_an_id_that_cannot_be_used_is_named_by_the_sdk_s_word(bad: Any) -> None:
+    with pytest.raises(perdure.InvalidArgumentError, match="session_id") as refused:
+        PerdureSession(bad, None)
+    assert "agent" not in str(refused.value)
 
 
 async def test_a_read_takes_no_lease_and_creates_nothing(
@@ -661,8 +690,11 @@ async def test_closing_does_no_harm_at_any_time(tmp_path: Path) -> None:
     )
     await own.aclose()
     await own.aclose()
-    assert len(await own.get_items()) == 2  # which opens it again
-    await own.aclose()
+    with pytest.raises(perdure.SessionClosedError, match="make another one"):
+        await own.get_items()
+    async with own:  # which opens it again
+        assert len(await own.get_items()) == 2
+    await own.close()
     async with perdure.connect(tmp_path) as sessions:
         session = PerdureSession("a", sessions)
         await session.add_items([user("three")])

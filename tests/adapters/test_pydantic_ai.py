@@ -156,18 +156,76 @@ async def test_what_could_not_be_read_back_is_refused_and_nothing_is_stored() ->
 async def test_what_is_no_json_is_refused_and_nothing_is_stored() -> None:
     async with PerdureConversationStore.in_memory() as store:
         bad = ModelRequest(parts=[ToolReturnPart("tide", object(), "call_1")])
-        with pytest.raises(NotStorableError, match=r"new_entries\[1\] is not JSON .*object"):
+        with pytest.raises(NotStorableError, match=r"the object at new_entries\[1\].*content"):
             await store.save(Conversation(messages=[asked("one"), bad], conversation_id="a"))
         assert await store.load("a") is None
         assert await store.list_conversations() == []
 
 
-async def test_a_message_that_is_too_large_is_named_and_nothing_is_stored() -> None:
+@pytest.mark.deep
+async def test_a_message_that_is_larger_than_a_record_is_in_blobs(tmp_path: Path) -> None:
+    image = BinaryContent(bytes(range(256)) * 70_000, media_type="image/png")
+    messages = [
+        asked("one"),
+        ModelRequest(parts=[UserPromptPart(["look", image])]),
+        said("x" * 20_000_000),
+    ]
+    messages += [asked("last")]
+    async with perdure.connect(tmp_path) as sessions:
+        store = PerdureConversationStore(sessions)
+        await store.save(Conversation(messages=messages, conversation_id="a"), scope="ada")
+        await store.fork("a", new_conversation_id="b", at=3)
+        record = await store.read_record("a")
+        assert record is not None
+        await store.branch("a", at=2, expected_revision=record.revision)
+        conversation = await store.load("b")
+        assert conversation is not None
+        large = [*conversation.messages, said("y" * 20_000_000)]
+        conversation.messages.append(large[-1])
+        await store.save(conversation)
+    async with perdure.connect(tmp_path) as sessions:
+        store = PerdureConversationStore(sessions)
+        for name, expected in (("a", messages[:2]), ("b", large)):
+            stored = await store.load(name)
+            assert stored is not None
+            dump = ModelMessagesTypeAdapter.dump_json
+            assert dump(stored.messages) == dump(expected)
+        await store.delete("a")
+        kept = await store.load("b")
+        assert kept is not None
+        assert len(kept.messages) == 4
+
+
+async def test_numbers_and_characters_that_json_lacks_come_back(tmp_path: Path) -> None:
+    messages: list[ModelMessage] = [
+        ModelRequest(parts=[UserPromptPart("half \ud83d")]),
+        ModelResponse(parts=[ToolCallPart("f", {"x": float("nan")}, "c"), TextPart("\udc00 half")]),
+        ModelRequest(parts=[ToolReturnPart("f", {"y": [float("-inf"), None]}, "c")]),
+    ]
+    requests = DeferredToolRequests(approvals=[ToolCallPart("g", {"z": "\ud83d"}, "d")])
+    async with PerdureConversationStore.from_url(tmp_path) as store:
+        conversation = Conversation(
+            messages=list(messages), conversation_id="a", deferred_tool_requests=requests
+        )
+        await store.save(conversation)
+        conversation.messages.append(asked("b"))
+        await store.save(conversation)
+    async with perdure.connect(tmp_path) as sessions:
+        stored = await PerdureConversationStore(sessions).load("a")
+        assert stored is not None
+        read = repr(stored.messages[:3]).replace("TzInfo(0)", "datetime.timezone.utc")
+        assert read == repr(messages)
+        view = await sessions.load("a")
+        assert view is not None
+        assert [message.text for message in view.context()][:2] == ["half ?", "? half"]
+
+
+@pytest.mark.parametrize("bad", ["", "a\nb", "perdure:scope", "x" * 2000])
+async def test_an_id_that_cannot_be_used_is_named_by_the_sdk_s_word(bad: str) -> None:
     async with PerdureConversationStore.in_memory() as store:
-        large = asked("x" * 17 * 1024 * 1024)
-        with pytest.raises(perdure.TooLargeError, match=r"new_entries\[1\]: .* the limit is"):
-            await store.save(Conversation(messages=[said("one"), large], conversation_id="a"))
-        assert await store.load("a") is None
+        with pytest.raises(perdure.InvalidArgumentError, match="conversation_id") as refused:
+            await store.load(bad)
+        assert "agent" not in str(refused.value)
 
 
 @pytest.mark.parametrize("given", ["sqlite:///a.db", None.__class__])

@@ -173,6 +173,30 @@ def test_a_run_is_stored_on_each_loop(backend: str) -> None:
     anyio.run(run, backend=backend)
 
 
+async def test_large_values_and_what_json_lacks_come_back_and_owners_are_forgotten(
+    tmp_path: Path,
+) -> None:
+    texts = ("x" * 17_000_000, "half \ud83d")
+    made = [snapshot("one", *texts), snapshot("one", *texts, "more")]
+    async with perdure.connect(tmp_path) as sessions:
+        store = PerdureStepStore(sessions, owner="ada")
+        for each in made:
+            await store.save_snapshot(each)
+    async with perdure.connect(tmp_path) as sessions:
+        store = PerdureStepStore(sessions)
+        assert await store.list_snapshots(run_id="one") == made
+        await store.save_snapshot(snapshot("one", *texts, "more", "and more"))
+        assert await store.latest_snapshot(run_id="one") == snapshot(
+            "one", *texts, "more", "and more"
+        )
+        await store.save_snapshot(snapshot("two", "other"))
+        await sessions.forget(owner="ada")
+        assert await store.list_snapshots(run_id="one") == []
+        assert await store.list_snapshots(run_id="two") != []
+        with pytest.raises(perdure.InvalidArgumentError, match="run_id is empty"):
+            await store.list_snapshots(run_id="")
+
+
 async def test_a_run_is_continued_after_a_restart(tmp_path: Path) -> None:
     def tide(place: str) -> str:
         return f"noon at {place}"

@@ -179,5 +179,13 @@ class Newer:
         data = ModelMessagesTypeAdapter.dump_json(messages)
         return data.replace(b'"user-prompt"', b'"user-prompt-2"')
 
+    def dump_python(self, messages: list[Any], *, mode: str) -> Any:
+        from pydantic_ai.messages import ModelMessagesTypeAdapter
+
+        return ModelMessagesTypeAdapter.dump_python(messages, mode=mode)
+
+    def validate_python(self, values: Any) -> None:
+        """Read what it dumps."""
+
     def validate_json(self, data: bytes) -> None:
         """Read what it dumps."""

@@ -189,8 +189,8 @@ class PerdureCheckpointStorage(Adapter):
             WorkflowCheckpointException: It cannot be encoded, or could not be read back; nothing
                 was stored.
             NotStorableError: A text in it is no Unicode; nothing was stored.
-            TooLargeError: What it changes is larger than the limit for a record; nothing was
-                stored.
+            TooLargeError: What it changes is larger than the limit for a record, and the store
+                keeps no blobs; nothing was stored.
             LeaseHeldError: Another process keeps holding the session.
             LeaseLostError: It was deleted since it was read here, or another process has taken it
                 over meanwhile, which the error names.
@@ -200,9 +200,9 @@ class PerdureCheckpointStorage(Adapter):
 
         async def append(session: Session) -> bool:
             stored = await self._stored.read_to_append(session)
-            if stored is not None:
-                self._stored.append(session, _record(stored, tree))
-            return stored is not None
+            if stored is None:
+                return False
+            return await self._stored.append(session, _record(stored, tree))
 
         known = () if self._place is None else (self._place,)
         change = self._connection.change(self._key, append, owner=self._owner, of=known)
@@ -263,7 +263,7 @@ class PerdureCheckpointStorage(Adapter):
                 records = [CheckpointRecord(SDK, SHAPE, checkpoint_id)]
                 if stored.records > 2 * len(stored.trees) + SLACK:
                     records, below = _anew(stored, checkpoint_id), session.version + 1
-                self._stored.append(session, *records)
+                return await self._stored.append(session, *records)
             return True
 
         try:

@@ -11,14 +11,27 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
 
 import msgspec
 
 from perdure._lib.lazy import from_extra
+from perdure.adapters.claims import (
+    Large,
+    as_kept,
+    claimed,
+    in_parts,
+    is_large,
+    storable,
+    unwrapped,
+    unwrapped_here,
+)
+from perdure.adapters.exact import place_of
 from perdure.adapters.google_adk_events import (
     SDK,
     SHAPE,
@@ -30,27 +43,44 @@ from perdure.adapters.google_adk_events import (
     as_json,
     as_of,
     encoded,
+    event_of,
     not_json,
     origin_in,
     origin_of,
     read_log,
+    state_delta_of,
     tail_behind,
     with_base,
 )
+from perdure.adapters.google_adk_shared import (
+    APP,
+    TEMP,
+    USER,
+    SharedChange,
+    SharedState,
+    app_of,
+    quoted,
+    scope_key_of,
+    user_of,
+)
 from perdure.adapters.imports import diverged
-from perdure.adapters.items import Adapter, AdapterManager, Recent
+from perdure.adapters.items import Adapter, AdapterManager, Recent, named_key
 from perdure.adapters.versions import require_readable
-from perdure.errors import InvalidArgumentError, LeaseLostError, SessionNotFoundError
+from perdure.errors import (
+    LeaseLostError,
+    SessionNotFoundError,
+)
 from perdure.memory.documents import StateSet
-from perdure.records.json import MAX_VALUE_DEPTH, is_deeper, too_deep
-from perdure.records.keys import SessionKey, session_key
+from perdure.records.keys import SessionKey
 from perdure.records.records import STATE, Entry
+from perdure.records.values import is_plain
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     accept,
     begin_turn,
     contents_of,
     has_content,
+    in_background,
     other_holder,
     parts_of,
     read_stored,
@@ -77,16 +107,17 @@ with from_extra(
 
 if TYPE_CHECKING:
     from perdure.lease import OnHeld
-    from perdure.session.scope import Scope
+
+_log = logging.getLogger(__name__)
 
 STATE_DOCUMENT: Final = f"state/{SDK}.json"
 """The named state that is the state of the SDK's session."""
+CREATED_DOCUMENT: Final = f"state/{SDK}/created.json"
+"""The named state that is the one that the session was created with."""
 TAIL_DOCUMENT: Final = f"state/{SDK}/tail.json"
 """The named state that says from where on events are needed next to the last summary."""
 IMPORTED: Final = 200
 """Events of a session that are imported between two saves."""
-APP, USER, TEMP = "app:", "user:", "temp:"
-"""Prefixes of keys that are no state of a session's own."""
 CACHED_BYTES: Final = 16 * 1024 * 1024
 """JSON of events that is kept in memory, of sessions that were held here last."""
 
@@ -139,6 +170,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         self._connection.url = store if is_url else None  # type: ignore[assignment]  # as above
         self.durable: bool = durable
         self.compacted: bool = compacted
+        self._shared = SharedState(self._connection)
         self._logs: Recent[SessionKey, EventLog] = Recent(CACHED_BYTES)
 
     @classmethod
@@ -149,6 +181,10 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
     async def close(self) -> None:
         """Close it, as `aclose` does: the SDK's own service has this name."""
         await self.aclose()
+
+    async def prepare_tables(self) -> None:
+        """Open the store, as the SDK's database service prepares its tables; nothing needs it."""
+        await self._connection.manager()
 
     # What the SDK calls
 
@@ -174,10 +210,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         delta = _Delta(EventActions(state_delta=state or {}))
         now = platform_time.get_time()
         origin = {SDK: msgspec.to_builtins(SessionOrigin(SHAPE, now))}
-        entries = (
-            meta_entry(owner=user_id or None, metadata=origin),
-            _state_entry(delta.session, is_new=True),
-        )
+        noted = SharedChange(self._shared, key, delta.shared, at=now)
 
         def require_new(source: Session | SessionView | None) -> None:
             if source is not None and origin_of(source) is not None:
@@ -186,14 +219,19 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         async def begin(held: Session) -> bool:
             require_new(held)
             version = held.version
-            await self._share(key, delta)
+            own = await storable(held, delta.session)
+            entries = [meta_entry(owner=user_id or None, metadata=origin), *_state_entries(own)]
+            if own:  # what a rewind to the beginning restores
+                entries += _state_entries(own, name=CREATED_DOCUMENT)
+            await noted.prepare(version)
             if held.version != version:
                 return False
-            accept(held, entries)
+            accept(held, tuple(entries))
             return True
 
         require_new(await self._connection.peek(key))  # whoever has it is not asked for it
         await self._connection.change(key, begin, create=True)
+        await noted.commit()
         created = await self.get_session(app_name=app_name, user_id=user_id, session_id=session_id)
         if created is None:  # deleted by another process at once
             raise UnknownSessionError(f"Session {session_id} not found.")
@@ -226,8 +264,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             events = log.as_events(log.recent(wanted))
         else:
             log, events = await self._events(source)
-        state = await self._state(source, log) | await self._state_of(APP, app_name)
-        state |= await self._state_of(USER, app_name, user_id)
+        state = await self._state(source, log) | await self._shared.state(APP, app_name)
+        state |= await self._shared.state(USER, app_name, user_id)
         return _as_session(key, state, log, events)
 
     async def list_sessions(
@@ -237,29 +275,35 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         sessions = await self._connection.manager()
         prefix = f"{quoted(app_name)}/{user_id or ''}"
         listing = self._connection.listed(prefix=prefix)
-        keys = [info.key async for info in listing if user_id in (None, _user_of(info.key))]
-        app = await self._state_of(APP, app_name)
+        keys = [info.key async for info in listing if user_id in (None, user_of(info.key))]
+        app = await self._shared.state(APP, app_name)
         users = {
-            user: await self._state_of(USER, app_name, user) for user in set(map(_user_of, keys))
+            user: await self._shared.state(USER, app_name, user) for user in set(map(user_of, keys))
         }
         found: list[AdkSession] = []
 
-        def add(key: SessionKey, state: dict[str, Any], updated_at: float) -> None:
-            user = _user_of(key)
+        def add(key: SessionKey, state: Mapping[str, Any], updated_at: float) -> None:
+            user = user_of(key)
             listed = AdkSession(id=key.session, app_name=app_name, user_id=user)
-            listed.state = state | copy.deepcopy(app | users[user])
+            listed.state = {**state, **copy.deepcopy(app | users[user])}
             listed.last_update_time = updated_at
             found.append(listed)
 
         stored = [key for key in keys if session_open_here(sessions, key) is None]
         read = await read_stored(sessions, stored, STATE_DOCUMENT)
+        looked: set[SessionKey] = set()
         for key, (info, state, active_at) in read.items():
             origin = origin_in(info)
             if origin is not None:
                 updated_at = active_at if info.messages else None
-                add(key, json.loads(state or "{}"), updated_at or origin.created_at)
+                own = json.loads(state or "{}")
+                if not any(map(is_large, own.values())):
+                    add(key, unwrapped_here(own), updated_at or origin.created_at)
+                    looked.add(key)
+            else:
+                looked.add(key)
         for key in keys:
-            if key not in read:  # it is open here, or takes more than a look
+            if key not in looked:  # it is open here, or takes more than a look
                 source = await self._connection.peek(key)
                 if source is not None and origin_of(source) is not None:
                     log = await self._log(source, EventRange(newest=1))
@@ -274,24 +318,31 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             LeaseHeldError: Another process keeps holding it.
 
         """
-        await self._connection.delete(self._key(app_name, user_id, session_id.strip()))
+        key = self._key(app_name, user_id, session_id.strip())
+        for prefix in (APP, USER):
+            await self._shared.finish(await self._shared.scope(prefix, app_name, user_id), key)
+        await self._connection.delete(key)
 
     async def get_user_state(self, *, app_name: str, user_id: str) -> dict[str, Any]:
         """Return a user's state, by keys without their prefix."""
-        return await (await self._scope(USER, app_name, user_id)).values()
+        state = await self._shared.state(USER, app_name, user_id)
+        return {key.removeprefix(USER): value for key, value in state.items()}
 
     async def append_event(self, session: AdkSession, event: Event) -> Event:
         """Append an event, and return it once it is durable; a partial one is not stored.
 
         An event that was stored before, and is given again, is stored once: so a call that was
-        cancelled or has failed can be repeated.
+        cancelled or has failed can be repeated. The state that it changes of the user and the app
+        is stored with it, or not at all.
 
         Raises:
+            AlreadyExistsError: Another event of the session has its id. It is the SDK's error.
             StaleSessionError: The session was continued since it was loaded; nothing was stored.
                 It is the SDK's error, and names the process that did so.
             SessionNotFoundError: There is no such session. It is the SDK's error.
             NotStorableError: The event is not JSON, or could not be read back; nothing was stored.
-            TooLargeError: The event is larger than the limit for a record; nothing was stored.
+            TooLargeError: The event is larger than a record, and the store keeps no blobs; nothing
+                was stored.
             LeaseHeldError: Another process keeps holding the session.
 
         """
@@ -301,8 +352,12 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         event = self._trim_temp_delta_state(event)
         key = self._key(session.app_name, session.user_id, session.id)
         change = _Change(event)
-        held = await self._append(key, session, change)
-        if self.durable:
+        noted = SharedChange(self._shared, key, change.delta.shared, event=event.id)
+        held = await self._append(key, session, change, noted)
+        if not self.durable:
+            if noted.is_any:
+                in_background(held, partial(noted.commit_after, held, held.version))
+        else:
             try:
                 await held.save()
             except LeaseLostError as error:
@@ -311,6 +366,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
                 await self._refuse(key, error)
             except SessionNotFoundError as error:
                 raise UnknownSessionError(f"Session {session.id} not found.") from error
+            await noted.commit()
         return event
 
     async def flush(self) -> None:
@@ -348,9 +404,11 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         if source is None or origin_of(source) is None:
             raise UnknownSessionError(f"Session {session_id} not found.")
         change = _Change(self._trim_temp_delta_state(event), is_posted=True)
-        await self._share(session_key, change.delta)
-        inbox = parts_of(sessions).inbox
-        await inbox.post_entries(session_key, change.entries, key or event.id)
+        entries = change.small()
+        for prefix, changed in change.delta.shared.items():
+            if changed:
+                await (await self._shared.scope(prefix, app_name, user_id)).update(changed)
+        await parts_of(sessions).inbox.post_entries(session_key, entries, key or event.id)
 
     async def import_session(self, session: AdkSession) -> tuple[int, int]:
         """Store a session that another service has returned: its events and its own state.
@@ -369,7 +427,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         """
         key = self._key(session.app_name, session.user_id, session.id.strip())
         changes = [_Change(event) for event in session.events]
-        state = _Delta(EventActions(state_delta=session.state)).session
+        delta = _Delta(EventActions(state_delta=session.state))
         created_at = session.events[0].timestamp if changes else session.last_update_time
         origin = SessionOrigin(SHAPE, created_at)
         async with await self._connection.open(key) as held:
@@ -382,7 +440,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             ]:
                 raise diverged(key, "its events are not how the source's begin")
             missing = changes[len(stored) :]
-            has_state = is_known and await _session_state(held) == state
+            has_state = is_known and await _fields(held) == delta.shown
             if len(stored) > len(wanted) or (not missing and has_state):
                 return len(stored), 0
             if not is_known:
@@ -390,12 +448,16 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
                 accept(held, (meta_entry(owner=session.user_id or None, metadata=about),))
                 version += 1
             for at in range(0, len(missing) or 1, IMPORTED):
+                part = [
+                    (change, await change.entries(held)) for change in missing[at : at + IMPORTED]
+                ]
+                own = await storable(held, delta.session)
                 if held.version != version:
                     raise diverged(key, "something was added while it was imported")
-                for change in missing[at : at + IMPORTED]:
-                    change.append_to(held)
+                for change, entries in part:
+                    change.append_to(held, entries)
                 if at + IMPORTED >= len(missing):
-                    accept(held, (_state_entry(state, is_new=True),))
+                    accept(held, tuple(_state_entries(own)))
                 version = held.version
                 await held.save()
         await release_unused(held)
@@ -405,7 +467,13 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
 
     def _key(self, app_name: str, user_id: str, session_id: str) -> SessionKey:
         tenant = self._connection.tenant
-        return session_key(f"{quoted(app_name)}/{user_id}", session_id, tenant)
+        return named_key(
+            f"{quoted(app_name)}/{user_id}",
+            session_id,
+            tenant,
+            agent_is="app_name/user_id",
+            session_is="session_id",
+        )
 
     async def _log(self, source: Session | SessionView, wanted: EventRange) -> EventLog:
         """Return a session's events, as many as are asked for, or more."""
@@ -432,12 +500,14 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         """Return the session's own state, for the caller to change."""
         state = log.state
         if state is None:
-            state = await _session_state(source)
+            state = await _fields(source)
             if as_of(source) == log.as_of:
                 log.state = state
         return copy.deepcopy(state)
 
-    async def _append(self, key: SessionKey, session: AdkSession, change: _Change) -> Session:
+    async def _append(
+        self, key: SessionKey, session: AdkSession, change: _Change, noted: SharedChange
+    ) -> Session:
         """Append an event where nothing else was appended since the caller's session."""
         sessions = await self._connection.manager()
         while True:
@@ -447,7 +517,7 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
                     view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
                     await self._require_current(view, session, change)
                 async with await self._connection.open(key, create=False) as held:
-                    while not await self._apply(held, session, change):
+                    while not await self._apply(held, session, change, noted):
                         pass
                     return held
             except SessionNotFoundError as error:
@@ -455,25 +525,38 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
             except LeaseLostError:  # handed over before anything was appended
                 continue
 
-    async def _apply(self, held: Session, session: AdkSession, change: _Change) -> bool:
+    async def _apply(
+        self, held: Session, session: AdkSession, change: _Change, noted: SharedChange
+    ) -> bool:
         """Append an event; False if something was appended while this was waiting."""
         version = held.version
         log = await self._require_current(held, session, change)
+        may_be_older = not log.is_all and change.event.id not in log.by_id
+        if may_be_older and any(event.id == change.event.id for event in session.events):
+            log = await self._log(held, EventRange())
         known = log.named(change.event.id, change.data)
         if known is not None:
             if known is log.written and change.event.id not in {e.id for e in session.events}:
                 self._commit(session, change.event, log)  # a call that was cancelled
             return True
-        await self._share(held.key, change.delta)
-        entries = change.entries
+        if change.event.id in log.by_id:
+            raise AlreadyExistsError(
+                f"Event with id {change.event.id} already exists in session {session.id}, with "
+                "other content: give each event an id of its own."
+            )
+        if change.event.actions.rewind_before_invocation_id:
+            given = await _fields(held, CREATED_DOCUMENT)
+            change = change.restoring(given, session)
+        entries = await change.entries(held)
         if self.compacted and change.event.actions.compaction is not None:
             entries += await self._tail_entry(held, change.event)
+        await noted.prepare(version)
         if held.version != version:
             return False
         change.append_to(held, entries)
         # Nothing is awaited from here on: the session object knows what it has to.
         seq = held.version - sum(entry.kind == STATE for entry in entries)
-        log.add(change.stored(seq), as_of(held), change.delta.session)
+        log.add(change.stored(seq), as_of(held), change.delta.shown)
         self._logs.put(held.key, log, log.size)
         self._commit(session, change.event, log)
         return True
@@ -485,7 +568,8 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         tail = tail_behind(log, summary, before)
         if tail is None:
             return ()
-        return (_state_entry(msgspec.to_builtins(tail), name=TAIL_DOCUMENT, is_new=True),)
+        kept = msgspec.structs.replace(tail, state=as_kept(tail.state))
+        return (_state_entry(msgspec.to_builtins(kept), name=TAIL_DOCUMENT, is_new=True),)
 
     def _commit(self, session: AdkSession, event: Event, log: EventLog) -> None:
         session.last_update_time = event.timestamp
@@ -512,30 +596,6 @@ class PerdureSessionService(Adapter, sdk.BaseSessionService):
         )
         raise StaleSessionError(message) from cause
 
-    # State that sessions share
-
-    async def _scope(self, prefix: str, app_name: str, user_id: str) -> Scope:
-        """Return where the state of an app, or of a user, is kept."""
-        name, owner = f"{prefix}{quoted(app_name)}", None
-        if prefix == USER:
-            name, owner = f"{name}/{user_id}", user_id or None
-        about = self._connection
-        sessions = await about.manager()
-        return sessions.scope(name, tenant=about.tenant, owner=owner, wait=about.wait)
-
-    async def _share(self, key: SessionKey, delta: _Delta) -> None:
-        """Write what an event changes in the state of the app and of the user, once."""
-        for prefix, changed in delta.shared.items():
-            if changed:
-                scope = await self._scope(prefix, _app_of(key), _user_of(key))
-                await scope.update(changed)
-                delta.shared[prefix] = {}
-
-    async def _state_of(self, prefix: str, app_name: str, user_id: str = "") -> dict[str, Any]:
-        """Return the state of an app, or of a user, by the keys that a session shows."""
-        values = await (await self._scope(prefix, app_name, user_id)).values()
-        return {f"{prefix}{name}": value for name, value in values.items()}
-
 
 class _Delta:
     """Changes of an event to the state: of the session, of the user, of the app; as JSON.
@@ -549,32 +609,53 @@ class _Delta:
 
     def __init__(self, actions: EventActions) -> None:
         changed = _changed(actions) if actions.state_delta else {}
+        kept = as_kept(changed)
         self.shared: dict[str, dict[str, Any]] = {
             prefix: {
-                key.removeprefix(prefix): value
-                for key, value in changed.items()
+                scope_key_of(key.removeprefix(prefix)): value
+                for key, value in kept.items()
                 if key.startswith(prefix)
             }
             for prefix in (APP, USER)
         }
-        """By prefix, and by keys without it."""
+        """By prefix, and by the scope's keys."""
         self.session: dict[str, Any] = {
-            key: value for key, value in changed.items() if not key.startswith((APP, USER, TEMP))
+            key: value for key, value in kept.items() if not key.startswith((APP, USER, TEMP))
         }
-        if any("" in changed for changed in self.shared.values()):
-            message = "the state has a key without a name behind its prefix: give it one"
-            raise InvalidArgumentError(message, option="state")
+        self.shown: dict[str, Any] = {key: changed[key] for key in self.session}
+        """The session's own, as it is given out."""
 
 
 def _changed(actions: EventActions) -> dict[str, Any]:
     try:
-        data = actions.model_dump_json(include={"state_delta"})
+        changed = state_delta_of(actions)
     except ValueError as error:
-        raise not_json("the state", error) from error
-    if is_deeper(data.encode(), MAX_VALUE_DEPTH):
-        raise too_deep("the state", MAX_VALUE_DEPTH)
-    changed: dict[str, Any] = json.loads(data)["state_delta"]
+        raise not_json("the state", actions.state_delta, error) from error
+    if not is_plain(actions.state_delta):
+        place, part = place_of(actions.state_delta, _is_foreign, "state")
+        if _is_foreign(part):
+            _tell(type(part).__qualname__, place)
     return changed
+
+
+def _is_foreign(value: Any) -> bool:
+    """Whether a value comes back as another one, be it in a dict or a list."""
+    if isinstance(value, dict):
+        return any(type(key) is not str for key in value) or any(map(_is_foreign, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_is_foreign, value))
+    return type(value) not in (str, int, float, bool, type(None))
+
+
+@lru_cache
+def _tell(name: str, place: str) -> None:
+    """Warn that an object of a class comes back as JSON: once for each place."""
+    _log.warning(
+        "a %s at %s is stored as its JSON, and comes back as that: keep plain values in the state",
+        name,
+        place,
+        extra={"type": name, "path": place},
+    )
 
 
 class _Change:
@@ -585,8 +666,8 @@ class _Change:
         try:
             self.data: bytes = as_json(event)
         except ValueError as error:
-            raise not_json(f"event {event.id}", error) from error
-        read = partial(Event.model_validate_json, self.data)
+            raise not_json(f"event {event.id}", event, error) from error
+        read = partial(event_of, self.data)
         self._read: Event = require_readable(f"event {event.id}", "google-adk", read)
         self.delta: _Delta = _Delta(event.actions)
         parts = None if event.content is None else event.content.parts
@@ -594,14 +675,52 @@ class _Change:
             part.function_response is None for part in parts or ()
         )
         """Whether it is a user's message, with which an invocation begins."""
-        entries = encoded(self.data, is_posted=is_posted)
-        if self.delta.session:
-            entries.append(_state_entry(self.delta.session))
-        self.entries: tuple[Entry, ...] = tuple(entries)
+        self._messages: list[Entry | Large] = encoded(self.data, is_posted=is_posted)
 
-    def append_to(self, held: Session, entries: tuple[Entry, ...] | None = None) -> None:
-        """Append it, or these records instead; a user's message begins a turn."""
-        entries = self.entries if entries is None else entries
+    def small(self) -> tuple[Entry, ...]:
+        """Return its records.
+
+        Raises:
+            TooLargeError: It is larger than a record may be.
+
+        """
+        records = [each for each in self._messages if not isinstance(each, Large)]
+        for each in self._messages:
+            if isinstance(each, Large):
+                raise each.error
+        own = self.delta.session
+        return (*records, *([_state_entry(own)] if own else ()))
+
+    async def entries(self, held: Session) -> tuple[Entry, ...]:
+        """Return its records for a session; what is large is in blobs then.
+
+        Raises:
+            TooLargeError: The store keeps no blobs.
+
+        """
+        messages = await claimed(held, self._messages)
+        own = await storable(held, self.delta.session)
+        return (*messages, *(_state_entries(own, is_new=False) if own else ()))
+
+    def restoring(self, given: Mapping[str, Any], session: AdkSession) -> _Change:
+        """Return a rewind that restores what a session was created with.
+
+        The SDK knows of the state only what events have changed: it clears the rest.
+        """
+        actions = self.event.actions
+        before = takewhile(
+            lambda event: event.invocation_id != actions.rewind_before_invocation_id,
+            session.events,
+        )
+        set_later = {key for event in before for key in event.actions.state_delta}
+        missing = object()
+        for key in given.keys() - set_later:
+            if actions.state_delta.get(key, missing) is None:
+                actions.state_delta[key] = copy.deepcopy(given[key])
+        return _Change(self.event)
+
+    def append_to(self, held: Session, entries: tuple[Entry, ...]) -> None:
+        """Append its records; a user's message begins a turn."""
         if self.is_asked and not running_turn(held):
             begin_turn(held, *entries, at=self.event.timestamp)
         else:
@@ -613,32 +732,31 @@ class _Change:
         return StoredEvent(id_, seq, at, self.data, is_posted=False, given=self._read)
 
 
-def quoted(app_name: str) -> str:
-    """Return an app's name without what ends it in a key."""
-    return app_name.replace("%", "%25").replace("/", "%2F")
-
-
-def _app_of(key: SessionKey) -> str:
-    quoted = key.agent.partition("/")[0]
-    return quoted.replace("%2F", "/").replace("%25", "%")
-
-
-def _user_of(key: SessionKey) -> str:
-    return key.agent.partition("/")[2]
-
-
 # Reading
 
 
-async def _session_state(source: Session | SessionView) -> dict[str, Any]:
-    data = await contents_of(source).state_document(STATE_DOCUMENT)
-    state: dict[str, Any] = {} if data is None else json.loads(data)
-    return state
+async def _fields(source: Session | SessionView, name: str = STATE_DOCUMENT) -> dict[str, Any]:
+    """Return a state as it was given."""
+    data = await contents_of(source).state_document(name)
+    return {} if data is None else await unwrapped(source, json.loads(data))
 
 
 async def _tail_of(source: Session | SessionView) -> Tail | None:
     data = await contents_of(source).state_document(TAIL_DOCUMENT)
-    return None if data is None else msgspec.convert(json.loads(data), Tail)
+    if data is None:
+        return None
+    tail = msgspec.convert(json.loads(data), Tail)
+    return msgspec.structs.replace(tail, state=await unwrapped(source, tail.state))
+
+
+def _state_entries(
+    fields: Mapping[str, Any], *, name: str = STATE_DOCUMENT, is_new: bool = True
+) -> list[Entry]:
+    """Return the records that change some keys of a session's state, or begin it."""
+    return [
+        _state_entry(part, name=name, is_new=is_new and not at)
+        for at, part in enumerate(in_parts(fields))
+    ]
 
 
 def _state_entry(
@@ -665,8 +783,8 @@ def _as_session(
 ) -> AdkSession:
     session = AdkSession(
         id=key.session,
-        app_name=_app_of(key),
-        user_id=_user_of(key),
+        app_name=app_of(key),
+        user_id=user_of(key),
         state=state,
         last_update_time=log.updated_at,
     )

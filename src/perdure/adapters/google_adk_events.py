@@ -15,11 +15,14 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from perdure._lib.lazy import from_extra
+from perdure.adapters.claims import Large, as_kept
 from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
+from perdure.adapters.exact import dumped, loaded, not_json_at, shown
 from perdure.adapters.items import newest_messages
 from perdure.adapters.versions import unreadable, warn_untested
 from perdure.errors import NotStorableError, TooLargeError
 from perdure.memory.documents import SessionDocument
+from perdure.records.json import MAX_VALUE_DEPTH, is_deeper, too_deep
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, ToolCall
 from perdure.records.records import Entry
@@ -30,6 +33,7 @@ with from_extra(
     "google.adk", used_by="PerdureSessionService", name="Google ADK", extra="google-adk"
 ):
     from google.adk.events.event import Event
+    from google.adk.events.event_actions import EventActions
 warn_untested("google-adk")
 
 SDK: Final = "google-adk"
@@ -95,7 +99,7 @@ class StoredEvent:
     def event(self) -> Event:
         """Return the event as it was stored: the same object each time, unless it was changed."""
         if self.given is None or not self._is_unchanged(self.given):
-            self.given = Event.model_validate_json(self.data)
+            self.given = event_of(self.data)
         return self.given
 
     def _is_unchanged(self, event: Event) -> bool:
@@ -201,25 +205,24 @@ class EventLog:
 # Events as messages
 
 
-def encoded(data: bytes, *, is_posted: bool) -> list[Entry]:
-    """Return an event as records.
-
-    Raises:
-        TooLargeError: It is larger than a record may be.
-
-    """
-    event = json.loads(data)
+def encoded(data: bytes, *, is_posted: bool) -> list[Entry | Large]:
+    """Return an event as records; one that is too large for that as a whole."""
+    event = shown(data)
 
     def envelope(at: int, of: int, pieces: tuple[Piece, ...]) -> EventEnvelope:
         return EventEnvelope(
             SDK, SHAPE, event["id"], at=at, of=of, pieces=pieces, is_posted=is_posted
         )
 
+    messages, now = _shown(event), event["timestamp"]
     try:
-        return encode_parts(data, _shown(event), envelope, now=event["timestamp"])
+        return [*encode_parts(data, messages, envelope, now=now)]
     except TooLargeError as error:
         message = f"event {event['id']}: {error}; keep large parts as artifacts"
-        raise TooLargeError(message, path=event["id"], size=len(data)) from error
+        refusal = TooLargeError(message, path=event["id"], size=len(data))
+        refusal.__cause__ = error
+        whole = envelope(0, 1, (data.decode(),))
+        return [Large(messages[0], whole, event["id"], now, refusal)]
 
 
 def _shown(event: Mapping[str, Any]) -> list[Message]:
@@ -300,13 +303,50 @@ def as_json(event: Event) -> bytes:
         ValueError: It holds something that is not JSON.
 
     """
-    return event.model_dump_json(exclude_none=True).encode()
+    return dumped(
+        event,
+        lambda: event.model_dump_json(exclude_none=True).encode(),
+        lambda mode: event.model_dump(mode=mode, exclude_none=True),
+    )
 
 
-def not_json(what: str, error: ValueError) -> NotStorableError:
+def event_of(data: bytes) -> Event:
+    """Return an event that was stored.
+
+    Raises:
+        ValueError: The SDK does not read it.
+
+    """
+    return loaded(data, Event.model_validate_json, Event.model_validate)
+
+
+def state_delta_of(actions: EventActions) -> dict[str, Any]:
+    """Return the changes of the state that an event makes, as JSON has them.
+
+    Raises:
+        ValueError: One is not JSON.
+
+    """
+    data = dumped(
+        actions.state_delta,
+        lambda: actions.model_dump_json(include={"state_delta"}).encode(),
+        lambda mode: actions.model_dump(mode=mode, include={"state_delta"}),
+    )
+    if is_deeper(data, MAX_VALUE_DEPTH):
+        raise too_deep("the state", MAX_VALUE_DEPTH)
+    changed: dict[str, Any] = json.loads(data)["state_delta"]
+    return changed
+
+
+def not_json(what: str, value: Any, error: ValueError) -> NotStorableError:
     """Return the error for something of the SDK's that is not JSON."""
-    message = f"{what} is not JSON ({error}): return JSON from tools, and keep it in the state"
-    return NotStorableError(message, path=what)
+    place, part = not_json_at(value, "")
+    path = place.removeprefix(".")
+    message = (
+        f"{what}: the {type(part).__name__} at {path or 'its top'} is not JSON ({error}): return "
+        "JSON from tools, and keep it in the state"
+    )
+    return NotStorableError(message, path=path or what, type=type(part).__name__)
 
 
 # Reading
@@ -366,14 +406,13 @@ def tail_behind(log: EventLog, summary: Event, before: Tail | None) -> Tail | No
     state = {} if before is None else dict(before.state)
     artifacts = {} if before is None else dict(before.artifacts)
     for event in events[:end]:
-        changed = json.loads(event.actions.model_dump_json(include={"state_delta"}))["state_delta"]
-        for key, value in changed.items():
+        for key, value in as_kept(state_delta_of(event.actions)).items():
             if not key.startswith(("app:", "user:")):
                 state[key] = value
         artifacts.update(event.actions.artifact_delta)
     at = events[0].timestamp if before is None else before.at
-    kept = {key: value for key, value in state.items() if value is not None}
-    return Tail(stored[end].seq, at, kept, artifacts)
+    known = {key: value for key, value in state.items() if value is not None}
+    return Tail(stored[end].seq, at, known, artifacts)
 
 
 def _covered(events: Sequence[Event], summary: Event) -> int:

@@ -13,8 +13,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from perdure.adapters.google_adk import APP, TEMP, USER, PerdureSessionService, quoted
+from perdure.adapters.claims import as_kept
+from perdure.adapters.google_adk import PerdureSessionService
 from perdure.adapters.google_adk_events import as_json
+from perdure.adapters.google_adk_shared import APP, TEMP, USER, quoted, scope_key_of
 from perdure.adapters.imports import (
     PAGE,
     Moved,
@@ -163,6 +165,7 @@ class AdkSource(Source):
                     try:
                         with reading(scope):
                             values = stored if isinstance(stored, dict) else json.loads(stored)
+                            values = {scope_key_of(k): v for k, v in as_kept(values).items()}
                         if not await _take_over(sessions, tenant, scope, user or None, values):
                             done.left_alone.append(scope)
                     except PerdureError as error:  # of none of the sessions

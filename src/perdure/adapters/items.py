@@ -22,20 +22,21 @@ from weakref import WeakKeyDictionary
 import anyio
 
 from perdure._lib.loop import Affinity
+from perdure.adapters.claims import claimed_record, filled, filled_record
 from perdure.adapters.envelopes import SdkEnvelope, read_entry
 from perdure.errors import (
     InvalidArgumentError,
     LeaseLostError,
+    SessionClosedError,
     SessionError,
     SessionNotFoundError,
     WrongLoopError,
 )
 from perdure.lease import OnHeld
 from perdure.records.json import encode
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, session_key
 from perdure.records.media import decode_read
 from perdure.records.messages import Message
-from perdure.records.records import FOREIGN, Entry
 from perdure.session.internals import (
     LogPlace,
     accept,
@@ -117,7 +118,7 @@ async def newest_messages(
         begin = 0 if count is None else max(len(known) - count, 0)
         newest = await contents_of(source).filled(known[begin:])
         shown = [(seq, decode_read(payload)) for seq, payload in newest]
-        return shown, not begin
+        return await filled(source, shown), not begin
     messages: list[tuple[int, Message]] = []
     before: int | None = None
     while count is None or len(messages) < count:
@@ -127,9 +128,9 @@ async def newest_messages(
             unsaved = source.unsaved() if isinstance(source, Session) else ()
             older = await contents_of(source).before_log(reversed(unsaved))
             messages[:0] = [(seq, decode_read(payload)) for seq, payload in older]
-            return messages, True
+            return await filled(source, messages), True
         before = page[0].seq
-    return messages, False
+    return await filled(source, messages), False
 
 
 class SupportsAdd(Protocol[T_contra]):
@@ -172,7 +173,8 @@ class LogFold(Generic[E, F]):
         last = records[-1].seq if records else 0
         records += [record for record in unsaved if record.seq > last]
         for record in records:
-            stored = read_entry(record, self._shape, sdk=self._sdk, newest=self._newest)
+            whole = await filled_record(source, record)
+            stored = read_entry(whole, self._shape, sdk=self._sdk, newest=self._newest)
             if stored is not None:
                 folded.add(stored)
         if isinstance(source, Session) and records:
@@ -196,13 +198,24 @@ class LogFold(Generic[E, F]):
             raise SessionError(message, key=str(session.key))
         return folded
 
-    def append(self, session: Session, *records: E) -> None:
-        """Append records in one group to a session that was just read."""
-        folded = self._known[session][1]
-        version = accept(session, tuple(Entry(FOREIGN, encode(record)) for record in records))
+    async def append(self, session: Session, *records: E) -> bool:
+        """Append records in one group to a session that was just read.
+
+        What is large is in blobs then. False if the session was appended to meanwhile.
+
+        Raises:
+            TooLargeError: One is larger than a record, and the store keeps no blobs.
+
+        """
+        version, folded = self._known[session]
+        entries = [await claimed_record(session, encode(one), self._sdk) for one in records]
+        if version != session.version:
+            return False
+        version = accept(session, tuple(entries))
         for record in records:
             folded.add(record)
         self._known[session] = version, folded
+        return True
 
 
 class _Shared:
@@ -230,6 +243,7 @@ class AdapterManager:
         sessions: The given one; None for its own.
         instead: What to call for one of its own, as an error says it.
         tenant: Whose the sessions are.
+        owner: Who new ones belong to, unless `open` is told.
         tags: As for `SessionManager.open`,
         on_held: and this,
         wait: and this.
@@ -245,6 +259,7 @@ class AdapterManager:
         *,
         instead: str,
         tenant: str = "",
+        owner: str | None = None,
         tags: Sequence[str] = (),
         on_held: OnHeld = "handover",
         wait: float = 10.0,
@@ -257,12 +272,14 @@ class AdapterManager:
             raise InvalidArgumentError(message, option="sessions")
         self.tenant: str = tenant
         self.wait: float = wait
+        self._owner = owner
         self._tags = tags
         self._on_held: OnHeld = on_held
         self.opened: SessionManager | None = sessions
         self.is_own: bool = sessions is None
         """Whether the manager is connected and closed here."""
         self.url: str | os.PathLike[str] | None = None
+        self._is_closed = False
         self._home: Affinity | None = None
         self._share: _Shared | None = None
         self._lock = anyio.Lock()
@@ -272,8 +289,13 @@ class AdapterManager:
 
         Raises:
             WrongLoopError: The first call was made in another event loop.
+            SessionClosedError: It was closed.
 
         """
+        self.leave_ended_loop()
+        if self._is_closed:
+            message = "this was closed, and its store with it: make another one"
+            raise SessionClosedError(message)
         if self.opened is None:
             from perdure._connect import connect
 
@@ -291,6 +313,22 @@ class AdapterManager:
                         raise
                     self.opened = share.manager
         return self.opened
+
+    def leave_ended_loop(self) -> None:
+        """Open the URL anew if the event loop that it was opened in has ended, as by `asyncio.run`.
+
+        The manager of that loop has closed with it.
+        """
+        share, home = self._share, self._home
+        if share is not None and home is not None and self.opened is not None:
+            is_closed = getattr(home.loop, "is_closed", None)
+            if is_closed is not None and is_closed():
+                self.opened, self._home, self._lock = None, None, anyio.Lock()
+                self._leave(share)
+
+    def enter(self) -> None:
+        """Open the store again at the next call, if it was closed."""
+        self._is_closed = False
 
     def require_home(self) -> object:
         """Return the event loop of the first call; a call from another one would wait for ever.
@@ -371,7 +409,7 @@ class AdapterManager:
                 key.agent,
                 session=key.session,
                 tenant=key.tenant,
-                owner=owner,
+                owner=self._owner if owner is None else owner,
                 tags=self._tags,
                 create=create and not of,
                 on_held=self._on_held,
@@ -495,15 +533,41 @@ class AdapterManager:
             UnsavedChangesError: Something could not be saved.
 
         """
+        self.leave_ended_loop()
         share, sessions = self._share, self.opened
         if share is None or sessions is None:
             return
-        self.opened, self._home = None, None
+        self.opened, self._home, self._is_closed = None, None, True
         self._leave(share)
         if not share.users:
             (await sessions.aclose()).raise_if_unsaved()
         elif sessions.shutdown_report is None:
             await sessions.flush()
+
+
+def named_key(
+    agent: str, session: str, tenant: str, *, agent_is: str, session_is: str
+) -> SessionKey:
+    """Return the key of a session by ids of an SDK's.
+
+    Args:
+        agent: The first id,
+        session: and the second.
+        tenant: Whose session it is.
+        agent_is: The SDK's word for the first,
+        session_is: and for the second, as errors have them.
+
+    Raises:
+        InvalidArgumentError: It is no key.
+
+    """
+    try:
+        return session_key(agent, session, tenant)
+    except InvalidArgumentError as error:
+        option = str(error.facts.get("option", ""))
+        word = {"agent id": agent_is, "session id": session_is}.get(option, option)
+        message = str(error).replace(option, word)
+        raise InvalidArgumentError(message, **{**error.facts, "option": word}) from None
 
 
 def deleted(key: SessionKey) -> LeaseLostError:
@@ -534,6 +598,7 @@ class Adapter:
         return self
 
     async def __aenter__(self) -> Self:
+        self._connection.enter()
         return self
 
     async def __aexit__(
@@ -602,6 +667,7 @@ class BlockingAdapter(Adapter):
         return _Nothing()
 
     async def __aenter__(self) -> Self:
+        self._connection.enter()
         await self._connection.manager()
         return self
 

@@ -21,6 +21,7 @@ import anyio
 import msgspec
 
 from perdure._lib.lazy import import_extra
+from perdure.adapters.claims import MARK, Large, claimed
 from perdure.adapters.envelopes import SdkEnvelope, read_envelope, with_envelope
 from perdure.adapters.items import (
     PAGE,
@@ -28,6 +29,7 @@ from perdure.adapters.items import (
     AdapterManager,
     Recent,
     deleted,
+    named_key,
     newest_messages,
 )
 from perdure.adapters.thread_log import read_record
@@ -45,7 +47,7 @@ from perdure.errors import (
 from perdure.providers import Issuer, render
 from perdure.providers.openai_responses import FORMAT, items_of, parse_history
 from perdure.providers.replies import PlainHistory
-from perdure.records.keys import DEFAULT_SESSION, session_key
+from perdure.records.keys import DEFAULT_SESSION
 from perdure.records.media import holds_references
 from perdure.records.messages import Message, decode_message, encode_message
 from perdure.records.records import Entry
@@ -152,7 +154,9 @@ class PerdureSession(Adapter):
             on_held=on_held,
             wait=wait,
         )
-        self._key = session_key(session_id, session, tenant)
+        self._key = named_key(
+            session_id, session, tenant, agent_is="session_id", session_is="session"
+        )
         self.session_id = session_id
         self.session_settings = _settings(session_settings)
         self.durable: bool = durable
@@ -193,6 +197,7 @@ class PerdureSession(Adapter):
         return f"<PerdureSession {self._key}>"
 
     async def __aenter__(self) -> Self:
+        self._connection.enter()
         self._is_entered = True
         return self
 
@@ -207,6 +212,7 @@ class PerdureSession(Adapter):
 
         Unless another caller in this process uses it. What was opened by `from_url` is closed.
         """
+        self._connection.leave_ended_loop()
         pinned, self._pinned, self._is_entered = self._pinned, None, False
         sessions = self._connection.opened
         if sessions is None:
@@ -226,6 +232,10 @@ class PerdureSession(Adapter):
             return
         finally:
             await self._connection.aclose()
+
+    async def close(self) -> None:
+        """Close it, as `aclose` does: sessions of the SDK's have this name."""
+        await self.aclose()
 
     # What the SDK calls
 
@@ -258,7 +268,8 @@ class PerdureSession(Adapter):
 
         Raises:
             NotStorableError: An item is not JSON; nothing was added.
-            TooLargeError: An item is larger than the limit for a record; nothing was added.
+            TooLargeError: An item is larger than a record, and the store keeps no blobs; nothing
+                was added.
             LeaseHeldError: Another process writes the session.
             LeaseLostError: Another process has taken it over since it was read; it is named. Or
                 it was deleted or renamed since, also if another one has its id by now.
@@ -270,10 +281,11 @@ class PerdureSession(Adapter):
         first = items[0]
         is_asked = isinstance(first, Mapping) and first.get("role") == "user"
         async with self._write() as session:
+            stored = await claimed(session, entries)
             if is_asked and not running_turn(session):
-                begin_turn(session, *entries, at=time.time())
+                begin_turn(session, *stored, at=time.time())
             else:
-                accept(session, entries)
+                accept(session, stored)
 
     async def pop_item(self, *, wrapper: Any = None) -> Any | None:
         """Take the newest item away, and return it; None if there is none.
@@ -291,7 +303,7 @@ class PerdureSession(Adapter):
                 if not units:
                     return None
                 *others, item = units[-1].items
-                entries = self._encoded(others)
+                entries = await claimed(session, self._encoded(others))
                 # Not if another caller has changed the session while this one was reading.
                 if await replace_tail(session, units[-1].seq - 1, *entries, version=version):
                     break
@@ -334,13 +346,14 @@ class PerdureSession(Adapter):
     ) -> bool:
         entries = self._encoded(items)
         async with self._write(of) as session:
+            stored = await claimed(session, entries)
             while True:
                 version = session.version
                 if expected is not None:
                     current = await _items(session, None, self._texts)
                     if list(map(_canonical, current)) != list(map(_canonical, expected)):
                         return False
-                if await replace_tail(session, 0, *entries, version=version):
+                if await replace_tail(session, 0, *stored, version=version):
                     return True
 
     # What the SDK's compaction looks for
@@ -380,7 +393,7 @@ class PerdureSession(Adapter):
                         live = list(dropwhile(prune_prefix, older))
                         if len(live) < len(older):
                             after, kept = 0, [*live, *kept]
-                    entries = self._encoded([*kept, *output])
+                    entries = await claimed(session, self._encoded([*kept, *output]))
                     if await replace_tail(session, after, *entries, version=version):
                         return True
 
@@ -497,14 +510,14 @@ class PerdureSession(Adapter):
         if self._current is not None and isinstance(lost, LeaseLostError) and is_overtaken:
             await self._connection.refuse(self._current, lost, discard=self.durable)
 
-    def _encoded(self, items: Sequence[Any]) -> tuple[Entry, ...]:
+    def _encoded(self, items: Sequence[Any]) -> tuple[Entry | Large, ...]:
         if isinstance(items, str | Mapping):
             message = f"items are a {type(items).__name__}: give a list of items, such as [item]"
             raise InvalidArgumentError(message, option="items")
         now = time.time()
         made = [_entry(item, f"items[{at}]", now) for at, item in enumerate(items)]
         for entry, text in made:
-            if text is not None:
+            if text is not None and isinstance(entry, Entry):
                 self._texts.put(entry.payload, text, len(entry.payload) + len(text))
         return tuple([entry for entry, _ in made])
 
@@ -527,12 +540,11 @@ def _sdk(module: str) -> Any:
 # Items as messages
 
 
-def _entry(item: Any, at: str, now: float) -> tuple[Entry, bytes | None]:
+def _entry(item: Any, at: str, now: float) -> tuple[Entry | Large, bytes | None]:
     """Return an item as a record, and its JSON as `_text_of` has it.
 
     Raises:
         NotStorableError: It is not JSON.
-        TooLargeError: It is larger than a record may be.
 
     """
     text = None if is_plain(item) else _dumped(item, at)
@@ -543,10 +555,13 @@ def _entry(item: Any, at: str, now: float) -> tuple[Entry, bytes | None]:
     text = _dumped(item, at) if text is None else text
     role = plain.get("role") if isinstance(plain, dict) else None
     shown = Message(role="user" if role == "user" else "assistant")
+    envelope = Envelope(SDK, SHAPE, text)
     try:
-        return encode_message(with_envelope(shown, Envelope(SDK, SHAPE, text)), now=now), None
+        return encode_message(with_envelope(shown, envelope), now=now), None
     except TooLargeError as error:
-        raise TooLargeError(f"{at}: {error}", path=at, size=len(text)) from error
+        refusal = TooLargeError(f"{at}: {error}", path=at, size=len(text))
+        refusal.__cause__ = error
+        return Large(shown, envelope, "", now, refusal), None
 
 
 def _dumped(item: Any, at: str) -> str:
@@ -659,9 +674,9 @@ def _items_at_hand(
 def _text_of(payload: bytes) -> bytes | None:
     """Return the JSON of the SDK's item that a message is, None if msgspec reads it otherwise.
 
-    None, too, where its media are in blobs.
+    None, too, where its media, or all of it, are in blobs.
     """
-    if holds_references(payload):
+    if holds_references(payload) or MARK in payload:
         return None
     units = list(_units([(0, decode_message(payload))]))
     if _envelope(decode_message(payload)) is None or len(units[0].items) != 1:

@@ -23,8 +23,17 @@ import msgspec
 import pydantic
 
 from perdure._lib.lazy import from_extra
-from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
-from perdure.adapters.items import AdapterManager, Recent, StoreAdapter, newest_messages
+from perdure.adapters.claims import Large, claimed, claimed_in, filled
+from perdure.adapters.envelopes import (
+    PartEnvelope,
+    Piece,
+    encode_parts,
+    joined,
+    read_envelope,
+    read_parts,
+)
+from perdure.adapters.exact import dumped, loaded, not_json_at, shown
+from perdure.adapters.items import AdapterManager, Recent, StoreAdapter, named_key, newest_messages
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import (
     InvalidArgumentError,
@@ -34,7 +43,7 @@ from perdure.errors import (
     TooLargeError,
     UnsupportedVersionError,
 )
-from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
+from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.records.media import decode_read
 from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import Entry
@@ -48,6 +57,7 @@ from perdure.session.internals import (
     replace_tail,
     running_turn,
     state_entry,
+    store_below,
 )
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session, SessionView
@@ -177,7 +187,8 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
             ConversationConflict: The stored record is another one than expected, or there is no
                 such entry as its history ends with.
             NotStorableError: A message is not JSON, or could not be read back; nothing was stored.
-            TooLargeError: A message is larger than the limit for a record; nothing was stored.
+            TooLargeError: A message is larger than a record, and the store keeps no blobs; nothing
+                was stored.
             LeaseHeldError: Another process keeps holding the session.
             LeaseLostError: Another process has taken it over meanwhile; the error names it.
 
@@ -252,7 +263,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         key, chain = found
         self._remember(key, [stored.id for stored in chain])
         try:
-            messages = MESSAGES.validate_json(b"[%b]" % b",".join(stored.data for stored in chain))
+            messages = messages_of(b"[%b]" % b",".join(stored.data for stored in chain))
         except ValueError as error:
             what = f"conversation {key}: its history up to entry {head_id}"
             raise unreadable(what, "pydantic-ai-slim", error) from error
@@ -264,14 +275,21 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
     # Inside
 
     def _key(self, conversation_id: str) -> SessionKey:
-        return session_key(conversation_id, tenant=self._connection.tenant)
+        tenant = self._connection.tenant
+        return named_key(
+            conversation_id,
+            DEFAULT_SESSION,
+            tenant,
+            agent_is="conversation_id",
+            session_is="session id",
+        )
 
     async def _record(self, source: Session | SessionView) -> sdk.ConversationRecord | None:
         text = await self._record_text(source)
         if text is None:
             return None
         try:
-            record = RECORDS.validate_json(text)
+            record = _record_of(text.encode())
         except pydantic.ValidationError as error:
             version = json.loads(text).get("format_version")
             if version in (None, 1):
@@ -286,7 +304,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         text = await self._record_text(session)
         if text is None:
             return None
-        head = msgspec.json.decode(text, type=_Head)
+        head = msgspec.convert(json.loads(text), _Head)
         if head.format_version != 1:
             raise _newer(session.key, head.format_version)
         return head
@@ -347,7 +365,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
             change.conflict()
         parent, chain = found
         sessions = await self._connection.manager()
-        entries = change.entries()
+        entries = await claimed_in(store_below(sessions), key, change.entries())
         try:
             await fork_at(sessions, parent, key, chain[-1].seq, *entries)
         except SessionNotFoundError:
@@ -372,7 +390,10 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
                 "another conversation_id, or delete it first"
             )
             raise SessionError(message, key=str(session.key))
-        entries = change.entries(scope=None if stored is None else stored.scope)
+        large = change.entries(scope=None if stored is None else stored.scope)
+        entries = await claimed(session, large)
+        if session.version != version:
+            return False
         if change.base != (None if stored is None else stored.head_id):
             after, copied = await self._rewind(session, change)
             return await replace_tail(session, after, *copied, *entries, version=version)
@@ -394,7 +415,8 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         if found is None:
             change.conflict()
         _, chain = found
-        return 0, [encode_message(message) for stored in chain for message, _ in stored.parts]
+        parts = [message for stored in chain for message, _ in stored.parts]
+        return 0, [*await claimed(session, map(_again, parts))]
 
 
 class _Change:
@@ -429,7 +451,7 @@ class _Change:
         self.text: str = _json(record)
         self._state = state_entry(RECORD, self.text)
 
-    def entries(self, *, scope: str | None = None) -> tuple[Entry, ...]:
+    def entries(self, *, scope: str | None = None) -> tuple[Entry | Large, ...]:
         """Return the group to append, to a session whose conversation has that scope."""
         owner = self.record.scope
         about = () if not owner or owner == scope else (meta_entry(owner=owner),)
@@ -451,46 +473,86 @@ def _newer(key: SessionKey, version: int) -> UnsupportedVersionError:
 def _json(record: sdk.ConversationRecord) -> str:
     what = f"the record of conversation {record.conversation_id!r}"
     try:
-        data = RECORDS.dump_json(record)
+        data = dumped(
+            record,
+            lambda: RECORDS.dump_json(record),
+            lambda mode: RECORDS.dump_python(record, mode=mode),
+        )
     except ValueError as error:
-        raise NotStorableError(f"{what} is not JSON ({error})", path="record") from error
-    require_readable(what, "pydantic-ai-slim", partial(RECORDS.validate_json, data))
+        raise _not_json(record, "record", error) from error
+    require_readable(what, "pydantic-ai-slim", partial(_record_of, data))
     return data.decode()
+
+
+def _record_of(data: bytes) -> sdk.ConversationRecord:
+    return loaded(data, RECORDS.validate_json, RECORDS.validate_python)
 
 
 # Entries as messages
 
 
-def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry]:
-    """Return an entry as records.
+def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry | Large]:
+    """Return an entry as records; one that is too large for that as a whole.
 
     Raises:
         NotStorableError: Its message is not JSON.
-        TooLargeError: It is larger than a record may be.
 
     """
+    messages = [entry.message]
     try:
-        data = MESSAGES.dump_json([entry.message])[1:-1]
+        data = dumped(
+            messages,
+            lambda: MESSAGES.dump_json(messages),
+            lambda mode: MESSAGES.dump_python(messages, mode=mode),
+        )[1:-1]
     except ValueError as error:
-        message = f"new_entries[{at}] is not JSON ({error}): return JSON from tools"
-        raise NotStorableError(message, path=f"new_entries[{at}].message") from error
-    read = partial(MESSAGES.validate_json, b"[%b]" % data)
-    require_readable(f"new_entries[{at}]", "pydantic-ai-slim", read)
+        raise _not_json(entry.message, f"new_entries[{at}].message", error) from error
+    require_readable(f"new_entries[{at}]", "pydantic-ai-slim", partial(messages_of, b"[%b]" % data))
     try:
         plain = msgspec.json.decode(data)
     except ValueError:  # a number or a character that only Python's own reads
-        plain = json.loads(data)
+        plain = shown(data)
     when = getattr(entry.message, "timestamp", None)
     now = time.time() if when is None else when.timestamp()
 
     def envelope(at: int, of: int, pieces: tuple[Piece, ...]) -> EntryEnvelope:
         return EntryEnvelope(SDK, SHAPE, entry.id, entry.parent_id, at, of, pieces)
 
+    parts = _shown(plain)
     try:
-        return encode_parts(data, _shown(plain), envelope, now=now)
+        return [*encode_parts(data, parts, envelope, now=now)]
     except TooLargeError as error:
         message = f"new_entries[{at}]: {error}"
-        raise TooLargeError(message, path=f"new_entries[{at}].message", size=len(data)) from error
+        refusal = TooLargeError(message, path=f"new_entries[{at}].message", size=len(data))
+        refusal.__cause__ = error
+        return [Large(parts[0], envelope(0, 1, (data.decode(),)), entry.id, now, refusal)]
+
+
+def _again(message: Message) -> Entry | Large:
+    """Return an entry's message as a record of another conversation."""
+    try:
+        return encode_message(message)
+    except TooLargeError as error:
+        envelope = read_envelope(message, EntryEnvelope, sdk=SDK, newest=SHAPE)
+        if envelope is None:
+            raise
+        return Large(message, envelope, envelope.id, message.created_at or time.time(), error)
+
+
+def messages_of(data: bytes) -> list[sdk_messages.ModelMessage]:
+    """Return the messages of a JSON list.
+
+    Raises:
+        ValueError: The SDK does not read them.
+
+    """
+    return loaded(data, MESSAGES.validate_json, MESSAGES.validate_python)
+
+
+def _not_json(value: Any, at: str, error: ValueError) -> NotStorableError:
+    path, part = not_json_at(value, at)
+    message = f"the {type(part).__name__} at {path} is not JSON ({error}): return JSON from tools"
+    return NotStorableError(message, path=path, type=type(part).__name__)
 
 
 def _shown(message: dict[str, Any]) -> list[Message]:
@@ -590,7 +652,9 @@ async def _chain(source: Session | SessionView, head: str, limit: int | None) ->
     if missing is not None:
         unsaved = source.unsaved() if isinstance(source, Session) else ()
         log = await messages_in_log(source, unsaved)
-        known |= _stored((seq, decode_read(payload)) for seq, payload in log)
+        known |= _stored(
+            await filled(source, [(seq, decode_read(payload)) for seq, payload in log])
+        )
         chain, _ = _walked(known, head, limit)
     return chain
 

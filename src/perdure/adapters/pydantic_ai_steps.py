@@ -8,7 +8,7 @@ messages it begins with alike, and the bytes of those that follow.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -17,11 +17,11 @@ import pydantic
 
 from perdure._lib.lazy import import_extra
 from perdure.adapters.envelopes import SdkEnvelope
-from perdure.adapters.items import AdapterManager, LogFold, Recent, StoreAdapter
+from perdure.adapters.exact import as_value, dumped, loaded, not_json_at, of_value, shown
+from perdure.adapters.items import AdapterManager, LogFold, Recent, StoreAdapter, named_key
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import NotStorableError
-from perdure.records.json import decode
-from perdure.records.keys import SessionKey, session_key
+from perdure.records.keys import SessionKey
 from perdure.session.internals import LogPlace
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
@@ -61,7 +61,7 @@ class StepRecord(SdkEnvelope, frozen=True):
     kind: str
     """One of `KINDS`."""
     value: msgspec.Raw
-    """The SDK's own, as JSON; a snapshot without its messages."""
+    """The SDK's own, as JSON, or as its text; a snapshot without its messages."""
     keep: int = 0
     """Number of messages that a snapshot shares with the one before,"""
     add: tuple[msgspec.Raw, ...] = ()
@@ -90,8 +90,8 @@ class _Run:
 
     def add(self, stored: StepRecord) -> None:
         """Take a record in."""
-        value = bytes(stored.value)
-        about = decode(value)
+        value = of_value(bytes(stored.value))
+        about = shown(value)
         key = about.get("idempotency_key")
         if key is not None and stored.kind in ("event", "snapshot"):
             self._keys.add((stored.kind, key))
@@ -103,7 +103,7 @@ class _Run:
             self.effects[about["tool_call_id"]] = value
         else:
             before = self.messages()[: stored.keep]
-            self.snapshots.append((value, (*before, *map(bytes, stored.add))))
+            self.snapshots.append((value, (*before, *map(of_value, map(bytes, stored.add)))))
             self._sequence = max(self._sequence, _sequence_of(key or ""))
 
     def messages(self) -> tuple[bytes, ...]:
@@ -131,6 +131,7 @@ class PerdureStepStore(StoreAdapter):
         sessions: Where they are kept: what ``perdure.connect(url)`` returns, once that is open.
             None for a manager of its own: see `from_url`.
         tenant: Whose they are, where customers share a store.
+        owner: Who its runs belong to: a label, by which ``sessions.forget(owner=…)`` finds them.
         tags: Labels for listing.
         on_held: What a write does if another process holds the session: ``"handover"`` asks for it,
             ``"steal"`` waits for it to be released or to expire, ``"raise"`` raises at once.
@@ -146,6 +147,7 @@ class PerdureStepStore(StoreAdapter):
         sessions: SessionManager | None,
         *,
         tenant: str = "",
+        owner: str | None = None,
         tags: Sequence[str] = (SDK,),
         on_held: OnHeld = "handover",
         wait: float = 10.0,
@@ -154,6 +156,7 @@ class PerdureStepStore(StoreAdapter):
             sessions,
             instead="PerdureStepStore.from_url(url)",
             tenant=tenant,
+            owner=owner,
             tags=tags,
             on_held=on_held,
             wait=wait,
@@ -217,7 +220,7 @@ class PerdureStepStore(StoreAdapter):
         """Return a run's newest complete snapshot, or the newest of all; None if there is none."""
         run = await self._read(self._key(run_id))
         for value, messages in reversed(run.snapshots):
-            if include_interrupted or decode(value)["state"] == "complete":
+            if include_interrupted or shown(value)["state"] == "complete":
                 return _snapshot(value, messages)
         return None
 
@@ -245,7 +248,8 @@ class PerdureStepStore(StoreAdapter):
     # Inside
 
     def _key(self, run_id: str) -> SessionKey:
-        return session_key(run_id, SESSION, self._connection.tenant)
+        tenant = self._connection.tenant
+        return named_key(run_id, SESSION, tenant, agent_is="run_id", session_is="session id")
 
     async def _read(self, key: SessionKey) -> _Run:
         source = await self._connection.peek(key)
@@ -264,10 +268,10 @@ class PerdureStepStore(StoreAdapter):
                 return False
             if not run.knows(kind, getattr(value, "idempotency_key", None)):
                 stored = _record(kind, plain, messages, run.messages())
-                fresh = b"[%b]" % b",".join(map(bytes, stored.add))
-                read = partial(MESSAGES.validate_json, fresh)
+                fresh = map(of_value, map(bytes, stored.add))
+                read = partial(_messages_of, fresh)
                 require_readable("the history of a run's snapshot", SDK, read)
-                self._runs.append(session, stored)
+                return await self._runs.append(session, stored)
             return True
 
         known = () if written is None else (written,)
@@ -289,12 +293,29 @@ def _encoded(kind: str, value: Any) -> tuple[bytes, tuple[bytes, ...]]:
         messages, value = value.messages, dataclasses.replace(value, messages=[])
     what = f"the {kind} of run {value.run_id!r}"
     try:
-        plain = KINDS[kind].dump_json(value)
-        encoded = tuple([MESSAGES.dump_json([message])[1:-1] for message in messages])
+        plain = _dumped(KINDS[kind], value)
+        encoded = tuple([_dumped(MESSAGES, [message])[1:-1] for message in messages])
     except ValueError as error:
-        raise NotStorableError(f"{what} is not JSON ({error})", path=kind) from error
-    require_readable(what, SDK, partial(KINDS[kind].validate_json, plain))
+        path, part = not_json_at({kind: value, "messages": messages}, "")
+        path = path.removeprefix(".")
+        message = f"{what}: the {type(part).__name__} at {path} is not JSON ({error})"
+        raise NotStorableError(message, path=path, type=type(part).__name__) from error
+    require_readable(what, SDK, partial(_read_by, KINDS[kind], plain))
     return plain, encoded
+
+
+def _dumped(adapter: Any, value: Any) -> bytes:
+    return dumped(
+        value, lambda: adapter.dump_json(value), lambda mode: adapter.dump_python(value, mode=mode)
+    )
+
+
+def _read_by(adapter: Any, data: bytes) -> Any:
+    return loaded(data, adapter.validate_json, adapter.validate_python)
+
+
+def _messages_of(messages: Iterable[bytes]) -> Any:
+    return _read_by(MESSAGES, b"[%b]" % b",".join(messages))
 
 
 def _record(
@@ -305,20 +326,20 @@ def _record(
         pairs = enumerate(zip(messages, before, strict=False))
         size = min(len(messages), len(before))
         keep = next((at for at, (message, known) in pairs if message != known), size)
-    add = tuple(map(msgspec.Raw, messages[keep:]))
-    return StepRecord(SDK, SHAPE, kind, msgspec.Raw(plain), keep, add)
+    add = tuple(map(msgspec.Raw, map(as_value, messages[keep:])))
+    return StepRecord(SDK, SHAPE, kind, msgspec.Raw(as_value(plain)), keep, add)
 
 
 def _loaded(kind: str, data: bytes) -> Any:
     try:
-        return KINDS[kind].validate_json(data)
+        return _read_by(KINDS[kind], data)
     except pydantic.ValidationError as error:
         raise unreadable(f"a run's {kind}", SDK, error) from error
 
 
 def _snapshot(value: bytes, messages: Sequence[bytes]) -> Any:
     try:
-        history = MESSAGES.validate_json(b"[%b]" % b",".join(messages))
+        history = _messages_of(messages)
     except pydantic.ValidationError as error:
         raise unreadable("the history of a run's snapshot", SDK, error) from error
     return dataclasses.replace(_loaded("snapshot", value), messages=history)

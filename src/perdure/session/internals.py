@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from perdure.session.contents import Contents
     from perdure.session.contributors import Attachment, Contributor
     from perdure.session.manager import SessionManager
+    from perdure.session.scope import Scope
     from perdure.session.session import Session, SessionView
     from perdure.store import Documents, Store
 
@@ -379,6 +380,17 @@ def _summary_in(
     changes = [one for one in records if one.seq > since and name in names_of(one)]
     state = fold_state(name, None if document is None else document.data, changes)
     return StoredSummary(info, state, active_at)
+
+
+async def scope_source(scope: Scope) -> Session | SessionView | None:
+    """Return what to read of a scope: the session that is held here, or else what is stored."""
+    return await scope._peek()
+
+
+async def change_of(scope: Scope, change: Callable[[Session], Awaitable[None]]) -> None:
+    """Change a scope's session as one turn of it, durably. Raises as `Scope.update` does."""
+    async with scope._changing() as session:
+        await change(session)
 
 
 async def other_holder(sessions: SessionManager, key: SessionKey) -> str | None:

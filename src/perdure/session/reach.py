@@ -6,7 +6,7 @@ A blob is reached from a record or a document, or through another blob. The form
     memory.json                large values; the log has them, too, unless it was pruned
     checkpoints.jsonl          the states that callers gave: trees of chunks
     archives.json              an archive's pages, and the files' contents that they list
-    messages                   large tool results, images and other media
+    messages                   large tool results, images and other media, large items of SDKs
 
 A blob that one of these names has to be there. Any other string in the form of a name may be one of
 an application's own: then the blob counts where it is there, and none is missed where it is not.
@@ -16,7 +16,7 @@ Blobs are read a few at a time, and come after those that they name.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Container, Iterator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any, Final, TypeAlias, final
 
@@ -38,7 +38,7 @@ from perdure.records.json import decode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import FoldedDocuments, Origin, origin_in
 from perdure.records.media import LIFTED_KINDS, referred
-from perdure.records.records import CONTEXT, MESSAGE_KINDS, STATE, Record
+from perdure.records.records import CONTEXT, FOREIGN, MESSAGE_KINDS, STATE, Record
 from perdure.session.stored import followed
 from perdure.store import Documents, Store
 
@@ -46,6 +46,7 @@ AT_ONCE: Final = 8
 """Number of blobs that are read, and in memory, at a time."""
 
 RESULT: Final = b'tool_result_ref"'
+CLAIM: Final = b'"claim":['
 
 
 class BlobReference(msgspec.Struct, frozen=True):
@@ -374,8 +375,14 @@ class _Payload(msgspec.Struct):
     """Its name before perdure's own fields had a prefix."""
 
 
+class _StoredClaim(msgspec.Struct):
+    claim: list[str] = []
+
+
 class _StoredMessage(msgspec.Struct):
     tool_payload: _Payload | None = None
+    perdure_foreign: _StoredClaim | None = None
+    """An SDK's item; a large one is in blobs."""
 
 
 class _StoredContext(msgspec.Struct):
@@ -387,8 +394,12 @@ def _in_messages(record: Record) -> _Below:
     kind, payload, seq = record.kind, record.payload, record.seq
     if kind in LIFTED_KINDS:
         yield from _media(payload, f"record {seq}")
-    if RESULT not in payload:
+    if RESULT not in payload and CLAIM not in payload:
         return
+    if kind == FOREIGN:
+        with suppress(FormatError):  # another program's
+            for name in decode(payload, _StoredClaim).claim:
+                yield BlobReference(name, f"the value of record {seq}")
     if kind in MESSAGE_KINDS:
         messages = [payload]
     else:
@@ -406,12 +417,15 @@ def _media(data: bytes, where: str) -> _Below:
 
 def message_blobs(payload: bytes) -> Iterator[str]:
     """Give the names of the blobs that a stored message refers to."""
-    if RESULT not in payload:
+    if RESULT not in payload and CLAIM not in payload:
         return
     try:
-        stored = decode(payload, _StoredMessage).tool_payload
+        message = decode(payload, _StoredMessage)
     except FormatError:  # another library's field
         return
+    if message.perdure_foreign is not None:
+        yield from message.perdure_foreign.claim
+    stored = message.tool_payload
     if stored is not None:
         for named in (stored.perdure_tool_result_ref, stored.tool_result_ref):
             name = named.get("sha256") if isinstance(named, dict) else None
@@ -427,7 +441,7 @@ def _of_snapshot(data: bytes | None) -> _Below:
     if data is None:
         return
     yield from _media(data, SNAPSHOT)
-    if RESULT not in data:
+    if RESULT not in data and CLAIM not in data:
         return
     snapshot = decode(data, Snapshot)
     for place, message in enumerate(snapshot.messages):
