@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, final
+from weakref import WeakKeyDictionary
 
 from perdure._lib.lazy import from_extra
 from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
@@ -58,6 +59,9 @@ SESSION_STATE: Final = "agent-framework/session"
 """The named state that keeps an `AgentSession`."""
 KNOWN: Final = 10_000
 """Sessions of which is known how far they were read or written here."""
+
+END: Final = 64
+"""Messages of a session that are kept in memory, to compare with what is saved next."""
 
 
 class MessageEnvelope(PartEnvelope, frozen=True, omit_defaults=True):
@@ -130,6 +134,8 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
         )
         self._places: Recent[SessionKey, LogPlace | None] = Recent(KNOWN)
         """Where the logs of sessions ended when they were read or written here last."""
+        self._ends: WeakKeyDictionary[Session, tuple[int, list[sdk.Message]]] = WeakKeyDictionary()
+        """Of sessions that are held here: a version, and the newest messages as of it."""
 
     # What the framework calls
 
@@ -186,16 +192,21 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
         given = [message for message, _ in encoded]
 
         async def append(session: Session) -> bool:
-            version = session.version
-            known = await _newest(session, len(given) + 1)  # the rule looks no further back
+            version, count = session.version, len(given) + 1  # the rule looks no further back
+            seen, known = self._ends.get(session, (0, []))
+            if seen != version or len(known) < count:
+                known = await _newest(session, count)
             if session.version != version:
                 return False
-            new = len(filter_new_messages(known, given))
-            entries = tuple(entry for _, each in encoded[len(given) - new :] for entry in each)
-            if new and given[-new].role == "user" and not running_turn(session):
+            new = len(filter_new_messages(known[-count:], given))
+            fresh = encoded[len(given) - new :]
+            entries = tuple(entry for _, each in fresh for entry in each)
+            if new and fresh[0][0].role == "user" and not running_turn(session):
                 begin_turn(session, *entries, at=time.time())
             elif new:
                 accept(session, entries)
+            end = [*known, *(message for message, _ in fresh)][-END:]
+            self._ends[session] = session.version, end
             return True
 
         if encoded:
