@@ -349,8 +349,8 @@ class SessionManager:
         """Call ``hook`` at each event, and return what takes it off again.
 
         Hooks run in threads of their own and may use this API: ``before_save`` before a due
-        save, which waits for it, with the session; all others in the events' order, with facts. A
-        hook that fails is logged.
+        save, which waits for it, with the session; all others in the events' order, with their
+        payloads, which `perdure.events` has. A hook that fails is logged.
 
         Raises:
             ConfigError: There is no such event.
