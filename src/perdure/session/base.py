@@ -103,7 +103,7 @@ class Turn:
     """
 
     # With their docstrings: `help` shows them.
-    __slots__ = {  # noqa: RUF023  # public ones last
+    __slots__ = {  # public ones last
         "_attempt": None,
         "_closing": None,
         "_entered": None,
@@ -118,8 +118,8 @@ class Turn:
         "_told": None,
         "id": "The given id, or ``turn_0001`` and so on; numbers continue after a restore.",
         "number": "The turn's number in the session; 0 before it has begun.",
-        "replayed": "True if a turn of this id has ended before: there is nothing left to do in it.",
-        "resumed": "True if it continues an interrupted attempt, whose messages are in `messages`.",
+        "replayed": "True if a turn of this id has ended before: nothing is left to do in it.",
+        "resumed": "True if it continues an interrupted attempt, which left its `messages`.",
     }
 
     def __init__(
@@ -686,7 +686,8 @@ class SessionBase(_Hot):
         Args:
             id: The caller's own name for it, such as a request's id. A retry with the same
                 id is the same turn: if it has ended before, ``turn.replayed`` is True, and
-                ``turn.messages`` has what was said in it. If it was cut before its end, what it said is taken back, unless another turn has begun since.
+                ``turn.messages`` has what was said in it. If it was cut before its end, what it
+                said is taken back, unless another turn has begun since.
             resume: Keep what it said, to continue from it: ``turn.resumed``, ``turn.messages``.
             request: What is asked. A fingerprint of it is kept with a turn that has an ``id``, and
                 entering raises TurnReusedError if that id was used with another request.
