@@ -25,7 +25,14 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 import perdure
-from perdure import Autosave, LeaseHeldError, LeaseLostError, Message, SessionClosedError
+from perdure import (
+    Autosave,
+    LeaseHeldError,
+    LeaseLostError,
+    Message,
+    SessionClosedError,
+    TurnReusedError,
+)
 
 
 class Asked(BaseModel):
@@ -56,11 +63,18 @@ async def answer_to(asked: Asked, known: int) -> str:
 async def post(id: str, asked: Asked, request: Request) -> dict[str, Any]:
     """Answer once the turn is durable."""
     sessions: perdure.SessionManager = request.app.state.sessions
-    async with sessions.open(id) as session, session.turn(asked.op) as turn:
-        if not turn.replayed:
+    async with sessions.open(id) as session, session.turn(asked.op, request=asked.text) as turn:
+        if turn.replayed:
+            answer = turn.messages[-1].text
+        else:
             answer = await answer_to(asked, len(session.context()))
             session.append(Message.user(asked.text), Message.assistant(answer))
-    return {"turn": turn.number, "replayed": turn.replayed, "worker": os.getpid()}
+    return {
+        "turn": turn.number,
+        "answer": answer,
+        "replayed": turn.replayed,
+        "worker": os.getpid(),
+    }
 
 
 @app.get("/sessions/{id}")
@@ -78,3 +92,9 @@ async def get(id: str, request: Request) -> Any:
 async def elsewhere(_: Request, error: Exception) -> JSONResponse:
     """Another worker has the session by now, or this one stops: the client tries again."""
     return JSONResponse({"error": str(error)}, status_code=503, headers={"retry-after": "0"})
+
+
+@app.exception_handler(TurnReusedError)
+async def reused(_: Request, error: Exception) -> JSONResponse:
+    """Refuse an id that was used for another request."""
+    return JSONResponse({"error": str(error)}, status_code=422)

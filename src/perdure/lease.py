@@ -112,6 +112,7 @@ class OwnerWatch:
         self._ttl = lease.ttl
         self._gap = _GAP * lease.heartbeat
         self._renewed_at = clock()
+        self._pause = 0.0, 0.0
         self._counted = 0.0
         self._owners: dict[str, _HeartbeatSeen] = {}
         self.silent: dict[str, int] = {}
@@ -125,7 +126,22 @@ class OwnerWatch:
     def renewed(self) -> None:
         """Note that an own heartbeat has arrived."""
         self._counted = self.counted()
-        self._renewed_at = self.clock()
+        now = self.clock()
+        if now - self._renewed_at > self._ttl:
+            self._pause = now, now - self._renewed_at
+        self._renewed_at = now
+
+    def since_renewal(self) -> float:
+        """Return the seconds since an own heartbeat has arrived."""
+        return self.clock() - self._renewed_at
+
+    def missed(self) -> float:
+        """Return for how many seconds, now or lately, no own heartbeat came; 0 if within a ttl."""
+        since = self.since_renewal()
+        if since > self._ttl:
+            return since
+        ended_at, pause = self._pause
+        return pause if self.clock() - ended_at < self._ttl else 0.0
 
     def note_beat(self, owner: str, beat: int, looked_at: float) -> bool:
         """Note an owner's counter; return whether the owner is silent.

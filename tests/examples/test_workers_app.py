@@ -40,6 +40,9 @@ async def test_a_request_that_is_sent_again_is_answered_and_not_run_again(app: A
         first = (await say(client, "one", "Hello")).json()
         again = (await say(client, "one", "Hello")).json()
         other = (await say(client, "two", "And now?")).json()
+        later = (await say(client, "one", "Hello")).json()
+        assert first["answer"] == again["answer"] == later["answer"] != other["answer"]
+        assert (await say(client, "one", "Bye")).status_code == 422
         assert [(one["turn"], one["replayed"]) for one in (first, again, other)] == [
             (1, False),
             (1, True),

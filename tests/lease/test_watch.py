@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 import perdure
-from perdure import LeaseHeldError, LeaseOptions, Message, Shutdown, lease as module
+from perdure import LeaseHeldError, LeaseLostError, LeaseOptions, Message, Shutdown, lease as module
 from perdure.errors import StoreUnavailableError
 from perdure.lease import OwnerWatch
 from perdure.records.keys import SessionKey
@@ -185,3 +185,22 @@ async def test_owners_that_are_gone_are_forgotten(monkeypatch: pytest.MonkeyPatc
     moved.run(TTL)
     known = [place for place in reversed(range(50)) if moved.look(f"owner {place}")]
     assert known == list(reversed(range(40, 50)))
+
+
+async def test_a_session_that_is_lost_says_for_how_long_no_heartbeat_was_sent() -> None:
+    backing = MemoryBacking()
+    mine, other = Machine(backing), Machine(backing)
+    async with (
+        perdure.connect(mine, shutdown=QUIET) as sessions,
+        perdure.connect(other, shutdown=QUIET) as others,
+    ):
+        session = await sessions.open("ada")
+        mine.is_down = True
+        await others.open("ada", wait=60)
+        mine.is_down = False
+        session.append(Message.user("Hello"))
+        with pytest.raises(LeaseLostError):
+            await session.save()
+        with pytest.raises(LeaseLostError, match=r"sent no heartbeat for \d+ s: something blocked"):
+            session.append(Message.user("Bye"))
+        await session.discard_unsaved()

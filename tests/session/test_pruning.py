@@ -55,6 +55,10 @@ async def test_old_turns_go_and_nothing_else_does(again: Connect) -> None:
         assert await looks(session) == after
         async with session.turn(id="turn one") as turn:
             assert turn.replayed
+            with pytest.raises(HistoryPrunedError, match="records of turn 'turn one' any more"):
+                _ = turn.messages
+        async with session.turn(id="turn four") as turn:
+            assert [message.text for message in turn.messages] == ["four", "re four"]
         async with session.turn(id="turn five"):
             session.append(Message.user("five"))
         assert said(session)[-2:] == ["re four", "five"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import pydoc
 import signal
 import sys
 from collections.abc import AsyncGenerator
@@ -19,6 +21,7 @@ from perdure import (
     Session,
     StoreUnavailableError,
     ToolCall,
+    Turn,
     TurnReusedError,
     connect,
 )
@@ -30,6 +33,7 @@ from perdure.session.internals import accept
 from perdure.store import LogChunk, Status
 from perdure.stores.memory import MemoryStore
 from perdure.sync import connect as connect_blocking
+from tests.session.conftest import Connect
 from tests.session.test_meanwhile import Store
 
 pytestmark = pytest.mark.anyio
@@ -405,3 +409,59 @@ def test_a_blocking_turn_refuses_another_request() -> None:
             pass
         with pytest.raises(TurnReusedError), session.turn("request-17", request="other"):
             pass
+
+
+@pytest.mark.parametrize("resume", [False, True])
+async def test_a_replayed_turn_has_its_own_messages(again: Connect, resume: bool) -> None:
+    async with again() as sessions, sessions.open("ada") as session:
+        with contextlib.suppress(ConnectionError):
+            async with session.turn("request-17"):
+                session.append(Message.user("Q"), Message.assistant("half"))
+                raise ConnectionError
+        async with session.turn("request-17", resume=resume) as turn:
+            assert not turn.replayed
+            if not resume:
+                session.append(Message.user("Q"))
+            session.append(Message.assistant("A"))
+        await session.checkpoints.create("after")
+        kept = ["Q", "half", "A"] if resume else ["Q", "A"]
+        async with session.turn("request-18"):
+            session.append(Message.user("Q2"), Message.assistant("A2"))
+        async with session.turn("request-17") as turn:
+            assert turn.replayed
+            assert [message.text for message in turn.messages] == kept
+        await session.retract(after=0)
+    async with again() as sessions, sessions.open("ada") as session:
+        async with session.turn("request-17") as turn:  # a rollback since changes no answer
+            assert [message.text for message in turn.messages] == kept
+        async with session.turn("request-18") as turn:
+            assert [message.text for message in turn.messages] == ["Q2", "A2"]
+
+
+async def test_what_other_tasks_said_meanwhile_is_no_message_of_a_replayed_turn() -> None:
+    async with connect("memory:") as sessions, sessions.open("ada") as session:
+        async with session.turn("request-17") as turn, anyio.create_task_group() as tasks:
+            session.append(Message.user("Q"))
+            tasks.start_soon(sessions.post, "ada", Message.user("ping"))
+            turn.append(Message.assistant("A"))
+        async with session.turn("request-17") as turn:
+            assert [message.text for message in turn.messages] == ["Q", "A"]
+
+
+def test_a_replayed_turn_has_its_messages_in_blocking_style() -> None:
+    with connect_blocking("memory:") as sessions, sessions.open("ada") as session:
+        for _ in range(2):
+            with session.turn("request-17") as turn:
+                if not turn.replayed:
+                    session.append(Message.user("Q"), Message.assistant("A"))
+            with session.turn():
+                session.append(Message.user("more"))
+        assert [message.text for message in turn.messages] == ["Q", "A"]
+
+
+def test_the_attributes_of_a_turn_are_described_in_help() -> None:
+    text = pydoc.plain(pydoc.render_doc(Turn))
+    for name in ("id", "messages", "number", "replayed", "resumed"):
+        described = inspect.getdoc(inspect.getattr_static(Turn, name))
+        assert described, name
+        assert f"|  {name}\n |      {described.splitlines()[0]}" in text

@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from types import FrameType
-from typing import Any, Protocol, final
+from typing import Any, Final, Protocol, final
 
 from perdure._lib.loop import on_trio
 
@@ -24,7 +24,8 @@ from perdure._lib.loop import on_trio
 # * Over another handler, the watches drain, and that handler runs.
 # * Over the default action, they also end the program. The last watch to finish ends the process,
 #   with the signal's own status. A second SIGTERM changes nothing until the first one's time is
-#   over; after that it ends the process at once.
+#   over; after that it ends the process at once. So it does if no event loop has heard of the first
+#   one since: something blocks them all.
 # * A watch whose event loop has stopped cannot do anything: if there is no other, the signal has
 #   its default action.
 # Only the main thread installs handlers. A watch from another thread is notified by the main
@@ -38,6 +39,8 @@ class Watch(Protocol):
     """True if SIGTERM has come over the default action; set by the handler."""
     finished: bool
     """True if it has finished, so that the process need not wait for it."""
+    heard: bool
+    """True once its event loop has begun to do what `end` asked for."""
 
     def drain(self) -> bool:
         """Begin to save every change as it comes; False if the event loop has stopped."""
@@ -61,7 +64,11 @@ class Watch(Protocol):
 _watches: dict[Watch, None] = {}
 _until = 0.0
 """End of the time that SIGTERM gave, once it has come over the default action."""
+_received_at = 0.0
+"""The time at which it first came so."""
 _ending = False
+BLOCKED: Final = 2.0
+"""Seconds without a turn of an event loop from which on it counts as blocked."""
 _POLL = 0.02
 """Seconds between two looks at whether others have finished: they are in other threads."""
 
@@ -137,9 +144,10 @@ class _Handler:
 
 def _end(running: list[Watch]) -> None:
     """Do what replaces the default action."""
-    global _until  # noqa: PLW0603  # one signal handler a process
+    global _until, _received_at  # noqa: PLW0603  # one signal handler a process
     news = [watch for watch in running if not watch.received]
     if news:
+        _received_at = time.monotonic()
         # Before they count as notified: who waits for them looks at the time next.
         _until = max(_until, time.monotonic() + max([watch.begin() for watch in news]))
         for watch in news:
@@ -148,10 +156,17 @@ def _end(running: list[Watch]) -> None:
         for error in [watch.end() for watch in news]:
             if error is not None:
                 raise error
-    elif time_left() <= 0:
+    elif time_left() <= 0 or _are_blocked():
         for watch in tuple(_watches):
             watch.rescue()
         end_process()
+
+
+def _are_blocked() -> bool:
+    """Return whether no event loop has turned since the signal came: nothing will be saved."""
+    waiting = waited_for()
+    is_late = time.monotonic() - _received_at >= BLOCKED
+    return is_late and bool(waiting) and not any(watch.heard for watch in waiting)
 
 
 def _put_back() -> None:

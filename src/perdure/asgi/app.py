@@ -222,7 +222,7 @@ class AppSessions:
         Args:
             id: The agent's id.
             turn_id: The request's own id: of a request that is sent again, ``turn.replayed`` is
-                True, and there is nothing left to do.
+                True, and ``turn.messages`` has what was said: there is nothing left to do.
             request: What is asked, such as the request's body: a ``turn_id`` that comes again
                 with another one is refused with 422.
             options: As for `SessionManager.open`.

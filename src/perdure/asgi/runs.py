@@ -127,27 +127,25 @@ Answer = Callable[[Session, Turn], AsyncIterator[str]]
 """Answers in a turn: appends the question, and yields the answer in pieces."""
 
 
-async def answer_in(
-    session: Session, run: Run, channel: Channel, answer: Answer
-) -> RunOutcome | None:
+async def answer_in(session: Session, run: Run, channel: Channel, answer: Answer) -> RunOutcome:
     """Run a turn of a session with a function of the application.
 
     The answer is one message, which is appended at its end. If the turn is cut before, what
-    came of it is kept, marked as interrupted. None: that is what has happened.
+    came of it is kept, marked as interrupted.
     """
     run.after = session.version
-    ended: str | None = None
     try:
         async with session.turn(run.turn, request=run.request) as turn:
             run.begin(turn=turn.id, replayed=turn.replayed)
-            if not turn.replayed:
+            if turn.replayed:
+                answers = [one.text for one in turn.messages if one.role == "assistant"]
+                ended = answers[-1] if answers else ""
+            else:
                 ended = await _pieces(session, turn, channel, answer)
     finally:
         if session.is_writable:  # a turn that was cancelled does not wait for its save
             with anyio.move_on_after(time_to_leave(session), shield=True):
                 await session.save()
-    if ended is None:
-        ended = await _answer_of(run)
     return RunOutcome(run.turn or "", ended, session.durable_version, replayed=run.replayed)
 
 
@@ -172,11 +170,3 @@ async def _pieces(session: Session, turn: Turn, channel: Channel, answer: Answer
                     begun = True
                 channel.add(session, reply.add(piece))
     return reply.text
-
-
-async def _answer_of(run: Run) -> str:
-    """Return what a turn has answered that had ended before."""
-    async with contextlib.aclosing(await run.events(None)) as events:
-        messages = [event.data async for event in events if event and event.name == "message"]
-    texts = [message["content"] for message in messages if message["role"] == "assistant"]
-    return texts[-1] or "" if texts else ""

@@ -1,6 +1,7 @@
-"""Attempts: the records of a turn that was cut before its end, and the request in it.
+"""Attempts at a turn: the records that one owns, and the request in it.
 
-It decides what a retry takes back: what the turn owns, and nothing from outside of it.
+It decides what a retry takes back of a turn that was cut, and what it gets of one that has ended:
+what the turn owns, and nothing from outside of it.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class _Said(msgspec.Struct):
     tool_payload: _Payload = msgspec.field(default_factory=_Payload)
 
 
-class CutAttempt(msgspec.Struct):
-    """The newest attempt at a cut turn, with the attempts that resumed it."""
+class Attempt(msgspec.Struct):
+    """The newest attempt at a turn, with the attempts that resumed it."""
 
     number: int
     request: str | None = None
@@ -56,20 +57,21 @@ class CutAttempt(msgspec.Struct):
     messages: list[Record] = []
     seqs: list[int] = []
     """Its own records, its begin and its end among them."""
+    shown: bool = False
+    """False if all of it was taken back."""
 
     @classmethod
-    def of(cls, newest_first: Sequence[Record]) -> Self | None:
-        """Find it in a log from its begin on, in which no other turn begins; None if it is gone."""
+    def of(cls, newest_first: Sequence[Record]) -> Self:
+        """Find it in a log from its begin on, in which no other turn begins."""
         retractions = Retractions()
         shown = {record.seq for record in newest_first if retractions.shows(record)}
-        attempt: Self | None = None
+        attempt = cls(decode(newest_first[-1].payload, TurnPayload).attempt)
         runs, calls = False, set[Any]()
         for group in _groups(reversed(newest_first)):
             outside = any(record.kind in _OUTSIDE_KINDS for record in group)
             for record in group:
                 if record.kind == TURN:
                     turned = decode(record.payload, TurnPayload)
-                    attempt = attempt or cls(turned.attempt)
                     attempt.request = turned.request or attempt.request
                     runs = turned.phase == "begin"
                 # What another holder wrote is not the attempt's, until a record resumes it.
@@ -79,17 +81,12 @@ class CutAttempt(msgspec.Struct):
                 if record.kind == TOOL_CALL and is_own:
                     payload = decode(record.payload, _Said).tool_payload
                     calls.update(call.id for call in payload.tool_calls)
-                if attempt is not None and (is_own or _repairs(record, calls)):
+                if is_own or _repairs(record, calls):
                     attempt.seqs.append(record.seq)
                     if record.kind in MESSAGE_KINDS and record.seq in shown:
                         attempt.messages.append(record)
-        # All of it was taken back already.
-        if attempt is None or shown.isdisjoint(attempt.seqs):
-            return None
-        # Before 0.1.0 attempts had no number. A retraction among their records was for someone
-        # else's, and which ones it spared is not known.
-        retracts = any(record.kind == RETRACT for record in newest_first)
-        return None if retracts and not attempt.number else attempt
+        attempt.shown = not shown.isdisjoint(attempt.seqs)
+        return attempt
 
     def retraction(self, turn_id: str) -> RetractionPayload:
         """Return what takes it back."""
@@ -100,7 +97,7 @@ class CutAttempt(msgspec.Struct):
         return RetractionPayload(of=(turn_id, self.number), spans=tuple(spans))
 
 
-async def cut_attempt(newest_first: AsyncIterable[Record], turn_id: str) -> CutAttempt | None:
+async def cut_attempt(newest_first: AsyncIterable[Record], turn_id: str) -> Attempt | None:
     """Return what a turn of this id left that was cut, if no other turn has begun since."""
     newer: list[Record] = []
     async for record in newest_first:
@@ -110,7 +107,27 @@ async def cut_attempt(newest_first: AsyncIterable[Record], turn_id: str) -> CutA
             if turned.turn != turn_id or not turned.given or turned.phase == "end":
                 return None
             if turned.phase == "begin" and not turned.resumed:
-                return CutAttempt.of(newer)
+                attempt = Attempt.of(newer)
+                # Before 0.1.0 attempts had no number. A retraction among their records was for
+                # someone else's, and which ones it spared is not known.
+                retracts = any(record.kind == RETRACT for record in newer)
+                return attempt if attempt.shown and (attempt.number or not retracts) else None
+    return None
+
+
+async def ended_attempt(newest_first: AsyncIterable[Record], turn_id: str) -> Attempt | None:
+    """Return the attempt with which a turn of this id ended; None if the log has lost it."""
+    own: list[Record] = []  # from its end on, so that nothing later takes back what it said
+    async for record in newest_first:
+        phase = ""
+        if record.kind == TURN:
+            turned = decode(record.payload, TurnPayload)
+            if turned.given and turned.turn == turn_id and not turned.resumed:
+                phase = turned.phase
+        if own or phase == "end":
+            own.append(record)
+        if own and phase == "begin":
+            return Attempt.of(own)
     return None
 
 
@@ -132,15 +149,6 @@ async def continued(
     if not turned.given or turned.phase != "begin":
         return ()
     return (Entry(TURN, encode(msgspec.structs.replace(turned, resumed=True)), end=False),)
-
-
-async def request_of(newest_first: AsyncIterable[Record], turn_id: str) -> str | None:
-    """Return the fingerprint of what was asked in a turn; None if it is not known."""
-    async for record in newest_first:
-        turned = decode(record.payload, TurnPayload) if record.kind == TURN else None
-        if turned and turned.turn == turn_id and turned.phase == "begin":
-            return turned.request
-    return None
 
 
 def _repairs(record: Record, calls: Collection[Any]) -> bool:

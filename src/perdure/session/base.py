@@ -30,8 +30,14 @@ from perdure._lib.logs import log_facts
 from perdure._lib.loop import loop_timer
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure.autosave.tracked import require_outside
-from perdure.errors import InvalidArgumentError, SessionError, StoreError, TurnReusedError
-from perdure.memory.attempts import cut_attempt, request_of
+from perdure.errors import (
+    HistoryPrunedError,
+    InvalidArgumentError,
+    SessionError,
+    StoreError,
+    TurnReusedError,
+)
+from perdure.memory.attempts import Attempt, cut_attempt, ended_attempt
 from perdure.memory.context import RetractionPayload, WorkingContext
 from perdure.memory.documents import TurnPayload, described, note_turn
 from perdure.memory.working_memory import MemoryInfo, MemoryLimit, MemorySearch
@@ -91,24 +97,25 @@ class Turn:
     begun since. Everything else stays.
     """
 
-    __slots__ = (
-        "_attempt",
-        "_closing",
-        "_entered",
-        "_given",
-        "_request",
-        "_resume",
-        "_scope",
-        "_session",
-        "_timeout",
-        "_tokens",
-        "_told",
-        "id",
-        "messages",
-        "number",
-        "replayed",
-        "resumed",
-    )
+    # With their docstrings: `help` shows them.
+    __slots__ = {  # public ones last
+        "_attempt": None,
+        "_closing": None,
+        "_entered": None,
+        "_given": None,
+        "_messages": None,
+        "_request": None,
+        "_resume": None,
+        "_scope": None,
+        "_session": None,
+        "_timeout": None,
+        "_tokens": None,
+        "_told": None,
+        "id": "The given id, or ``turn_0001`` and so on; numbers continue after a restore.",
+        "number": "The turn's number in the session; 0 before it has begun.",
+        "replayed": "True if a turn of this id has ended before: nothing is left to do in it.",
+        "resumed": "True if it continues an interrupted attempt, which left its `messages`.",
+    }
 
     def __init__(
         self,
@@ -129,9 +136,7 @@ class Turn:
         self._tokens = 0, 0
         self._resume = resume
         self._request = request
-        self.messages: tuple[Any, ...] = ()
-        """The messages that an interrupted attempt of this id had appended: they are taken back or,
-        with ``resume=True``, still there."""
+        self._messages: tuple[Any, ...] | None = ()
         self.resumed: bool = False
         """True if it continues an interrupted attempt, whose messages are in ``messages``."""
         self.replayed: bool = False
@@ -139,11 +144,34 @@ class Turn:
         self.id: str = turn_id or ""
         """The given id, or ``turn_0001`` and so on; numbers continue after a restore."""
         self.number: int = 0
+        """The turn's number in the session; 0 before it has begun."""
         self._attempt = 0
 
     def __repr__(self) -> str:
         state = "running" if self._session._turns.running is self else "not running"
         return f"<Turn {self.id or 'without an id'} of {self._session.key} {state}>"
+
+    @property
+    def messages(self) -> tuple[Any, ...]:
+        """The messages of an earlier attempt of this id; empty if there was none.
+
+        Of a turn that is `replayed`, all that was said in it, its answer last; a rollback since
+        does not change them. Of one that was interrupted, what it had appended: it is taken back
+        or, with ``resume=True``, still there.
+
+        Raises:
+            HistoryPrunedError: The turn has ended before, and the log does not have it any more.
+
+        """
+        if self._messages is None:
+            key = str(self._session.key)
+            raise HistoryPrunedError(
+                f"session {key} does not have the records of {self._named()} any more: it has "
+                "ended, and old history was removed since; ask again under a new id",
+                key=key,
+                turn=self.id,
+            )
+        return self._messages
 
     def __del__(self) -> None:
         if not self._entered:
@@ -172,9 +200,11 @@ class Turn:
             await session._runtime.saver.room(session._tracked)
             done = session._behind.document.turn_ids.get(self.id)
             self.replayed = done is not None
-            if self.replayed and self._request is not None:
+            if self.replayed:
                 async with session._newest_first() as records:
-                    self._require_same(await request_of(records, self.id))
+                    attempt = await ended_attempt(records, self.id)
+                self._require_same(None if attempt is None else attempt.request)
+                self._messages = None if attempt is None else self._said(attempt)
             # What a cut attempt appended is taken back in the group of the new begin.
             if self._given and not self.replayed:
                 retraction = await self._take_up()
@@ -305,11 +335,14 @@ class Turn:
         if attempt is None:
             return ()
         self._require_same(attempt.request)
-        registry = session._runtime.registry
-        self.messages = tuple([decode_read(one.payload, registry) for one in attempt.messages])
+        self._messages = self._said(attempt)
         self.resumed = self._resume
         self._attempt = attempt.number + (not self._resume)
         return () if self._resume else await session._retraction(attempt.retraction(self.id))
+
+    def _said(self, attempt: Attempt) -> tuple[Any, ...]:
+        registry = self._session._runtime.registry
+        return tuple([decode_read(one.payload, registry) for one in attempt.messages])
 
     def _require_same(self, request: str | None) -> None:
         """Refuse another request than the one that the turn of this id was begun with."""
@@ -652,8 +685,9 @@ class SessionBase(_Hot):
 
         Args:
             id: The caller's own name for it, such as a request's id. A retry with the same
-                id is the same turn: if it has ended before, ``turn.replayed`` is True. If it was
-                cut before its end, what it said is taken back, unless another turn has begun since.
+                id is the same turn: if it has ended before, ``turn.replayed`` is True, and
+                ``turn.messages`` has what was said in it. If it was cut before its end, what it
+                said is taken back, unless another turn has begun since.
             resume: Keep what it said, to continue from it: ``turn.resumed``, ``turn.messages``.
             request: What is asked. A fingerprint of it is kept with a turn that has an ``id``, and
                 entering raises TurnReusedError if that id was used with another request.

@@ -70,8 +70,6 @@ class ManagerParts:
         self.access: ExclusiveAccess = ExclusiveAccess(runtime, self.lifecycle)
         self.closing: ManagerShutdown = ManagerShutdown(runtime, self.lifecycle)
         self._exit: Exit | None = None
-        self._renewed_at = runtime.clock()
-        """The time at which the last heartbeat was answered."""
         self.signals: SignalWatch = SignalWatch(self.closing, self._on_end)
         runtime.host.on_teardown = self._torn_down
         runtime.host.on_exit = self._on_exit
@@ -112,7 +110,6 @@ class ManagerParts:
                 failed = True
                 await anyio.sleep(self.runtime.lease.heartbeat)
             else:
-                self._renewed_at = self.runtime.clock()
                 self.runtime.saver.warn(requests.warnings)
                 for key in requests.mail:
                     self.runtime.host.spawn(self.inbox.attend, key)
@@ -153,7 +150,7 @@ class ManagerParts:
         if len(undelivered) > NAMED:
             reasons.append(f"{len(undelivered) - NAMED} more sessions: posts cannot be taken")
         reasons += list(self.runtime.turn_waits.values())[:NAMED]
-        late = self.runtime.clock() - self._renewed_at
+        late = self.runtime.watch.since_renewal()
         if late > max(lease.ttl, 2 * lease.heartbeat) and self.closing.report is None:
             risk = ": other processes may take over what is open here" if health.sessions else ""
             reasons.append(f"no heartbeat for {late:.0f} s{risk}")

@@ -621,11 +621,18 @@ class SessionLifecycle:
         """Handle a takeover: the session can no longer be written by this process."""
         if session._closed_by is not None:
             return
-        unsaved = session.version - session.durable_version
+        unsaved, missed = session.version - session.durable_version, self._runtime.watch.missed()
         message = (
             f"session {session.key} was taken over by another process, with {unsaved} records "
-            "unsaved here: "
+            "unsaved here"
         )
+        if missed:
+            message += (
+                f", after this one had sent no heartbeat for {missed:.0f} s: something blocked its "
+                "event loop, such as input(), time.sleep or a synchronous client, or the store did "
+                f"not answer (a lease is held for LeaseOptions(ttl={self._runtime.lease.ttl:g}))"
+            )
+        message += ": "
         if unsaved:
             message += (
                 "keep them with session.fork_unsaved(new_id), or drop them with "

@@ -364,6 +364,8 @@ class SignalWatch:
         self.received: bool = False
         """True once SIGTERM has come over the default action."""
         self.finished: bool = False
+        self.heard: bool = False
+        """True once the event loop has turned since."""
         self.raising: Callable[[], BaseException | None] = lambda: None
         self._closing = closing
         self._on_end = on_end
@@ -418,8 +420,12 @@ class SignalWatch:
 
     def end(self) -> BaseException | None:
         """Have the body left, and the process end."""
-        self._soon(self._on_end)
+        self._soon(self._hear)
         return self.raising()
+
+    def _hear(self) -> None:
+        self.heard = True
+        self._on_end()
 
     def _soon(self, act: Callable[[], None]) -> bool:
         try:

@@ -157,7 +157,7 @@ class Turn(Mirror[base.Turn]):
     @property
     @attribute
     def messages(self) -> tuple[Any, ...]:
-        """The messages of an interrupted attempt of this id: taken back, or still there."""
+        """The messages of a turn that is replayed, or of an interrupted attempt of this id."""
 
     def __enter__(self) -> Self:
         self._inner._entered = True  # even if it is refused before it begins
