@@ -294,7 +294,8 @@ class Host:
         task.coroutine = coroutine = self._guarded(task)
         name = _task_name(task.args[1] if task.fn == self._answer else task.fn)
         # In the host's context, so that no caller's context variables stay alive in here.
-        context.copy().run(partial(group.start_soon, lambda: coroutine, name=name))
+        # mypy cannot match a keyword behind `*args` (a `partial` it can, which costs a call more).
+        context.copy().run(group.start_soon, lambda: coroutine, name=name)  # type: ignore[arg-type]
 
     async def call(
         self,

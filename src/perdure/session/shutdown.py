@@ -180,9 +180,15 @@ class ManagerShutdown:
             if session._closed_by is None:
                 session._close_with(left(session.key, "shutdown"))
         report = msgspec.structs.replace(report, duration=clock() - start)
-        facts = {"clean": report.clean, "saved": report.saved, "duration": report.duration}
-        not_durable = len(report.not_durable)
-        log_facts(log, logging.INFO, "stopped", not_durable=not_durable, **facts)
+        log_facts(
+            log,
+            logging.INFO,
+            "stopped",
+            clean=report.clean,
+            saved=report.saved,
+            not_durable=len(report.not_durable),
+            duration=report.duration,
+        )
         return report
 
     async def close_store(self) -> None:
