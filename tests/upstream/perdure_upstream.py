@@ -65,15 +65,24 @@ def in_openai_agents() -> None:
 
     from perdure.adapters import PerdureSession
 
-    def session(session_id: str, db_path: Any = ":memory:", *_: Any, **options: Any) -> Any:
-        made = PerdureSession.from_url(session_id, url_of(db_path), **options)
-        made.close = lambda: None  # type: ignore[attr-defined]  # theirs is synchronous
-        return made
+    class Session(PerdureSession):  # type: ignore[misc]  # final for others
+        def __init__(
+            self,
+            session_id: str,
+            db_path: Any = ":memory:",
+            *_: Any,
+            session_settings: Any = None,
+        ) -> None:
+            super().__init__(session_id, None, session_settings=session_settings)
+            self._connection.url = url_of(db_path)
+
+        def close(self) -> None:
+            """Do nothing: theirs is synchronous."""
 
     for module in (agents, agents.memory, own):
-        module.SQLiteSession = session  # type: ignore[attr-defined]
+        module.SQLiteSession = Session  # type: ignore[attr-defined]
     for module in (agents.extensions.memory, aio):
-        module.AsyncSQLiteSession = session  # type: ignore[attr-defined]
+        module.AsyncSQLiteSession = Session  # type: ignore[attr-defined]
 
 
 def in_pydantic_ai_harness() -> None:
