@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from perdure._lib.lazy import lazy
 
 if TYPE_CHECKING:
+    from perdure.adapters.claude_agent import PerdureSessionStore as PerdureSessionStore
     from perdure.adapters.google_adk import PerdureSessionService as PerdureSessionService
     from perdure.adapters.langgraph import PerdureSaver as PerdureSaver
     from perdure.adapters.langgraph_store import PerdureStore as PerdureStore
@@ -22,6 +23,7 @@ _HOME_OF = {
     "PerdureSaver": "perdure.adapters.langgraph",
     "PerdureSession": "perdure.adapters.openai_agents",
     "PerdureSessionService": "perdure.adapters.google_adk",
+    "PerdureSessionStore": "perdure.adapters.claude_agent",
     "PerdureStepStore": "perdure.adapters.pydantic_ai_steps",
     "PerdureStore": "perdure.adapters.langgraph_store",
 }

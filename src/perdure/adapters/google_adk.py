@@ -38,7 +38,7 @@ from perdure.adapters.google_adk_events import (
     with_base,
 )
 from perdure.adapters.imports import diverged
-from perdure.adapters.items import Adapter, AdapterManager, Recent
+from perdure.adapters.items import Adapter, AdapterManager, Recent, quoted
 from perdure.adapters.versions import require_readable
 from perdure.errors import InvalidArgumentError, LeaseLostError, SessionNotFoundError
 from perdure.memory.documents import StateSet
@@ -611,11 +611,6 @@ class _Change:
         """Return the event as it is stored, its last message being that record."""
         id_, at = self.event.id, self.event.timestamp
         return StoredEvent(id_, seq, at, self.data, is_posted=False, given=self._read)
-
-
-def quoted(app_name: str) -> str:
-    """Return an app's name without what ends it in a key."""
-    return app_name.replace("%", "%25").replace("/", "%2F")
 
 
 def _app_of(key: SessionKey) -> str:

@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 
-from perdure.adapters.google_adk import APP, TEMP, USER, PerdureSessionService, quoted
+from perdure.adapters.google_adk import APP, TEMP, USER, PerdureSessionService
 from perdure.adapters.google_adk_events import as_json
 from perdure.adapters.imports import (
     PAGE,
@@ -30,6 +30,7 @@ from perdure.adapters.imports import (
     sqlite_path,
     sqlite_rows,
 )
+from perdure.adapters.items import quoted
 from perdure.errors import PerdureError
 from perdure.records.keys import require_name
 from perdure.records.values import encode_value

@@ -294,6 +294,7 @@ class AdapterManager:
         append: Callable[[Session], Awaitable[bool]],
         *,
         create: bool = True,
+        owner: str | None = None,
         of: Collection[LogPlace] = (),
     ) -> LogPlace:
         """Open a session, append to it, and make that durable; return where its log ends then.
@@ -303,12 +304,14 @@ class AdapterManager:
             append: Appends to it, unless something else was appended while it was reading: then
                 it returns False, and is called again.
             create: As for `open`,
+            owner: and this,
             of: and this.
 
         Raises as `open` and `save` do.
         """
         while True:
-            async with await self.open(key, create=create, of=of) as session:
+            opening = self.open(key, create=create, owner=owner, of=of)
+            async with await opening as session:
                 try:
                     while not await append(session):
                         pass
@@ -406,6 +409,11 @@ def deleted(key: SessionKey) -> LeaseLostError:
         "stored, since it is of that session; read it again, to continue what has its id now"
     )
     return LeaseLostError(message, key=str(key))
+
+
+def quoted(name: str) -> str:
+    """Return a name without what ends it in an agent's id."""
+    return name.replace("%", "%25").replace("/", "%2F")
 
 
 def _is_closed(shared: _Shared) -> bool:

@@ -14,6 +14,7 @@ from perdure.errors import FormatError, NotStorableError
 T = TypeVar("T")
 
 TESTED: Final = {
+    "claude-agent-sdk": ("0.2.189", "0.2.189"),
     "google-adk": ("2.13.0", "2.13.0"),
     "langgraph": ("1.2.22", "1.2.24"),
     "langgraph-checkpoint": ("4.3.2", "4.3.2"),
