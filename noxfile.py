@@ -19,7 +19,7 @@ nox.options.sessions = ["check"]
 PYTHONS = ["3.11", "3.12", "3.13", "3.14"]
 PYTHON = sys.executable
 INSTALLED = {**os.environ, "PERDURE_TEST_INSTALLED": "1"}
-SDKS = ["langgraph", "openai-agents", "google-adk", "pydantic-ai"]
+SDKS = ["langgraph", "openai-agents", "google-adk", "pydantic-ai", "claude-agent-sdk"]
 """The extras of the adapters."""
 CHECKS = [
     [PYTHON, "-m", "ruff", "format", "--check", "."],

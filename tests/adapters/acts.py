@@ -105,4 +105,17 @@ def google_adk(sessions: SessionManager, name: str = "a") -> Acts:
     return Acts(write, read)
 
 
-ADAPTERS = (openai_agents, pydantic_ai, langgraph, google_adk)
+def claude_agent(sessions: SessionManager, name: str = "a") -> Acts:
+    pytest.importorskip("claude_agent_sdk")
+    from perdure.adapters import PerdureSessionStore
+
+    store = PerdureSessionStore(sessions, wait=GUARD)
+    key = {"project_key": "harbor", "session_id": name}
+
+    async def read() -> list[str]:
+        return [entry["uuid"] for entry in await store.load(key) or ()]
+
+    return Acts(lambda text: store.append(key, [{"type": "user", "uuid": text}]), read)
+
+
+ADAPTERS = (openai_agents, pydantic_ai, langgraph, google_adk, claude_agent)

@@ -39,7 +39,7 @@ def test_messages_calls_and_results_are_parts_of_a_step() -> None:
     call = message("ai", "I look.", tool_calls=[{"name": "tide", "args": {"harbor": "x"}}])
     step = step_of(record(call, message("tool", "noon", name="tide"), put=at))
     assert step is not None
-    assert (step.role, step.is_checkpoint, step.at) == ("tool", True, 1795609420.0)
+    assert (step.role, step.kind, step.at) == ("tool", "checkpoint", 1795609420.0)
     assert step.parts == [
         ("text", "", "I look."),
         ("call", "tide", {"harbor": "x"}),
@@ -48,6 +48,44 @@ def test_messages_calls_and_results_are_parts_of_a_step() -> None:
     written = step_of(record([stored("langgraph.types", "Interrupt", {"value": "sail?"}, None)]))
     assert written is not None
     assert (written.role, written.parts) == ("", [("json", "", [{"value": "sail?"}])])
+
+
+def entry(**fields: Any) -> Record:
+    payload = {"sdk": "claude-agent-sdk", "v": 1, **fields}
+    return Record(seq=1, epoch=1, kind=FOREIGN, payload=msgspec.json.encode(payload), end=True)
+
+
+def test_blocks_of_an_entry_are_parts_of_a_step() -> None:
+    at = "2026-11-25T12:23:40.000Z"
+    blocks: list[dict[str, Any]] = [
+        {"type": "thinking", "thinking": "Low?", "signature": "x"},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "t1", "name": "tide", "input": {"harbor": "x"}},
+        {"type": "image", "source": {}},
+    ]
+    answer = {"role": "assistant", "content": blocks}
+    step = step_of(entry(entry={"type": "assistant", "timestamp": at, "message": answer}))
+    assert step is not None
+    assert (step.role, step.kind, step.at) == ("assistant", "entry", 1795609420.0)
+    assert (step.sdk, step.parts) == (
+        "claude-agent-sdk",
+        [
+            ("reasoning", "", "Low?"),
+            ("text", "", "I look."),
+            ("call", "tide", {"harbor": "x"}),
+            ("json", "", blocks[3]),
+        ],
+    )
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "noon", "is_error": True}
+    told = step_of(entry(entry={"type": "user", "message": {"role": "user", "content": [result]}}))
+    assert told is not None
+    assert (told.role, told.parts) == ("tool", [("error", "t1", "noon")])
+    title = step_of(entry(entry={"type": "custom-title", "customTitle": "Tides"}))
+    assert title is not None
+    assert (title.role, title.parts[0][0]) == ("", "json")
+    assert step_of(entry(text='{"type": "us', more=True)) is None
+    assert step_of(entry(entry={"type": "x", "timestamp": "noon"})) is None
+    assert step_of(entry(entry={"type": "x", "message": {"content": 1}})) is None
 
 
 def test_what_cannot_be_read_is_no_step() -> None:

@@ -220,6 +220,7 @@ class PerdureSessionStore(StoreAdapter):
         transcript = self._key(key)
         source = await self._connection.peek(transcript)
         if source is None:
+            self._forget(transcript)
             return None
         records = await all_records(store_of(source).read_log(transcript))
         entries = list(_entries_in(records))
@@ -256,7 +257,7 @@ class PerdureSessionStore(StoreAdapter):
             keys = [*await self._subkeys(transcript.agent), transcript]
         for each in keys:
             await self._connection.delete(each)
-            self._transcripts.put(each, _Known(), UUID_BYTES)
+            self._forget(each)
 
     async def list_subkeys(self, key: Mapping[str, Any]) -> list[str]:
         """Return the subpaths of a session's other transcripts."""
@@ -280,6 +281,10 @@ class PerdureSessionStore(StoreAdapter):
 
     def _remember(self, transcript: SessionKey, known: _Known) -> None:
         self._transcripts.put(transcript, known, UUID_BYTES * (len(known.uuids) + 1))
+
+    def _forget(self, transcript: SessionKey) -> None:
+        """Let the next append begin a transcript."""
+        self._remember(transcript, _Known())
 
     async def _catch_up(self, session: Session, known: _Known) -> bool:
         """Take in what was appended since; False if that went on meanwhile."""
