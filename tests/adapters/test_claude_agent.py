@@ -469,10 +469,11 @@ async def test_a_subagent_s_transcript_is_mirrored_and_resumed(tmp_path: Path) -
         spoken = said(request)
         if spoken[0][1] == "Look at the tide":
             return [text("Low at noon.")]
-        if spoken[-1][1] == "Ask a colleague":
+        is_told = "tool_result" in json.dumps(request["messages"][-1])
+        if spoken[-1][1] == "Ask a colleague" and not is_told:
             kind = {"subagent_type": "general-purpose", "run_in_background": False}
             return [call("t1", "Agent", description="x", prompt="Look at the tide", **kind)]
-        return [text(f"{len(spoken)}")]
+        return [text("Done.")]
 
     with AnthropicScript(answers) as server:
         words = (url, str(cwd), "Ask a colleague")
@@ -489,6 +490,3 @@ async def test_a_subagent_s_transcript_is_mirrored_and_resumed(tmp_path: Path) -
         assert all(entry.get("isSidechain", True) for entry in stored or ())
         (listed,) = await store.list_sessions(key["project_key"])
         assert listed["session_id"] == name
-    async with perdure.connect(url) as sessions:
-        await sessions.forget("harbor")
-        assert len(await sessions.list()) == 2
