@@ -75,7 +75,7 @@ class EntryRecord(SdkEnvelope, frozen=True, omit_defaults=True):
     """Whether the text goes on in the next record."""
 
 
-class Summary(msgspec.Struct, frozen=True):
+class TranscriptSummary(msgspec.Struct, frozen=True):
     """The SDK's summary of a main transcript."""
 
     mtime: int = 0
@@ -95,7 +95,7 @@ class _Known:
         """Know nothing of the log, to read it from its beginning."""
         self.at: LogPlace = LogPlace(0, 0)
         self.uuids: set[str] = set()
-        self.summary: Summary | None = None
+        self.summary: TranscriptSummary | None = None
 
     def fresh(self, entries: Sequence[Mapping[str, Any]]) -> list[int]:
         """Return the places of the entries that are not stored yet."""
@@ -121,8 +121,9 @@ class PerdureSessionStore(StoreAdapter):
     """A ``SessionStore`` of the Claude Agent SDK in any store of perdure.
 
     Each transcript is a session. ``append`` returns once its entries are durable, all or none of
-    them. An entry whose ``uuid`` is stored is not stored again, whichever process stored it. Several
-    processes may append to one transcript: each asks the one that has it. Reading takes no lease.
+    them. An entry whose ``uuid`` is stored is not stored again, whichever process has stored it.
+    Several processes may append to one transcript: each asks the one that has it. Reading takes no
+    lease.
 
     Args:
         sessions: Where they are kept: what ``perdure.connect(url)`` returns, once that is open.
@@ -288,9 +289,8 @@ class PerdureSessionStore(StoreAdapter):
 
     async def _catch_up(self, session: Session, known: _Known) -> bool:
         """Take in what was appended since; False if that went on meanwhile."""
-        if known.at not in (known.proof, LogPlace(session.version, session.epoch)):
-            if known.at.epoch != session.epoch:  # what another call appended was lost
-                known.restart()
+        if known.at.epoch != session.epoch and known.at != known.proof:
+            known.restart()  # what another call has appended was lost
         begin = known.at
         if begin.seq < session.version:
             unsaved = session.unsaved()
@@ -301,7 +301,7 @@ class PerdureSessionStore(StoreAdapter):
             if known.at != begin:
                 return False
             known.add(_entries_in(newer), LogPlace(newer[-1].seq, newer[-1].epoch))
-            known.summary = None if data is None else decode(data, Summary)
+            known.summary = None if data is None else decode(data, TranscriptSummary)
         return known.at.seq == session.version
 
     async def _subkeys(self, agent: str) -> list[SessionKey]:
@@ -309,12 +309,12 @@ class PerdureSessionStore(StoreAdapter):
         keys = [info.key async for info in listed]
         return [key for key in keys if key.agent == agent and key.session != DEFAULT_SESSION]
 
-    async def _summaries(self, project_key: str) -> dict[str, Summary]:
+    async def _summaries(self, project_key: str) -> dict[str, TranscriptSummary]:
         """Return the summaries of a project's sessions by their ids."""
         prefix = _agent(project_key, "")
         listed = self._connection.listed(prefix=prefix)
         keys = [info.key async for info in listed if info.key.session == DEFAULT_SESSION]
-        found: dict[str, Summary] = {}
+        found: dict[str, TranscriptSummary] = {}
         read = await read_stored(await self._connection.manager(), keys, SUMMARY)
         for key in keys:
             if key in read:
@@ -325,7 +325,7 @@ class PerdureSessionStore(StoreAdapter):
                     continue
                 data = await contents_of(source).state_document(SUMMARY)
             if data is not None:
-                found[key.agent.removeprefix(prefix)] = decode(data, Summary)
+                found[key.agent.removeprefix(prefix)] = decode(data, TranscriptSummary)
         return found
 
 
@@ -393,20 +393,22 @@ def _entries_in(records: Iterable[Record]) -> Iterator[Any]:
 
 
 def _folded(
-    before: Summary | None, key: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
-) -> Summary:
+    before: TranscriptSummary | None, key: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]
+) -> TranscriptSummary:
     """Return the summary with entries that are added; each is newer than the one before."""
     id_ = key["session_id"]
-    folded = sdk.fold_session_summary(None if before is None else _as_sdk(id_, before), key, entries)
+    folded = sdk.fold_session_summary(
+        None if before is None else _as_sdk(id_, before), key, entries
+    )
     earliest = 0 if before is None else before.mtime + 1
-    return Summary(max(int(time.time() * 1000), earliest), folded["data"])
+    return TranscriptSummary(max(int(time.time() * 1000), earliest), folded["data"])
 
 
-def _as_sdk(session_id: str, summary: Summary) -> dict[str, Any]:
+def _as_sdk(session_id: str, summary: TranscriptSummary) -> dict[str, Any]:
     return {"session_id": session_id, "mtime": summary.mtime, "data": summary.data}
 
 
-def _summary_entry(before: Summary | None, summary: Summary) -> Entry:
+def _summary_entry(before: TranscriptSummary | None, summary: TranscriptSummary) -> Entry:
     """Return the record that changes a summary, or begins it."""
     fields: dict[str, Any] = {"mtime": summary.mtime}
     if before is None or before.data != summary.data:

@@ -58,23 +58,25 @@ async def source_of(url: str) -> AsyncGenerator[ClaudeAgentSource, None]:
         ConfigError: It is no folder, or has no transcripts.
 
     """
+    try:
+        found = await to_thread.run_sync(_transcripts, url)
+    except OSError as error:
+        message = f"{url} cannot be read: {error.strerror or error}"
+        raise StoreUnavailableError(message, path=url) from error
+    yield ClaudeAgentSource(found)
+
+
+def _transcripts(url: str) -> list[Transcript]:
+    """Return a folder's transcripts, each main one before those of its subagents.
+
+    Raises:
+        ConfigError: It is no folder, or has none.
+
+    """
     folder = Path(url).expanduser()
     if not folder.is_dir():
         message = f"{folder} is no folder: give the SDK's folder of projects, ~/.claude/projects"
         raise ConfigError(message, option="URL")
-    try:
-        found = await to_thread.run_sync(_transcripts, folder)
-    except OSError as error:
-        message = f"{folder} cannot be read: {error.strerror or error}"
-        raise StoreUnavailableError(message, path=str(folder)) from error
-    if not found:
-        message = f"{folder} has no PROJECT/SESSION{TRANSCRIPT}: is it the SDK's folder of projects?"
-        raise ConfigError(message, option="URL")
-    yield ClaudeAgentSource(found)
-
-
-def _transcripts(folder: Path) -> list[Transcript]:
-    """Return a folder's transcripts, each main one before those of its subagents."""
     found = []
     for main in sorted(folder.glob(f"*/*{TRANSCRIPT}")):
         project, session = main.parent.name, main.stem
@@ -83,6 +85,9 @@ def _transcripts(folder: Path) -> list[Transcript]:
         for path in sorted(below.glob(f"*/**/*{TRANSCRIPT}")):
             subpath = path.relative_to(below).with_suffix("").as_posix()
             found.append(Transcript(path, project, session, subpath))
+    if not found:
+        message = f"{folder} has no PROJECT/SESSION{TRANSCRIPT}: is it the SDK's projects folder?"
+        raise ConfigError(message, option="URL")
     return found
 
 

@@ -154,7 +154,7 @@ def shown_step(record: Record, *, only_messages: bool = False) -> ShownItem | No
     )
 
 
-def _step_parts(step: GraphStep) -> Iterator[ShownPart]:
+def _step_parts(step: SdkStep) -> Iterator[ShownPart]:
     for number, (kind, name, value) in enumerate(step.parts):
         yield ShownPart(kind=kind, name=name, text=_json(value), number=number)
 
