@@ -122,7 +122,8 @@ async def test_the_sdk_s_helpers_read_it(sessions: SessionManager) -> None:
     assert len(await sdk.list_sessions_from_store(store, directory="/harbor")) == 2
     await sdk.delete_session_via_store(store, name, directory="/harbor")
     (info,) = await sessions.list(owner="ada", tag="claude-agent-sdk")
-    assert info.key.agent.endswith(forked.session_id)
+    assert info.key.agent == f"claude/{project}/{forked.session_id}"
+    assert info.title == "Tides (fork)"
 
 
 # What is stored
@@ -233,7 +234,7 @@ async def test_a_session_that_begins_alike_keeps_its_subagents(sessions: Session
 
 
 async def test_a_session_with_messages_is_left_alone(sessions: SessionManager) -> None:
-    async with sessions.open("harbor/s") as session:
+    async with sessions.open("claude/harbor/s") as session:
         session.append(Message.user("Hello"))
     with pytest.raises(SessionError, match="is no transcript"):
         await PerdureSessionStore(sessions).append(KEY, entries(1))
@@ -245,12 +246,12 @@ async def test_what_a_newer_release_wrote_is_refused(sessions: SessionManager) -
 
     store = PerdureSessionStore(sessions)
     await store.append(KEY, entries(1))
-    async with sessions.open("harbor/s") as session:
+    async with sessions.open("claude/harbor/s") as session:
         accept(session, (Entry(FOREIGN, b'{"sdk": "claude-agent-sdk", "v": 2}'),))
         await session.save()
     with pytest.raises(UnsupportedVersionError, match="upgrade perdure"):
         await store.load(KEY)
-    async with sessions.open("other/s") as session:
+    async with sessions.open("claude/other/s") as session:
         accept(session, (Entry(FOREIGN, b'{"sdk": "claude-agent-sdk", "v": 1, "more": 1}'),))
         await session.save()
     with pytest.raises(CorruptRecordError):
@@ -315,7 +316,7 @@ async def test_two_processes_take_turns_and_read_only_what_is_new(tmp_path: Path
         stores = PerdureSessionStore(one), PerdureSessionStore(two)
         for number in range(6):
             await stores[number % 2].append(KEY, entries(number, number + 1, number + 2))
-            known = stores[number % 2]._transcripts.get(SessionKey("harbor/s"))
+            known = stores[number % 2]._transcripts.get(SessionKey("claude/harbor/s"))
             assert known is not None
             assert known.uuids == {f"{at}" for at in range(number + 3)}
         for store in stores:
@@ -341,7 +342,7 @@ async def test_what_was_deleted_begins_anew_when_it_is_read_again(elsewhere: boo
     async with perdure.connect(stores[0]) as sessions, perdure.connect(stores[1]) as others:
         store = PerdureSessionStore(sessions)
         await store.append(KEY, entries(1))
-        await (others if elsewhere else sessions).forget("harbor/s")
+        await (others if elsewhere else sessions).forget("claude/harbor/s")
         with pytest.raises(LeaseLostError, match="deleted"):
             await store.append(KEY, entries(2))
         assert await store.load(KEY) is None

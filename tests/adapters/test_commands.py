@@ -163,7 +163,7 @@ TRANSCRIPT = {"project_key": "harbor", "session_id": "ada"}
 ADAPTERS = {
     "agents": Adapted(write_openai, read_openai, ("ada",)),
     "claude_agent_sdk": Adapted(
-        write_claude_agent, read_claude_agent, ("harbor/ada",), is_conversation=False
+        write_claude_agent, read_claude_agent, ("claude/harbor/ada",), is_conversation=False
     ),
     "google.adk": Adapted(write_adk, read_adk, ("harbor/ada", "--session", "tides")),
     "langgraph.graph": Adapted(write_langgraph, read_langgraph, ("ada",), is_conversation=False),

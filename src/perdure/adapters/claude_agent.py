@@ -26,6 +26,7 @@ from perdure.memory.state import FOLDER
 from perdure.records.json import MAX_VALUE_DEPTH, decode, encode, is_deeper
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
 from perdure.records.records import FOREIGN, STATE, Entry, Record
+from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     LogPlace,
     accept,
@@ -53,6 +54,8 @@ warn_untested("claude-agent-sdk")
 SDK: Final = "claude-agent-sdk"
 SHAPE: Final = 1
 """The version of what is stored here of an entry."""
+PREFIX: Final = "claude/"
+"""The beginning of all ids: the SDK's project keys begin with a dash, as options of commands do."""
 SUMMARY: Final = f"{FOLDER}{SDK}.json"
 """The named state that keeps the summary of a main transcript."""
 PART: Final = 4 * 1024 * 1024
@@ -195,7 +198,7 @@ class PerdureSessionStore(StoreAdapter):
                 summary = None
                 if transcript.session == DEFAULT_SESSION:
                     summary = _folded(known.summary, key, added)
-                    records.append(_summary_entry(known.summary, summary))
+                    records += _summary_entries(known.summary, summary)
                 version = accept(session, tuple(records))
                 known.add(added, LogPlace(version, session.epoch))
                 known.summary = summary
@@ -333,7 +336,7 @@ class PerdureSessionStore(StoreAdapter):
 
 
 def _agent(project_key: str, session_id: str) -> str:
-    return f"{quoted(project_key)}/{session_id}"
+    return f"{PREFIX}{quoted(project_key)}/{session_id}"
 
 
 def _session(subpath: str) -> str:
@@ -408,10 +411,20 @@ def _as_sdk(session_id: str, summary: TranscriptSummary) -> dict[str, Any]:
     return {"session_id": session_id, "mtime": summary.mtime, "data": summary.data}
 
 
-def _summary_entry(before: TranscriptSummary | None, summary: TranscriptSummary) -> Entry:
-    """Return the record that changes a summary, or begins it."""
+def _summary_entries(
+    before: TranscriptSummary | None, summary: TranscriptSummary
+) -> Iterator[Entry]:
+    """Yield the records that change a summary, or begin it, and the title that listings show."""
     fields: dict[str, Any] = {"mtime": summary.mtime}
     if before is None or before.data != summary.data:
         fields["data"] = summary.data
     value = msgspec.Raw(encode(fields))
-    return Entry(STATE, encode(StateSet(SUMMARY, value, partial=before is not None)))
+    yield Entry(STATE, encode(StateSet(SUMMARY, value, partial=before is not None)))
+    title = _title(summary)
+    if title is not None and (before is None or title != _title(before)):
+        yield meta_entry(title=title)
+
+
+def _title(summary: TranscriptSummary) -> str | None:
+    titles = map(summary.data.get, ("custom_title", "ai_title", "first_prompt"))
+    return next((title for title in titles if title and isinstance(title, str)), None)
