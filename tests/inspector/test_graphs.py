@@ -136,3 +136,33 @@ async def _shows(inspector: httpx.AsyncClient) -> None:
     assert "msgpack" in raw.text
     shown = await inspector.get("/session", params={"agent": "pilot"})
     assert "<script>alert" not in shown.text
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_transcript_is_a_conversation() -> None:
+    pytest.importorskip("claude_agent_sdk")
+    from perdure.adapters import PerdureSessionStore
+
+    about = {"timestamp": "2026-11-25T12:23:40.000Z"}
+    asked = {"role": "user", "content": "Take me there"}
+    told = {"role": "assistant", "content": [{"type": "text", "text": HOSTILE}]}
+    async with connected() as sessions:
+        await PerdureSessionStore(sessions).append(
+            {"project_key": "harbor", "session_id": "s"},
+            [
+                {"type": "user", "uuid": "1", "message": asked, **about},
+                {"type": "attachment", "uuid": "2", "attachment": {}, **about},
+                {"type": "assistant", "uuid": "3", "message": told, **about},
+            ],
+        )
+        async with client(sessions) as inspector:
+            page = await get(inspector, "/session", agent="claude/harbor/s")
+            assert [item["role"] for item in page["items"]] == ["user", "assistant"]
+            assert {item["source"] for item in page["items"]} == {"claude-agent-sdk"}
+            texts = [item["parts"][0]["text"] for item in page["items"]]
+            assert texts == ["Take me there", HOSTILE]
+            view = {"agent": "claude/harbor/s", "view": "timeline"}
+            rows = (await get(inspector, "/session", **view))["rows"]
+            assert [row["item"]["kind"] for row in rows].count("entry") == 3
+            shown = await inspector.get("/session", params={"agent": "claude/harbor/s"})
+            assert "<script>alert" not in shown.text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
@@ -22,7 +22,9 @@ from perdure.errors import ConfigError, CorruptRecordError, StoreUnavailableErro
 from perdure.session.manager import SessionManager
 
 BATCH: Final = 500
-"""Entries that are appended at a time."""
+"""Entries that are appended at a time, at most,"""
+BATCH_SIZE: Final = 4 * 1024 * 1024
+"""and about so many characters of them."""
 TRANSCRIPT: Final = ".jsonl"
 METADATA: Final = ".meta.json"
 """What follows the name of a subagent's transcript in that of its description."""
@@ -114,8 +116,8 @@ class ClaudeAgentSource(Source):
         store = PerdureSessionStore(sessions, tenant=tenant)
         stored = await store.load(name.key)
         missing = _missing(entries, stored or ())
-        for at in range(0, len(missing), BATCH):
-            await store.append(name.key, missing[at : at + BATCH])
+        for batch in _batches(missing):
+            await store.append(name.key, batch)
         if missing and _missing(entries, await store.load(name.key) or ()):
             raise not_equal(name, "an entry")
         return Moved(len(stored or ()), len(missing))
@@ -134,6 +136,20 @@ def _missing(entries: Sequence[Any], stored: Sequence[Any]) -> list[Any]:
         elif known[name]:
             known[name] -= 1
     return missing
+
+
+def _batches(entries: Sequence[Any]) -> Iterator[list[Any]]:
+    """Yield entries in groups that are not too large."""
+    batch: list[Any] = []
+    size = 0
+    for entry in entries:
+        batch.append(entry)
+        size += len(json.dumps(entry))
+        if len(batch) == BATCH or size >= BATCH_SIZE:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _has_uuid(entry: Mapping[str, Any]) -> bool:
