@@ -28,10 +28,12 @@ from perdure import (
     Retention,
     SessionError,
     SessionManager,
+    StoreUnavailableError,
     UnsupportedVersionError,
 )
 from perdure.records.keys import SessionKey
-from perdure.testing import MemoryBacking, MemoryStore
+from perdure.testing import FaultyStore, MemoryBacking, MemoryStore
+from perdure.testing.faulty import How
 from tests.servers.anthropic_script import AnthropicScript, call, said, text
 from tests.session.test_folds import ReadsCounted
 
@@ -330,6 +332,35 @@ async def test_calls_at_once_store_each_entry_once(sessions: SessionManager) -> 
             batch = entries(number, number + 1, number + 2)
             group.start_soon(stores[number % 2].append, KEY, batch)
     assert sorted(map(int, await uuids(stores[0]))) == list(range(22))
+
+
+@pytest.mark.parametrize("method", ["acquire", "append_many", "read_log"])
+@pytest.mark.parametrize("how", ["transient", "in_doubt_lost", "in_doubt_applied"])
+async def test_a_batch_that_is_tried_again_is_stored_once(method: str, how: How) -> None:
+    nth, injected = 0, 1
+    while injected:  # each such call of the store fails in its turn
+        nth += 1
+        backing = MemoryBacking()
+        faulty = FaultyStore(MemoryStore(backing=backing), fail_on=method, nth=nth, how=how)
+        async with perdure.connect(faulty) as sessions:
+            store = PerdureSessionStore(sessions)
+            for number in range(0, 12, 3):
+                await tried(store, entries(number, number + 1, number + 2))
+        async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+            assert await uuids(PerdureSessionStore(sessions)) == [f"{at}" for at in range(12)]
+        injected = faulty.injected
+    assert nth > 1
+
+
+async def tried(store: PerdureSessionStore, batch: list[dict[str, Any]]) -> None:
+    """Append as the SDK does."""
+    for attempt in (1, 2, 3):
+        try:
+            await store.append(KEY, batch)
+        except StoreUnavailableError:
+            assert attempt < 3
+        else:
+            break
 
 
 # Deletion

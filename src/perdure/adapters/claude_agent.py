@@ -206,12 +206,11 @@ class PerdureSessionStore(StoreAdapter):
 
         proof = () if known.proof is None else (known.proof,)
         try:
-            known.proof = await self._connection.change(
-                transcript, add, owner=self._owner, of=proof
-            )
+            place = await self._connection.change(transcript, add, owner=self._owner, of=proof)
         except BaseException:  # what was appended may never be durable
             known.restart()
             raise
+        known.proof = max(place, known.proof or place)  # a later call may have ended before
         self._remember(transcript, known)
 
     async def load(self, key: Mapping[str, Any]) -> list[Any] | None:
@@ -223,13 +222,15 @@ class PerdureSessionStore(StoreAdapter):
         """
         transcript = self._key(key)
         source = await self._connection.peek(transcript)
-        if source is None:
+        records: list[Record] = []
+        if source is not None:
+            records = await all_records(store_of(source).read_log(transcript))
+        if not records:
             self._forget(transcript)
             return None
-        records = await all_records(store_of(source).read_log(transcript))
         entries = list(_entries_in(records))
         sessions = await self._connection.manager()
-        if records and session_open_here(sessions, transcript) is None:  # else that knows it better
+        if session_open_here(sessions, transcript) is None:  # else that knows it better
             known = _Known()
             known.add(entries, LogPlace(records[-1].seq, records[-1].epoch))
             known.proof = known.at
@@ -426,5 +427,6 @@ def _summary_entries(
 
 
 def _title(summary: TranscriptSummary) -> str | None:
+    """Return what a listing shows; None if the SDK's summary has no such fields."""
     titles = map(summary.data.get, ("custom_title", "ai_title", "first_prompt"))
     return next((title for title in titles if title and isinstance(title, str)), None)
