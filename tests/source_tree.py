@@ -18,6 +18,11 @@ CODE = ("src", "benchmarks", "examples")
 
 
 LARGE_SDKS = {
+    "claude_agent_sdk": (
+        "claude-agent-sdk",
+        ("claude_agent", "claude_agent_import"),
+        ("PerdureSessionStore",),
+    ),
     "google.adk": (
         "google-adk",
         ("google_adk", "google_adk_events", "google_adk_import"),

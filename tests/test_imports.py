@@ -19,6 +19,10 @@ HEAVY = frozenset(
 SURFACES = {
     # Subclasses of an SDK's own class, which only their first use imports.
     **dict.fromkeys(
+        ("perdure.adapters.claude_agent", "perdure.adapters.claude_agent_import"),
+        frozenset({"asyncio", "httpx", "mcp", "pydantic", "rich", "ssl", "starlette", "uvicorn"}),
+    ),
+    **dict.fromkeys(
         (
             "perdure.adapters.google_adk",
             "perdure.adapters.google_adk_events",

@@ -144,6 +144,19 @@ def agent_framework_checkpoints(sessions: SessionManager, name: str = "a") -> Ac
     return Acts(write, read)
 
 
+def claude_agent(sessions: SessionManager, name: str = "a") -> Acts:
+    pytest.importorskip("claude_agent_sdk")
+    from perdure.adapters import PerdureSessionStore
+
+    store = PerdureSessionStore(sessions, wait=GUARD)
+    key = {"project_key": "harbor", "session_id": name}
+
+    async def read() -> list[str]:
+        return [entry["uuid"] for entry in await store.load(key) or ()]
+
+    return Acts(lambda text: store.append(key, [{"type": "user", "uuid": text}]), read)
+
+
 ADAPTERS = (
     openai_agents,
     pydantic_ai,
@@ -151,4 +164,5 @@ ADAPTERS = (
     google_adk,
     agent_framework,
     agent_framework_checkpoints,
+    claude_agent,
 )

@@ -384,6 +384,49 @@ class AgentFramework:
         return f"{len(texts)} messages, checkpoints {first} to {last}"
 
 
+# Claude Agent SDK
+
+TRANSCRIPT: Final = {"project_key": "harbor", "session_id": "s"}
+
+
+class ClaudeAgent:
+    """A transcript to which batches are appended; a worker begins with what was under way."""
+
+    modules = ("claude_agent_sdk", "perdure.adapters.claude_agent")
+
+    @staticmethod
+    async def work(url: str, seed: int, tell: Tell) -> None:
+        from perdure.adapters import PerdureSessionStore
+
+        async with PerdureSessionStore.from_url(url, wait=60) as store:
+            stored = await store.load(TRANSCRIPT) or [{"batch": 0}]
+            # It is there, or not: the newest one again, and then the next.
+            for number in range(stored[-1]["batch"], 1_000_000):
+                await store.append(TRANSCRIPT, batch(number))
+                tell(number)
+
+    async def check(self, url: str, told: list[Any]) -> str:
+        from perdure.adapters import PerdureSessionStore
+
+        async with PerdureSessionStore.from_url(url, wait=60) as store:
+            stored = await store.load(TRANSCRIPT) or []
+            (summary,) = await store.list_session_summaries("harbor") or [{"data": {}}]
+        newest = stored[-1]["batch"] if stored else -1
+        assert newest in ({told[-1], told[-1] + 1} if told else {-1, 0})
+        assert stored == [entry for number in range(newest + 1) for entry in batch(number)]
+        assert summary["data"].get("custom_title") == (f"{newest}" if stored else None)
+        return f"{newest + 1} batches"
+
+
+def batch(number: int) -> list[dict[str, Any]]:
+    """What is appended by one call."""
+    count = Random(number).randrange(1, 4)
+    return [
+        {"type": "user", "uuid": f"{number} {at}", "batch": number, "customTitle": f"{number}"}
+        for at in range(count)
+    ]
+
+
 SUBJECTS: Final[dict[str, Callable[[], Subject]]] = {
     "langgraph": LangGraph,
     "langgraph-sqlite": LangGraphSqlite,
@@ -391,6 +434,7 @@ SUBJECTS: Final[dict[str, Callable[[], Subject]]] = {
     "pydantic-ai": PydanticAI,
     "google-adk": GoogleADK,
     "agent-framework": AgentFramework,
+    "claude-agent-sdk": ClaudeAgent,
 }
 
 

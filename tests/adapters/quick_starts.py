@@ -1,15 +1,19 @@
 """The diff of each adapter's page, applied to a program of the SDK's: before and after it runs.
 
-``python tests/adapters/quick_starts.py langgraph`` needs nothing but the extra: it runs the program
-as the diff makes it, and before that as it was, if what that asks for is installed.
+``python tests/adapters/quick_starts.py langgraph`` needs nothing but the extra: it runs the page's
+own program, then the other one as the diff makes it, and as it was, if what that asks for is
+installed.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -28,6 +32,7 @@ GIVEN = {
 
         agent = Agent(TestModel(custom_output_text="At noon."))
         """,
+    "claude-agent-sdk": "",
     "langgraph": """
         from langgraph.graph import START, MessagesState, StateGraph
 
@@ -73,7 +78,7 @@ import perdure
 async def look():
     async with perdure.connect("sqlite:///agents.db") as sessions:
         (info,) = await sessions.list()
-        assert info.key.agent in ("ada", "harbor/ada"), info
+        assert info.key.agent in ("ada", "harbor/ada") or info.title == "When is low tide?", info
 
 asyncio.run(look())
 """
@@ -93,25 +98,53 @@ def program(extra: str, sign: str) -> str:
     return "\n".join(["import asyncio", *imports, given, main, found])
 
 
-def run(extra: str, sign: str) -> subprocess.CompletedProcess[str]:
+def whole(extra: str) -> str:
+    """Return the program on an SDK's page."""
+    page = (DOCS / f"{extra}.md").read_text(encoding="utf-8")
+    found = re.search(r"```python\n(import asyncio\n.*?)```", page, re.DOTALL)
+    assert found is not None
+    return found[1]
+
+
+@contextmanager
+def environment(extra: str, folder: str) -> Iterator[dict[str, str]]:
+    """Yield the variables of a program: of one that asks a model, those of a server that is one."""
+    if extra != "claude-agent-sdk":
+        yield {**os.environ}
+        return
+    sys.path.insert(0, str(DOCS.parent))
+    from tests.servers.anthropic_script import AnthropicScript
+
+    with AnthropicScript() as server:
+        yield {**os.environ, **server.environment, "CLAUDE_CONFIG_DIR": f"{folder}/config"}
+
+
+def run(extra: str, code: str) -> subprocess.CompletedProcess[str]:
     """Run such a program in an empty folder."""
-    with TemporaryDirectory() as folder:
-        command = [sys.executable, "-c", program(extra, sign)]
+    with TemporaryDirectory() as folder, environment(extra, folder) as variables:
         return subprocess.run(  # noqa: S603  # our own page
-            command, cwd=folder, capture_output=True, text=True, timeout=120, check=False
+            [sys.executable, "-c", code],
+            cwd=folder,
+            env=variables,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
 
 
 def main() -> int:
     """Run the program of the page that was named, on both sides of its diff."""
     (extra,) = sys.argv[1:]
-    before, after = run(extra, "-"), run(extra, "+")
+    page = run(extra, whole(extra))
+    print(f"{extra}: the page's program: {page.returncode}\n{page.stderr}", end="")
+    before, after = run(extra, program(extra, "-")), run(extra, program(extra, "+"))
     if "ModuleNotFoundError" in before.stderr:
         print(f"{extra}: before: not run: {before.stderr.splitlines()[-1]}")
     else:
         print(f"{extra}: before: {before.returncode}\n{before.stderr}", end="")
     print(f"{extra}: after: {after.returncode}\n{after.stderr}", end="")
-    return after.returncode
+    return page.returncode or after.returncode
 
 
 if __name__ == "__main__":

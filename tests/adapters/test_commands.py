@@ -137,8 +137,34 @@ async def read_pydantic_ai(sessions: SessionManager) -> Any:
     return None if conversation is None else ConversationTypeAdapter.dump_json(conversation)
 
 
+# Claude Agent SDK
+
+
+async def write_claude_agent(sessions: SessionManager) -> None:
+    from perdure.adapters import PerdureSessionStore
+
+    store = PerdureSessionStore(sessions)
+    asked = {"role": "user", "content": "When is low tide?"}
+    await store.append(TRANSCRIPT, [{"type": "user", "uuid": "1", "message": asked}])
+    await store.append(TRANSCRIPT, [{"type": "custom-title", "customTitle": "Tides"}])
+
+
+async def read_claude_agent(sessions: SessionManager) -> Any:
+    from perdure.adapters import PerdureSessionStore
+
+    store = PerdureSessionStore(sessions)
+    summaries = await store.list_session_summaries("harbor")
+    return await store.load(TRANSCRIPT), summaries
+
+
+TRANSCRIPT = {"project_key": "harbor", "session_id": "ada"}
+
+
 ADAPTERS = {
     "agents": Adapted(write_openai, read_openai, ("ada",)),
+    "claude_agent_sdk": Adapted(
+        write_claude_agent, read_claude_agent, ("claude/harbor/ada",), is_conversation=False
+    ),
     "google.adk": Adapted(write_adk, read_adk, ("harbor/ada", "--session", "tides")),
     "langgraph.graph": Adapted(write_langgraph, read_langgraph, ("ada",), is_conversation=False),
     "pydantic_ai": Adapted(write_pydantic_ai, read_pydantic_ai, ("ada",)),

@@ -19,6 +19,7 @@ REFUSED = {
     "langgraph": ("a", "LeaseLostError"),
     "pydantic_ai": ("a", "ConversationConflict"),
     "google_adk": ("harbor/ada", "SessionNotFoundError"),
+    "claude_agent": ("claude/harbor/a", "LeaseLostError"),
 }
 """The agent's id, and the error: as an overtaken writer gets it, or the SDK's own for this."""
 

@@ -103,7 +103,10 @@ def test_the_lowest_versions_are_those_of_the_extras_and_of_the_pages() -> None:
     }
     pages = "".join(
         (ROOT / "docs" / f"{name}.md").read_text()
-        for name in ("agent-framework", "langgraph", "openai-agents", "google-adk", "pydantic-ai")
+        for name in (
+            *("agent-framework", "langgraph", "openai-agents", "google-adk", "pydantic-ai"),
+            "claude-agent-sdk",
+        )
     )
     for package, (lowest, _) in versions.TESTED.items():
         assert f"{lowest}.".startswith(f"{floors[package]}.")

@@ -13,6 +13,8 @@ import httpx
 import pytest
 from starlette.applications import Starlette
 
+from tests.servers.anthropic_script import AnthropicScript, said
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -80,6 +82,20 @@ def test_a_session_of_google_adk_is_continued_and_rewound(shell: Shell) -> None:
     answer, looked_up = shell.run("google_adk.py", "And today?")
     assert answer.endswith("You have asked 2 questions.")
     assert looked_up == "Looked up for ada: 3"
+
+
+@pytest.mark.deep
+def test_a_session_of_the_claude_agent_sdk_is_continued(shell: Shell, tmp_path: Path) -> None:
+    pytest.importorskip("claude_agent_sdk")
+    with AnthropicScript() as server:
+        shell.env |= {**server.environment, "CLAUDE_CONFIG_DIR": str(tmp_path / "one")}
+        assert shell.run("claude_agent.py", "When is low tide?") == ["At noon."]
+        shell.env["CLAUDE_CONFIG_DIR"] = str(tmp_path / "two")  # as on another machine
+        assert shell.run("claude_agent.py", "And tomorrow?") == ["At noon."]
+        questions = [text for role, text in said(server.requests[-1]) if role == "user"]
+    assert questions == ["When is low tide?", "And tomorrow?"]
+    (listed,) = shell.run("claude_agent.py")
+    assert listed.endswith("  When is low tide?")
 
 
 @pytest.mark.deep

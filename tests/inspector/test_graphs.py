@@ -40,7 +40,7 @@ def test_messages_calls_and_results_are_parts_of_a_step() -> None:
     call = message("ai", "I look.", tool_calls=[{"name": "tide", "args": {"harbor": "x"}}])
     step = step_of(record(call, message("tool", "noon", name="tide"), put=at))
     assert step is not None
-    assert (step.role, step.is_checkpoint, step.at) == ("tool", True, 1795609420.0)
+    assert (step.role, step.kind, step.at) == ("tool", "checkpoint", 1795609420.0)
     assert step.parts == [
         ("text", "", "I look."),
         ("call", "tide", {"harbor": "x"}),
@@ -49,6 +49,44 @@ def test_messages_calls_and_results_are_parts_of_a_step() -> None:
     written = step_of(record([stored("langgraph.types", "Interrupt", {"value": "sail?"}, None)]))
     assert written is not None
     assert (written.role, written.parts) == ("", [("json", "", [{"value": "sail?"}])])
+
+
+def entry(**fields: Any) -> Record:
+    payload = {"sdk": "claude-agent-sdk", "v": 1, **fields}
+    return Record(seq=1, epoch=1, kind=FOREIGN, payload=msgspec.json.encode(payload), end=True)
+
+
+def test_blocks_of_an_entry_are_parts_of_a_step() -> None:
+    at = "2026-11-25T12:23:40.000Z"
+    blocks: list[dict[str, Any]] = [
+        {"type": "thinking", "thinking": "Low?", "signature": "x"},
+        {"type": "text", "text": "I look."},
+        {"type": "tool_use", "id": "t1", "name": "tide", "input": {"harbor": "x"}},
+        {"type": "image", "source": {}},
+    ]
+    answer = {"role": "assistant", "content": blocks}
+    step = step_of(entry(entry={"type": "assistant", "timestamp": at, "message": answer}))
+    assert step is not None
+    assert (step.role, step.kind, step.at) == ("assistant", "entry", 1795609420.0)
+    assert (step.sdk, step.parts) == (
+        "claude-agent-sdk",
+        [
+            ("reasoning", "", "Low?"),
+            ("text", "", "I look."),
+            ("call", "tide", {"harbor": "x"}),
+            ("json", "", blocks[3]),
+        ],
+    )
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": "noon", "is_error": True}
+    told = step_of(entry(entry={"type": "user", "message": {"role": "user", "content": [result]}}))
+    assert told is not None
+    assert (told.role, told.parts) == ("tool", [("error", "t1", "noon")])
+    title = step_of(entry(entry={"type": "custom-title", "customTitle": "Tides"}))
+    assert title is not None
+    assert (title.role, title.parts[0][0]) == ("", "json")
+    assert step_of(entry(text='{"type": "us', more=True)) is None
+    assert step_of(entry(entry={"type": "x", "timestamp": "noon"})) is None
+    assert step_of(entry(entry={"type": "x", "message": {"content": 1}})) is None
 
 
 def test_what_cannot_be_read_is_no_step() -> None:
@@ -176,3 +214,33 @@ async def _shows(inspector: httpx.AsyncClient) -> None:
     assert "msgpack" in raw.text
     shown = await inspector.get("/session", params={"agent": "pilot"})
     assert "<script>alert" not in shown.text
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_a_transcript_is_a_conversation() -> None:
+    pytest.importorskip("claude_agent_sdk")
+    from perdure.adapters import PerdureSessionStore
+
+    about = {"timestamp": "2026-11-25T12:23:40.000Z"}
+    asked = {"role": "user", "content": "Take me there"}
+    told = {"role": "assistant", "content": [{"type": "text", "text": HOSTILE}]}
+    async with connected() as sessions:
+        await PerdureSessionStore(sessions).append(
+            {"project_key": "harbor", "session_id": "s"},
+            [
+                {"type": "user", "uuid": "1", "message": asked, **about},
+                {"type": "attachment", "uuid": "2", "attachment": {}, **about},
+                {"type": "assistant", "uuid": "3", "message": told, **about},
+            ],
+        )
+        async with client(sessions) as inspector:
+            page = await get(inspector, "/session", agent="claude/harbor/s")
+            assert [item["role"] for item in page["items"]] == ["user", "assistant"]
+            assert {item["source"] for item in page["items"]} == {"claude-agent-sdk"}
+            texts = [item["parts"][0]["text"] for item in page["items"]]
+            assert texts == ["Take me there", HOSTILE]
+            view = {"agent": "claude/harbor/s", "view": "timeline"}
+            rows = (await get(inspector, "/session", **view))["rows"]
+            assert [row["item"]["kind"] for row in rows].count("entry") == 3
+            shown = await inspector.get("/session", params={"agent": "claude/harbor/s"})
+            assert "<script>alert" not in shown.text

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from perdure.adapters.agent_framework_checkpoints import (
         PerdureCheckpointStorage as PerdureCheckpointStorage,
     )
+    from perdure.adapters.claude_agent import PerdureSessionStore as PerdureSessionStore
     from perdure.adapters.google_adk import PerdureSessionService as PerdureSessionService
     from perdure.adapters.langgraph import PerdureSaver as PerdureSaver
     from perdure.adapters.langgraph_store import PerdureStore as PerdureStore
@@ -28,6 +29,7 @@ _HOME_OF = {
     "PerdureSaver": "perdure.adapters.langgraph",
     "PerdureSession": "perdure.adapters.openai_agents",
     "PerdureSessionService": "perdure.adapters.google_adk",
+    "PerdureSessionStore": "perdure.adapters.claude_agent",
     "PerdureStepStore": "perdure.adapters.pydantic_ai_steps",
     "PerdureStore": "perdure.adapters.langgraph_store",
 }

@@ -82,7 +82,13 @@ def read_entry(record: Record, shape: type[E], *, sdk: str, newest: int) -> E | 
 def _decoded(
     data: bytes | msgspec.Raw, shape: type[E], *, sdk: str, newest: int, what: str
 ) -> E | None:
-    about = _envelopes.decode(data)
+    stored: E | None = None
+    failure: msgspec.DecodeError | None = None
+    about: SdkEnvelope
+    try:
+        about = stored = decoder_of(shape).decode(data)
+    except msgspec.DecodeError as error:  # also for another SDK's, or a newer shape
+        about, failure = _envelopes.decode(data), error
     if about.sdk != sdk:
         return None
     if about.v > newest:
@@ -90,7 +96,9 @@ def _decoded(
             f"{what} has shape {about.v}, and this release reads up to {newest}: upgrade perdure"
         )
         raise UnsupportedVersionError(message, version=about.v)
-    return decoder_of(shape).decode(data)
+    if failure is not None:
+        raise failure
+    return stored
 
 
 def with_envelope(message: Message, envelope: SdkEnvelope) -> Message:

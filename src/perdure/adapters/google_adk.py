@@ -59,12 +59,11 @@ from perdure.adapters.google_adk_shared import (
     SharedChange,
     SharedState,
     app_of,
-    quoted,
     scope_key_of,
     user_of,
 )
 from perdure.adapters.imports import diverged
-from perdure.adapters.items import Adapter, AdapterManager, Recent, named_key
+from perdure.adapters.items import Adapter, AdapterManager, Recent, named_key, quoted
 from perdure.adapters.versions import require_readable
 from perdure.errors import (
     LeaseLostError,

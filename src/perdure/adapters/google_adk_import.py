@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, final
 from perdure.adapters.claims import as_kept
 from perdure.adapters.google_adk import PerdureSessionService
 from perdure.adapters.google_adk_events import as_json
-from perdure.adapters.google_adk_shared import APP, TEMP, USER, quoted, scope_key_of
+from perdure.adapters.google_adk_shared import APP, TEMP, USER, scope_key_of
 from perdure.adapters.imports import (
     PAGE,
     Moved,
@@ -32,6 +32,7 @@ from perdure.adapters.imports import (
     sqlite_path,
     sqlite_rows,
 )
+from perdure.adapters.items import quoted
 from perdure.errors import PerdureError
 from perdure.records.keys import require_name
 from perdure.records.values import encode_value

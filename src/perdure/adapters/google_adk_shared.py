@@ -22,7 +22,7 @@ import msgspec
 from perdure.adapters.claims import claim_in, storable, unwrapped
 from perdure.adapters.envelopes import read_envelope
 from perdure.adapters.google_adk_events import SDK, SHAPE, EventEnvelope, origin_of
-from perdure.adapters.items import AdapterManager
+from perdure.adapters.items import AdapterManager, quoted
 from perdure.errors import PerdureError
 from perdure.memory.documents import StateSet
 from perdure.records.json import decode, encode
@@ -271,11 +271,6 @@ class SharedChange:
 
     async def _scope(self, prefix: str) -> Scope:
         return await self._shared.scope(prefix, app_of(self._key), user_of(self._key))
-
-
-def quoted(app_name: str) -> str:
-    """Return an app's name without what ends it in a key."""
-    return app_name.replace("%", "%25").replace("/", "%2F")
 
 
 def app_of(key: SessionKey) -> str:

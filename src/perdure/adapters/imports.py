@@ -37,8 +37,9 @@ SDKS: Final = {
     "langgraph": "perdure.adapters.langgraph_import",
     "openai-agents": "perdure.adapters.openai_agents_import",
     "adk": "perdure.adapters.google_adk_import",
+    "claude-agent-sdk": "perdure.adapters.claude_agent_import",
 }
-"""The modules that read an SDK's database, by the names that the command line knows."""
+"""The modules that read an SDK's database or files, by the names that the command line knows."""
 PAGE: Final = 500
 """Names of sessions that are read from the source at a time."""
 _LONGEST_DEFAULT: Final = 1000

@@ -453,7 +453,8 @@ class AdapterManager:
         Raises as `open` and `save` do.
         """
         while True:
-            async with await self.open(key, create=create, owner=owner, of=of) as session:
+            opening = self.open(key, create=create, owner=owner, of=of)
+            async with await opening as session:
                 try:
                     while not await append(session):
                         pass
@@ -577,6 +578,11 @@ def deleted(key: SessionKey) -> LeaseLostError:
         "stored, since it is of that session; read it again, to continue what has its id now"
     )
     return LeaseLostError(message, key=str(key))
+
+
+def quoted(name: str) -> str:
+    """Return a name without what ends it in an agent's id."""
+    return name.replace("%", "%25").replace("/", "%2F")
 
 
 def _is_closed(shared: _Shared) -> bool:

@@ -17,6 +17,7 @@ T = TypeVar("T")
 
 TESTED: Final = {
     "agent-framework-core": ("1.23.0", "1.23.0"),
+    "claude-agent-sdk": ("0.2.189", "0.2.189"),
     "google-adk": ("2.13.0", "2.13.0"),
     "langgraph": ("1.2.22", "1.2.24"),
     "langgraph-checkpoint": ("4.3.2", "4.3.2"),

@@ -429,8 +429,9 @@ async def import_(
     Args:
         path: A file with one JSON value, a bundle, or a folder with session.json, memory.json,
             plugins/*.json, raw_traces.jsonl and its other files, or with events.jsonl; or which
-            SDK: langgraph, openai-agents or adk.
-        url: The SDK's database: a SQLite file, or a URL such as postgresql://db.example.org/agents.
+            SDK: langgraph, openai-agents, adk or claude-agent-sdk.
+        url: The SDK's database: a SQLite file, or a URL such as postgresql://db.example.org/agents;
+            of claude-agent-sdk, the folder ~/.claude/projects.
         id: The agent's id. Default: the exported one; events alone have none.
         tables: The sessions_table and messages_table of openai-agents, as SESSIONS,MESSAGES, where
             they are not the SDK's own. The other SDKs have no such setting.

@@ -4,7 +4,7 @@ Records in, values out; nothing is read here. A long text is cut, and says how l
 part's number fetches the whole. Nothing here makes HTML: the templates escape texts.
 
 A step of LangGraph's stores msgpack that names Python classes. It is decoded without LangGraph: no
-class is imported, and nothing that is stored runs.
+class is imported, and nothing that is stored runs. An entry of the Claude Agent SDK is JSON.
 """
 
 from __future__ import annotations
@@ -143,23 +143,29 @@ def shown_record(record: Record, registry: Registry) -> ShownItem:
     return msgspec.structs.replace(shown, parts=(part,))
 
 
-def shown_step(record: Record) -> ShownItem | None:
-    """Return a record of LangGraph's as a page shows it; None for any other."""
+def shown_step(record: Record, *, only_messages: bool = False) -> ShownItem | None:
+    """Return a record of LangGraph's or the Claude Agent SDK's as a page shows it, or None.
+
+    Args:
+        record: The record.
+        only_messages: None also for one that has said nothing, and for what a step wrote before.
+
+    """
     step = step_of(record)
-    if step is None:
+    if step is None or (only_messages and not (step.role and step.kind != "writes")):
         return None
     return ShownItem(
         seq=record.seq,
-        kind="checkpoint" if step.is_checkpoint else "writes",
+        kind=step.kind,
         role=step.role,
         at=step.at,
-        source="langgraph",
+        source=step.sdk,
         parts=tuple(map(_cut, _step_parts(step))),
         in_context=True,
     )
 
 
-def _step_parts(step: GraphStep) -> Iterator[ShownPart]:
+def _step_parts(step: SdkStep) -> Iterator[ShownPart]:
     for number, (kind, name, value) in enumerate(step.parts):
         yield ShownPart(kind=kind, name=name, text=_json(value), number=number)
 
@@ -373,25 +379,29 @@ class _GraphRecord(msgspec.Struct):
                 yield Leaf(name, encoding, *rest)
 
 
-class GraphStep(msgspec.Struct, frozen=True):
-    """The content of one record of a thread."""
+class SdkStep(msgspec.Struct, frozen=True):
+    """The content of one record of a graph's thread, or of a transcript."""
 
     role: str
     """Of its last message; "" if it has none."""
     at: float | None
     parts: list[_GraphPart]
-    is_checkpoint: bool
-    """True for the state after a step, False for what a task has written before it."""
-    names: list[str]
-    """The value that each part is of."""
+    kind: str
+    """``checkpoint``, the state after a step; ``writes``, what a task has written before it; or
+    ``entry``, of a transcript."""
+    sdk: str = "langgraph"
+    names: list[str] = []
+    """Of a thread: the value that each part is of."""
 
 
-def step_of(record: Record) -> GraphStep | None:
-    """Return what a record of LangGraph's says; None for any other record, or an unreadable one."""
+def step_of(record: Record) -> SdkStep | None:
+    """Return what a record of an SDK's says; None for any other record, or an unreadable one."""
     if record.kind != FOREIGN:
         return None
     try:
         stored = decode(record.payload, _GraphRecord)
+        if stored.sdk == _TRANSCRIPT:
+            return _entry_of(decode(record.payload, _EntryRecord).entry)
         if stored.sdk != "langgraph":
             return None
         values = [(leaf.name, plain_value(leaf)) for leaf in stored.leaves()]
@@ -400,11 +410,11 @@ def step_of(record: Record) -> GraphStep | None:
         return None
     roles = [role for _, value in values if (role := role_of(value))]
     parts = [(name, part) for name, value in values for part in _graph_parts(value)]
-    return GraphStep(
+    return SdkStep(
         role=roles[-1] if roles else "",
         at=at,
         parts=[part for _, part in parts],
-        is_checkpoint=stored.put is not None,
+        kind="writes" if stored.put is None else "checkpoint",
         names=[name for name, _ in parts],
     )
 
@@ -447,3 +457,45 @@ def _checkpoint_time(checkpoint: _Checkpoint | None) -> float | None:
         return None
     text = checkpoint.body.get("checkpoint", {}).get("ts")
     return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+
+
+# Records of the Claude Agent SDK
+
+
+_TRANSCRIPT: Final = "claude-agent-sdk"
+
+
+class _EntryRecord(msgspec.Struct):
+    entry: dict[str, Any] | None = None
+
+
+def _entry_of(entry: dict[str, Any] | None) -> SdkStep | None:
+    """Return what an entry of a transcript says; None for a piece of a large one."""
+    if entry is None:
+        return None
+    text = entry.get("timestamp")
+    at = datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
+    message = entry.get("message")
+    if not isinstance(message, dict):
+        return SdkStep("", at, [("json", "", entry)], "entry", _TRANSCRIPT)
+    content = message.get("content")
+    blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content or []
+    parts = [_block_part(block) for block in blocks]
+    said_by_tools = {kind for kind, _, _ in parts} <= {"result", "error"}
+    role = "tool" if parts and said_by_tools else str(message.get("role", ""))
+    return SdkStep(role, at, parts, "entry", _TRANSCRIPT)
+
+
+def _block_part(block: Any) -> _GraphPart:
+    """Return a block of a message's content, in Anthropic's shape."""
+    kind = block.get("type") if isinstance(block, dict) else None
+    if kind == "text":
+        return "text", "", block.get("text")
+    if kind == "thinking":
+        return "reasoning", "", block.get("thinking")
+    if kind == "tool_use":
+        return "call", str(block.get("name")), block.get("input")
+    if kind == "tool_result":
+        failed = block.get("is_error") is True
+        return "error" if failed else "result", str(block.get("tool_use_id")), block.get("content")
+    return "json", "", block

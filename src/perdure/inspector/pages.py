@@ -428,12 +428,16 @@ async def _records_page(
         items = [conversation.shown_item(item, context) for item in history]
         until = None if is_newest or not items else items[-1].seq + 2
         await _with_turns(loaded, items, until, held=is_held(head["holder"]))
+    if items:
         first = items[0].seq if len(items) == limit else 1
-        last = items[-1].seq if items else before - 1
+        last = items[-1].seq
     else:
         log = store_of(loaded).read_log(loaded.key, before=before, limit=limit, reverse=True)
         records = (await all_records(log))[:limit][::-1]
-        if view == "raw":
+        if view == "compact":  # a transcript has entries, and no messages of its own
+            steps = (conversation.shown_step(record, only_messages=True) for record in records)
+            items = [step for step in steps if step is not None]
+        elif view == "raw":
             items = [conversation.raw_record(record) for record in records]
         else:
             rows = conversation.timeline(records, registry_of(loaded), context)
