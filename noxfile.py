@@ -156,7 +156,7 @@ def lowest_versions(*names: str) -> list[str]:
 def sbom(session: nox.Session) -> None:
     """Write what an installation with all extras brings along: dist/perdure-VERSION.cdx.json."""
     project = nox.project.load_toml("pyproject.toml")["project"]
-    tools = {"test", "test-adapters", "test-browser", "docs", "check", "bench"}
+    tools = {"test", "test-adapters", "test-sdks", "test-browser", "docs", "check", "bench"}
     extras = [name for name in project["optional-dependencies"] if name not in tools]
     session.install(f".[{','.join(extras)}]")
     written = Path("dist") / f"perdure-{project['version']}.cdx.json"
