@@ -30,6 +30,8 @@ with from_extra("langgraph", used_by="PerdureStore", name="LangGraph", extra="la
     from langgraph.store import base as sdk
 
 if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
     from perdure.records.types import Registry
     from perdure.session.scope import Scope
 
@@ -407,7 +409,7 @@ class VectorIndex:
         if not config.get("embed"):
             message = 'index has no "embed": give it a function from texts to vectors'
             raise InvalidArgumentError(message, option="index")
-        self.embeddings = sdk.ensure_embeddings(config["embed"])
+        self.embeddings: Embeddings = sdk.ensure_embeddings(config["embed"])
         self._dims = config.get("dims")
         # LangGraph's stores in SQLite and PostgreSQL call them text_fields.
         fields: Any = config.get("fields") or config.get("text_fields") or ["$"]

@@ -117,7 +117,7 @@ class AgentContext:
         """The worker's; None before there is one."""
         self.model_calls = 0
         """Number of calls of the model in this turn."""
-        self.tokens = 0, 0
+        self.tokens: tuple[int, int] = (0, 0)
         """Tokens that these calls read and wrote, as far as the model says so."""
         self.last_message: Message | None = None
         """The model's last message in this turn."""
