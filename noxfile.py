@@ -22,7 +22,8 @@ INSTALLED = {**os.environ, "PERDURE_TEST_INSTALLED": "1"}
 SDKS = ["langgraph", "openai-agents", "google-adk", "pydantic-ai"]
 """The extras of the adapters."""
 UPSTREAM = [
-    *("pip", "psycopg-pool", "pycryptodome", "pytest-mock", "pytest-retry", "redis", "syrupy"),
+    *("dirty-equals", "inline-snapshot", "pip", "psycopg-pool", "pycryptodome", "pytest-mock"),
+    *("pytest-retry", "redis", "syrupy"),
 ]
 """Packages that the SDKs' own tests need besides."""
 CHECKS = [
