@@ -16,8 +16,12 @@ import textwrap
 from functools import cache
 from typing import Any
 
+import pytest
+
 import perdure
-from perdure.agent import Agent, MemoryManager
+from perdure import ConfigError
+from perdure._lib.designs import HERE as HERE_BY_NAME
+from perdure.agent import Agent, EchoModel, MemoryManager
 from tests import hints
 from tests.source_tree import ROOT, SRC, parse
 
@@ -100,6 +104,71 @@ def test_what_is_not_there_is_found_out() -> None:
         "PERDURE_NO_SUCH_VARIABLE",
     ]
     assert [name for name in wrong if is_there(name)] == []
+
+
+def test_a_pointer_leads_where_the_page_does() -> None:
+    """Of each name that differs, and that somebody may type, an error says what it is here."""
+    rows = [
+        (set(quoted(there)), quoted(here)) for table in TABLES.values() for there, here, _ in table
+    ]
+    for name, here in HERE_BY_NAME.items():
+        of_page = [place for there, places in rows if name in there for place in places]
+        of_page += [place for there, places in rows if f"{name}.ts" in there for place in places]
+        bare = [re.sub(r"^perdure\.([a-z]+\.)?", "", place) for place in here]
+        assert set(bare) <= set(of_page), name
+        assert all(map(is_there, bare)), name
+        for place in here:
+            if match := re.match(r"(perdure(?:\.[a-z]+)?)\.(\w+)", place):
+                assert hasattr(importlib.import_module(match[1]), match[2]), name
+
+
+@pytest.mark.parametrize(
+    ("line", "here"),
+    [
+        ("from perdure import SnapshotEngine", "perdure.checkpoints.CheckpointEngine"),
+        ("from perdure.agent import BaseAgent", "perdure.agent.Agent,"),
+        ("from perdure import AgentFactory", "it is in perdure.agent"),
+        ("import perdure; perdure.Kernel", "perdure.Session,"),
+        ("Agent.create(model='m', autoSaveIntervalMs=3)", "PersistentSession.autosave_interval"),
+        (
+            "Agent.create(model='m', persistent_session={'saveOnDestroy': True})",
+            "PersistentSession.save_on_close",
+        ),
+    ],
+)
+def test_who_types_a_designs_name_is_told_what_it_is_called_here(line: str, here: str) -> None:
+    with pytest.raises((ImportError, AttributeError, ConfigError), match=re.escape(here)):
+        exec(line, {"Agent": Agent})  # noqa: S102
+
+
+async def test_objects_point_to_what_a_designs_method_is_called_here() -> None:
+    async with perdure.connect("memory:", shutdown=perdure.Shutdown(signals=False)) as sessions:
+        async with Agent.create("ada", model=EchoModel(), sessions=sessions) as agent:
+            objects: list[tuple[Any, str]] = [
+                (agent, "savePersistedSession"),
+                (agent.session, "append_message"),
+                (sessions, "prune_raw_traces"),
+            ]
+            for owner, name in objects:
+                with pytest.raises(AttributeError, match="here it is .*docs/seeds.md"):
+                    getattr(owner, name)
+                assert not hasattr(owner, "no_such_name")
+
+
+def test_a_name_that_is_nowhere_gets_the_usual_error() -> None:
+    assert not hasattr(perdure, "SnapshotEngine")
+    with pytest.raises(AttributeError, match=r"no attribute 'nothing'$"):
+        perdure.nothing  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Nothing' from 'perdure'"):
+        exec("from perdure import Nothing", {})  # noqa: S102
+
+    class Own(Agent):
+        @property
+        def broken(self) -> Any:
+            raise AttributeError("of its own")
+
+    with pytest.raises(AttributeError, match="of its own"):
+        object.__new__(Own).broken  # noqa: B018
 
 
 def is_there(name: str) -> bool:

@@ -78,6 +78,7 @@ def name_of_function(call: ast.Call) -> str:
 
 
 LOADERS = {
+    "_lib/designs.py": "the public packages, from its own table, when a name is not found",
     "_lib/lazy.py": "lazy public names of a package, from its own table, and modules of extras by their names",
     "_lib/platform.py": "modules of Python's that only some platforms have",
     "adapters/imports.py": "drivers of databases, by their names",

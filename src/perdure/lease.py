@@ -42,6 +42,9 @@ OnHeld = Literal["handover", "raise", "steal"]
 """Ways to treat a session that another process holds: ask for it and wait, raise, or wait until
 its lease has expired."""
 
+OnDamage = Literal["raise", "fresh"]
+"""Ways to treat a session whose log is damaged: raise, or set it aside and begin a new one."""
+
 
 class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """The options of one manager's leases.

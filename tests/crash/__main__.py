@@ -13,6 +13,7 @@
     python -m tests.crash mail                      # kill who posts and takes, at every call
     python -m tests.crash restore --variant damaged # kill a restore at every call, and restart
     python -m tests.crash rollback                  # kill a rollback at every call
+    python -m tests.crash aside                     # kill who sets a damaged log aside
     python -m tests.crash compaction                # kill a turn that compacts at every step
     python -m tests.crash forks --forks 1000        # kill who forks sessions that go meanwhile
     python -m tests.crash media                     # kill an agent that looks at screenshots
@@ -35,6 +36,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.crash import places, work
+from tests.crash.aside import aside
 from tests.crash.compacting import compaction
 from tests.crash.cuts import cuts
 from tests.crash.effects import effects
@@ -57,6 +59,7 @@ from tests.crash.work import SCENARIOS
 from tests.runners import LOOPS
 
 COMMANDS: dict[str, Callable[..., dict[str, Any]]] = {
+    "aside": aside,
     "compaction": compaction,
     "cuts": cuts,
     "effects": effects,
@@ -126,6 +129,8 @@ def parser() -> argparse.ArgumentParser:
     command.add_argument("--cycles", type=int, default=200)
     command = commands.add_parser("restore")
     command.add_argument("--variant", choices=sorted(VARIANTS), default="sound")
+    command.add_argument("--every", type=int, default=1)
+    command = commands.add_parser("aside")
     command.add_argument("--every", type=int, default=1)
     command = commands.add_parser("rollback")
     command.add_argument("--every", type=int, default=1)

@@ -66,6 +66,13 @@ def test_a_rollback_is_wholly_there_or_not_at_all() -> None:
     assert summary["not_at_all"] >= 2
 
 
+def test_a_kill_amid_setting_a_damaged_log_aside_loses_no_evidence() -> None:
+    """S2-21: nor what the new log has acknowledged."""
+    summary = crash("aside", "--every", "3")
+    assert summary["problems"] == []
+    assert summary["kills"] >= 30
+
+
 @pytest.mark.parametrize("how", [["--bare"], ["--store", "encrypted"]], ids=["bare", "encrypted"])
 def test_a_kill_under_load_loses_nothing(how: list[str]) -> None:
     """Sessions on files and on SQLite are in `test_samples.py`."""

@@ -21,7 +21,7 @@ from perdure import (
 from perdure.errors import PerdureError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Manifest
-from perdure.session.internals import let_go
+from perdure.session.internals import close_unsaved, let_go
 from perdure.session.lifecycle import LEAVES, Why
 from perdure.session.runtime import SessionClosed
 from perdure.stores.delegate import DelegatingStore
@@ -35,6 +35,7 @@ ERRORS: dict[Why, type[PerdureError]] = {
     "idle": SessionClosedError,
     "handover": LeaseLostError,
     "close": SessionClosedError,
+    "drop": SessionClosedError,
     "rename": SessionClosedError,
     "lost": LeaseLostError,
     "deleted": SessionNotFoundError,
@@ -67,11 +68,17 @@ async def lose(session: Session, backing: MemoryBacking) -> None:
         await session.save()
 
 
+async def drop(session: Session) -> None:
+    await session.__aexit__(None, None, None)
+    await close_unsaved(session)
+
+
 async def leave(why: Why, sessions: SessionManager, session: Session, at: MemoryBacking) -> None:
     acts: dict[Why, Callable[[], Awaitable[object]]] = {
         "idle": lambda: let_go(session),
         "handover": lambda: ask(at, "a"),
         "close": session.aclose,
+        "drop": lambda: drop(session),
         "rename": lambda: sessions.rename("a", "b"),
         "lost": lambda: lose(session, at),
         "deleted": lambda: sessions.delete("a"),

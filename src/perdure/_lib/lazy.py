@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from perdure._lib.designs import pointer
+
 
 def lazy(
     package: str, home_of: Mapping[str, str], *others: str
@@ -24,7 +26,12 @@ def lazy(
     def get(name: str) -> Any:
         module = home_of.get(name)
         if module is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            message = pointer(name)
+            # Of an AttributeError, ``from perdure import …`` does not show the message.
+            asks = sys._getframe(1).f_globals.get("__name__")  # noqa: SLF001
+            if message and asks == "importlib._bootstrap":
+                raise ImportError(f"cannot import name {name!r} from {package!r}{message}")
+            raise AttributeError(f"module {package!r} has no attribute {name!r}{message}")
         value = getattr(importlib.import_module(module), name)
         setattr(sys.modules[package], name, value)
         return value

@@ -17,6 +17,7 @@ import anyio
 import msgspec
 
 from perdure._connect import connect
+from perdure._lib.designs import lookup, pointer
 from perdure._lib.ids import random_id
 from perdure.agent.bootstrap import unfinished, unknown
 from perdure.agent.context import AgentConfig, AgentContext, AgentRuntimeState
@@ -96,6 +97,9 @@ class Agent:
     ``anyio.from_thread.run(agent.post_user_message, text)``; from any other, through
     an ``anyio.from_thread.BlockingPortal``.
     """
+
+    if not TYPE_CHECKING:
+        __getattr__ = lookup
 
     context: AgentContext
     """Its state, and what its handlers and tools work with."""
@@ -664,6 +668,7 @@ async def open_session(
         on_held=config.on_held,
         wait=config.wait,
         strict=config.restore.strict,
+        on_damage=config.on_damage,
         autosave=config.autosave,
     )
 
@@ -835,7 +840,8 @@ def merged(
     unknown = sorted(set(options) - set(AgentConfig.__struct_fields__))
     if unknown:
         raise InvalidArgumentError(
-            f"Agent.create: {unknown[0]!r} is no option: see AgentConfig for those there are",
+            f"Agent.create: {unknown[0]!r} is no option: see AgentConfig for those there are"
+            f"{pointer(unknown[0])}",
             option=unknown[0],
         )
     if config is not None:

@@ -23,7 +23,7 @@ from perdure.agent.tools import Tool, Toolbox
 from perdure.autosave.options import KEEP, Autosave, Inherit
 from perdure.config.persistent_config import Declared, PersistentConfig
 from perdure.errors import ConfigError, InvalidArgumentError
-from perdure.lease import OnHeld
+from perdure.lease import OnDamage, OnHeld
 from perdure.memory.compaction import CompactionPolicy, Summarizer
 from perdure.memory.working_memory import MemoryStorage
 from perdure.records.keys import DEFAULT_SESSION
@@ -260,6 +260,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
         tenant: Whose it is, where customers share a store.
         on_held: What to do if another process holds the session.
         wait: Seconds to wait for another process.
+        on_damage: What to do if the session's log is damaged: "raise", or begin "fresh", with the
+            damaged one set aside, as `perdure.SessionManager.open` does.
         autosave: The session's own timers.
         persistent_session: As for `Agent.create`.
         memory_storage: Where ``agent.memory_storage`` keeps its entries; None for the session.
@@ -303,6 +305,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenant: str = ""
     on_held: OnHeld = "handover"
     wait: float = 10.0
+    on_damage: OnDamage = "raise"
     autosave: Autosave | Inherit | None = KEEP
     persistent_session: Persistence = None
     memory_storage: MemoryStorage | None = None

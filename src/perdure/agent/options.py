@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from perdure._lib.designs import pointer
 from perdure.errors import InvalidArgumentError
 from perdure.formats.state import StateStorage
 from perdure.memory.working_memory import MemoryStorage
@@ -81,7 +82,8 @@ def kept_as(given: Persistence) -> bool | PersistentSession | None:
         if not unknown:
             return PersistentSession(**given)
         raise InvalidArgumentError(
-            f"persistent_session: {unknown[0]!r} is no option: choose {', '.join(options)}",
+            f"persistent_session: {unknown[0]!r} is no option: choose {', '.join(options)}"
+            f"{pointer(unknown[0])}",
             option="persistent_session",
         )
     raise InvalidArgumentError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, TypeVar, cast, final
+from typing import Any, Generic, TypeVar, final
 
 import msgspec
 
@@ -55,16 +55,21 @@ class States:
             UnsupportedVersionError: There is no upcast from its version.
 
         """
-        stored = await self._stored(key)
+        bare = await self._folded(_name(key))
+        beside = await self._folded(typed(_name(key))) if bare is None else None
+        stored = state_of(bare, beside, self._registry)
         return default if stored is None else stored[0]
 
     async def _stored(self, key: str) -> tuple[Any, int] | None:
         """Return the value under a key, and the version of its form."""
-        folded: list[bytes | None] = []
-        for name in (_name(key), typed(_name(key))):
-            data, records = await self._read(name)
-            folded.append(fold_state(name, data, records))
-        return state_of(*folded, self._registry)
+        while True:
+            bare, beside = await self._folded(_name(key)), await self._folded(typed(_name(key)))
+            # A value that was set between the two reads has a version that is not the old one's.
+            if beside is None or bare == await self._folded(_name(key)):
+                return state_of(bare, beside, self._registry)
+
+    async def _folded(self, name: str) -> bytes | None:
+        return fold_state(name, *await self._read(name))
 
     def set(self, key: str, value: Any) -> int:
         """Store a value under a key, and return the session's version.
@@ -119,16 +124,19 @@ class States:
 class TypedState(Generic[T]):
     """One named state as a type; created by ``session.state.typed``."""
 
-    __slots__ = ("_key", "_known", "_states", "_type")
+    __slots__ = ("_key", "_known", "_put", "_read", "_registry", "_states", "_type")
 
     def __init__(self, states: States, key: str, type: type[T]) -> None:
         _name(key)
         if not _is_pydantic(type):
             _check_readable(type)
-        self._states = states
         self._key = key
         self._type = type
-        self._known = states._registry.type_of(type)
+        self._states = states
+        self._registry = states._registry  # noqa: SLF001  # of this module, as the two below
+        self._read = states._stored  # noqa: SLF001
+        self._put = states._set  # noqa: SLF001
+        self._known = self._registry.type_of(type)
 
     def __repr__(self) -> str:
         return f"<TypedState {self._key!r} {self._type.__name__}>"
@@ -141,7 +149,7 @@ class TypedState(Generic[T]):
             UnsupportedVersionError: Its version is newer, or there is no upcast from it.
 
         """
-        stored = await self._states._stored(self._key)
+        stored = await self._read(self._key)
         return None if stored is None or stored[0] is None else self._load(*stored)
 
     def set(self, value: T) -> int:
@@ -163,7 +171,7 @@ class TypedState(Generic[T]):
             raise self._not_storable(value) from error
         if not same:
             raise self._not_storable(value)
-        return self._states._set(self._key, plain, version)
+        return self._put(self._key, plain, version)
 
     def drop(self) -> int:
         """Delete it (no error if it does not exist), and return the session's version."""
@@ -172,14 +180,16 @@ class TypedState(Generic[T]):
     def _load(self, stored: Any, version: int) -> T:
         known, of = self._known, f"the state {self._key!r}"
         if known is not None and type(stored) is self._type:  # from state.set(instance)
-            return cast("T", stored)
+            loaded: T = stored
+            return loaded
         if isinstance(stored, OpaqueValue):  # the same, where the class is not registered
             if known is None or not known.is_named(stored.tag):
                 raise self._other(f"a {stored.tag!r} of version {stored.version}", stored.tag)
             version = stored.version
-            stored = decode_value(bytes(stored.data), stored.types, self._states._registry)
+            stored = decode_value(bytes(stored.data), stored.types, self._registry)
         if known is not None:
-            return cast("T", known.load(version, stored, of))
+            fresh: T = known.load(version, stored, of)
+            return fresh
         try:
             return msgspec.convert(stored, self._type)
         except msgspec.ValidationError as error:

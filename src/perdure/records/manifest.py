@@ -368,6 +368,9 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     """Beginning of a log where there is no session."""
     names: frozenset[str] | None = frozenset()
     """The documents to read with it, all of them for None."""
+    set_aside: bool = False
+    """Begin a log in place of the one that is there, which was found damaged, and keep what that
+    has for people to look at. A store that cannot do that takes the session as it is."""
 
     def allows(self, holder: LeaseState | None) -> bool:
         """Return whether the session may be taken from its newest holder now.

@@ -170,8 +170,9 @@ def register(
             option="tag",
             tag=name,
         )
-    if isinstance(aliases, str) or not all(
-        isinstance(alias, str) and _ALIAS.fullmatch(alias) for alias in aliases
+    given: Any = aliases
+    if isinstance(given, str) or not all(
+        isinstance(alias, str) and _ALIAS.fullmatch(alias) for alias in given
     ):
         raise InvalidArgumentError(
             f"invalid aliases={aliases!r} of {name!r}: give a list of earlier tags, or of modules "
@@ -240,7 +241,7 @@ class StoredType(msgspec.Struct, frozen=True):
                 version=version,
                 type=name,
             )
-        data = _upcast(registered, version, data, of)
+        data = upcast(registered, version, data, of)
         try:
             return self.shape.load(data)
         except Exception as error:  # noqa: BLE001  # the user's own constructors and validators
@@ -337,7 +338,7 @@ class Registry:
         """The registered tags, in the order of registration."""
         return tuple(known.registered.tag for known in self._by_type.values())
 
-    def type_of(self, cls: type) -> StoredType | None:
+    def type_of(self, cls: Any) -> StoredType | None:
         """Return how instances of a class are read: as registered, else under its own name.
 
         None if it cannot be registered.
@@ -431,10 +432,17 @@ class Registry:
         return bool(left == right) or self._by_type[type(left)].shape.same(left, right)
 
 
-def _upcast(registered: Registered, version: int, data: Any, of: str) -> Any:
+def upcast(registered: Registered, version: int, data: Any, of: str) -> Any:
+    """Return data of a version as the registered one has it; *of* says whose, for errors.
+
+    Raises:
+        CorruptRecordError: An upcast raises.
+        UnsupportedVersionError: There is no upcast from a version.
+
+    """
     for at in range(version, registered.version):
-        upcast = registered.upcasts.get(at)
-        if upcast is None:
+        step = registered.upcasts.get(at)
+        if step is None:
             raise UnsupportedVersionError(
                 f"{of} of {registered.tag!r} has version {at}, and there is no upcast "
                 f"from it: add one, register({registered.cls.__name__}, upcasts={{{at}: …}})",
@@ -443,7 +451,7 @@ def _upcast(registered: Registered, version: int, data: Any, of: str) -> Any:
                 type=registered.cls.__name__,
             )
         try:
-            data = upcast(data)
+            data = step(data)
         except Exception as error:  # the user's code: any error may come
             raise CorruptRecordError(
                 f"the upcast of {registered.tag!r} from version {at} raises "

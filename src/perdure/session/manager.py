@@ -12,6 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
+from perdure._lib.designs import lookup
 from perdure._lib.logs import card
 from perdure._lib.tasks import wait_through
 from perdure.autosave.options import (
@@ -26,7 +27,7 @@ from perdure.autosave.options import (
 from perdure.autosave.reports import ShutdownReport
 from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
-from perdure.lease import LeaseOptions, OnHeld
+from perdure.lease import LeaseOptions, OnDamage, OnHeld
 from perdure.providers.context_fit import Format
 from perdure.records.keys import DEFAULT_SESSION, SCOPES, session_key
 from perdure.records.manifest import SessionQuery
@@ -73,6 +74,9 @@ class SessionManager:
     Also awaitable, for frameworks that close by ``aclose``. May be opened in one task and closed in
     another of the same event loop.
     """
+
+    if not TYPE_CHECKING:
+        __getattr__ = lookup
 
     def __init__(
         self,
@@ -188,6 +192,7 @@ class SessionManager:
         wait: float = 10.0,
         force: bool = False,
         strict: bool = False,
+        on_damage: OnDamage = "raise",
         autosave: Autosave | Inherit | None = KEEP,
     ) -> SessionOpening:
         """Open a session to write: await it, or ``async with`` it.
@@ -209,6 +214,8 @@ class SessionManager:
             wait: Seconds to wait for another process, and for a store that does not answer.
             force: Open it even if it is quarantined in this process.
             strict: Raise if one of its documents cannot be used, instead of rebuilding it.
+            on_damage: "fresh": set a damaged log aside, in a store of files, and begin a new one,
+                which later opens continue. The restore report names what is kept.
             autosave: This session's own settings, until it leaves memory; None for no timers,
                 ``Inherit.INHERIT`` for the manager's again. Left out, it keeps those that it has.
 
@@ -219,7 +226,8 @@ class SessionManager:
             SessionError: It exists, and ``new`` is True.
             OwnerMismatchError: It has another owner.
             SessionQuarantinedError: The store permanently refuses one of its records.
-            CorruptRecordError: Its log is damaged before the tail; if strict, or a document is.
+            CorruptRecordError: Its log is damaged before the tail, and is not set aside; if
+                strict, or a document is.
             UnsupportedVersionError: A newer release wrote it.
             StoreUnavailableError: The store cannot be reached.
 
@@ -234,6 +242,7 @@ class SessionManager:
             wait=wait,
             force=force,
             strict=strict,
+            on_damage=on_damage,
             autosave=autosave,
         )
         return SessionOpening(self._check().opener, wanted)

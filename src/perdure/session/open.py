@@ -23,7 +23,15 @@ from perdure.errors import (
     OwnerMismatchError,
     SessionClosedError,
 )
-from perdure.lease import LATE, OnHeld, acquire_lease, lease_held, not_found, session_exists
+from perdure.lease import (
+    LATE,
+    OnDamage,
+    OnHeld,
+    acquire_lease,
+    lease_held,
+    not_found,
+    session_exists,
+)
 from perdure.lineage import require_plain
 from perdure.memory.attempts import continued
 from perdure.records.keys import SessionKey
@@ -63,6 +71,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
     wait: float = 10.0
     force: bool = False
     strict: bool = False
+    on_damage: OnDamage = "raise"
     autosave: Autosave | Inherit | None = KEEP
 
     def __post_init__(self) -> None:
@@ -77,6 +86,18 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
                 f"invalid on_held={self.on_held!r}: choose {choices}",
                 option="on_held",
                 value=self.on_held,
+            )
+        if self.on_damage not in get_args(OnDamage):
+            raise InvalidArgumentError(
+                f"invalid on_damage={self.on_damage!r}: choose {', '.join(get_args(OnDamage))}",
+                option="on_damage",
+                value=self.on_damage,
+            )
+        if self.strict and self.on_damage == "fresh":
+            raise InvalidArgumentError(
+                "strict=True raises for a damaged document and on_damage='fresh' begins anew for a "
+                "damaged log: leave one of them out",
+                option="on_damage",
             )
         require_wait(self.wait)
         validate_labels(owner=self.owner, tags=self.tags)
@@ -237,6 +258,33 @@ class Opener:
             given=self._lifecycle.last_handover_epoch(key),
             names=names,
         )
+        try:
+            taken, session, may_have_items = await self._take(pending_load, wanted, terms)
+        except CorruptRecordError as error:
+            if wanted.on_damage != "fresh":
+                raise
+            terms = await self._terms_aside(key, terms, error)
+            try:
+                taken, session, may_have_items = await self._take(pending_load, wanted, terms)
+            except CorruptRecordError as still:
+                raise CorruptRecordError(
+                    f"{still}. {runtime.store.location} cannot set the log aside, as "
+                    "on_damage='fresh' asks: a store of files can",
+                    **still.facts,
+                ) from None
+        # 3. Whole, it is registered: from here on others get it.
+        self._lifecycle.keep(session)
+        took = anyio.current_time() - began
+        opened = SessionOpened(str(key), taken.epoch, session.restore_report, took)
+        runtime.hooks.emit("opened", opened)
+        if may_have_items:
+            await self._inbox.begin(session)
+
+    async def _take(
+        self, pending_load: PendingLoad, wanted: OpenRequest, terms: Terms
+    ) -> tuple[Taken, Session, bool]:
+        """Return a session as it was taken and restored, and whether its inbox may have items."""
+        runtime, key = self._runtime, wanted.key
         # 1. Take it, with all that a restore reads.
         taken = await acquire_lease(
             runtime.store,
@@ -252,7 +300,8 @@ class Opener:
         try:
             # 2. Restore it, and append what a shutdown has spilled.
             require_plain(key, await runtime.store.base_of(key))
-            if taken.created and not wanted.create:  # its owner died before the log began
+            if taken.created and not (wanted.create or terms.set_aside):
+                # Its owner died before the log began.
                 await runtime.store.delete(key, taken.epoch, keep_posts=True)
                 raise not_found(key)  # noqa: TRY301  # released below, as after any error
             session, may_have_items = await self._restore(taken, wanted)
@@ -267,13 +316,15 @@ class Opener:
                         await runtime.saver.abandon(session._tracked)
                 await self._lifecycle.release(key, taken.epoch)
             raise
-        # 3. Whole, it is registered: from here on others get it.
-        self._lifecycle.keep(session)
-        took = anyio.current_time() - began
-        opened = SessionOpened(str(key), taken.epoch, session.restore_report, took)
-        runtime.hooks.emit("opened", opened)
-        if may_have_items:
-            await self._inbox.begin(session)
+        return taken, session, may_have_items
+
+    async def _terms_aside(self, key: SessionKey, terms: Terms, error: CorruptRecordError) -> Terms:
+        """Return the terms that begin a session anew whose log was found damaged."""
+        holder = await self._runtime.store.holder(key)
+        # Only what was found damaged is set aside: not what another process has made of it since.
+        if holder is None or holder.owner != terms.me:
+            raise error
+        return msgspec.structs.replace(terms, after=holder.epoch, given=0, set_aside=True)
 
     async def _replay(self, session: Session) -> None:
         """Append what a shutdown spilled of this session, unless others have written since."""

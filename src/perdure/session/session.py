@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, final
 
+from perdure._lib.designs import lookup
 from perdure._lib.logs import card
 from perdure._lib.task_scope import turns
 from perdure.autosave.tracked import State
@@ -46,6 +47,9 @@ class Session(SessionBase):
     """
 
     __slots__ = ("__weakref__", "_checkpoints", "_lifecycle")  # adapters know more of a session
+
+    if not TYPE_CHECKING:
+        __getattr__ = lookup
 
     def __init__(
         self,

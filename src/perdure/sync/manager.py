@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     )
     from perdure.checkpoints import Checkpoint
     from perdure.formats import StateStorage
-    from perdure.lease import OnHeld
+    from perdure.lease import OnDamage, OnHeld
     from perdure.providers.context_fit import Format
     from perdure.restore import WorkingContextSnapshotBootstrapOptions
     from perdure.session import fork, manager, session
@@ -218,6 +218,7 @@ class SessionManager:
         wait: float = 10.0,
         force: bool = False,
         strict: bool = False,
+        on_damage: OnDamage = "raise",
         autosave: Autosave | Inherit | None = KEEP,
     ) -> Session:
         """Open a session to write: ``with sessions.open("my-assistant") as session``.
@@ -240,6 +241,7 @@ class SessionManager:
                 wait=wait,
                 force=force,
                 strict=strict,
+                on_damage=on_damage,
                 autosave=autosave,
             )
             return self._share(inner)

@@ -89,7 +89,7 @@ def acquire(
             leases.create_mark(folder, DROPPED.name(newest))
             dropped = newest
         # 2. Publish the next epoch: of several processes, one can.
-        lease = _next_lease(key, newest + 1, previous, terms.beginning, owners.me)
+        lease = _next_lease(key, newest + 1, previous, terms, owners.me)
         published = leases.publish(folder, lease)
         if published is not None:
             with contextlib.suppress(_OvertakenError):
@@ -99,10 +99,14 @@ def acquire(
 
 
 def _next_lease(
-    key: SessionKey, epoch: int, previous: LeaseFile | None, new: Beginning, me: FileOwner
+    key: SessionKey, epoch: int, previous: LeaseFile | None, terms: Terms, me: FileOwner
 ) -> LeaseFile:
-    lease = LeaseFile(format=1, key=key, epoch=epoch, **msgspec.structs.asdict(me))
-    if previous is not None and not previous.deleted:
+    lease, new = (
+        LeaseFile(format=1, key=key, epoch=epoch, **msgspec.structs.asdict(me)),
+        terms.beginning,
+    )
+    is_there = previous is not None and not previous.deleted
+    if previous is not None and is_there and not terms.set_aside:
         is_copy = previous.draft is not None
         return msgspec.structs.replace(
             lease,
@@ -111,6 +115,7 @@ def _next_lease(
             draft=previous.draft,
             published=is_copy,
             inbox=previous.inbox,
+            aside=previous.aside,
         )
     since = epoch if previous else 1
     inbox = previous.inbox_generation if previous else since
@@ -121,6 +126,7 @@ def _next_lease(
         since=since,
         draft=new.draft,
         inbox=0 if inbox == since else inbox,
+        aside=is_there,
     )
 
 
@@ -156,8 +162,14 @@ class _Taking:
             if lease.draft is not None and not lease.published:
                 leases.create_mark(folder, DRAFT.name(epoch))
             if since > 1:  # finish an interrupted deletion
-                generation, is_new = lease.inbox_generation, since == epoch
-                documents.remove_owned(folder, key, below=since, evidence=is_new, inbox=generation)
+                # Before anything is removed: a kill between the two loses no evidence.
+                if lease.aside:
+                    documents.set_aside(folder, key, below=since)
+                generation = lease.inbox_generation
+                is_deleted = since == epoch and not lease.aside
+                documents.remove_owned(
+                    folder, key, below=since, evidence=is_deleted, inbox=generation
+                )
                 self._names = folder.names()
             # First: what is folded was durable in the log by then.
             self._manifests = documents.read_manifests(folder, key, since=since, names=self._names)
@@ -284,8 +296,8 @@ class _Taking:
             have = documents.read(folder, key, names, since=since, manifests=manifests)
             if have.damaged:
                 documents.quarantine_damaged(folder, key, have.damaged)
-            if QUARANTINE in listed:
-                have = msgspec.structs.replace(have, cut=tuple(map(str, kept_tails(folder))))
+        if QUARANTINE in listed:
+            have = msgspec.structs.replace(have, cut=tuple(map(str, kept_tails(folder))))
         after = have.log_after
         tail = None if after is None else self._tail(log, begun, after)
         box = INBOX.name(self._lease.inbox_generation)

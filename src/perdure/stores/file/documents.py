@@ -36,6 +36,7 @@ from perdure.stores.file.layout import (
     NEXT_MANIFEST,
     QUARANTINE,
     Numbered,
+    aside_name,
     blobs_of,
     decoded,
     document_path,
@@ -317,6 +318,30 @@ def _quarantine(folder: Folder, name: str, data: bytes) -> None:
     with contextlib.suppress(OSError), folder.make(QUARANTINE) as quarantine:
         if not quarantine.has(copy):
             quarantine.replace(copy, data)
+
+
+def set_aside(folder: Folder, key: SessionKey, *, below: int) -> None:
+    """Move the segments of a damaged log to quarantine, and copy its documents there."""
+    with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
+        segments = [name for name in log.names() if (segment_of(name) or (below,))[0] < below]
+        if not segments:
+            return
+        for file in _replaced_manifests(folder, key).files:
+            for name in (MANIFEST.name(file.manifest.epoch), *file.manifest.documents):
+                data = _bytes_of(folder, name)
+                if file.manifest.epoch < below and data is not None:
+                    _quarantine(folder, name, data)
+        with folder.make(QUARANTINE) as quarantine:
+            for name in segments:
+                log.rename(name, aside_name(name), quarantine)
+            quarantine.sync()
+            log.sync()
+            _log.warning(
+                "the log of session %s is damaged, and was set aside in %s: a new one begins",
+                key,
+                quarantine.path,
+                extra={"session": str(key), "path": quarantine.path},
+            )
 
 
 def remove_unfinished(folder: Folder, manifests: Manifests) -> None:

@@ -26,6 +26,8 @@ BLOBS = "blobs"
 LOG = "log"
 OWNERS = "owners"
 QUARANTINE = "quarantine"
+ASIDE = ".damaged"
+"""The end of the name of a segment in quarantine."""
 SESSIONS = "sessions"
 TENANTS = "tenants"
 
@@ -179,6 +181,7 @@ _PLACE = r"([1-9][0-9]{0,17})-(0|[1-9][0-9]{0,8})"
 _START = re.compile(rf"{_PLACE}\.start\Z")
 _SEGMENT = re.compile(rf"{_PLACE}\.jsonl\Z")
 _TAIL = re.compile(rf"{_PLACE}\.(0|[1-9][0-9]{{0,17}})\.tail\Z")
+_ASIDE = re.compile(rf"{_PLACE}\.damaged\Z")
 
 
 def segment_name(epoch: int, number: int) -> str:
@@ -208,9 +211,14 @@ def tail_name(segment: str, offset: int) -> str:
     return f"{segment.removesuffix('.jsonl')}.{offset}.tail"
 
 
+def aside_name(segment: str) -> str:
+    """Return the name, in quarantine, of a segment of a damaged log that was set aside."""
+    return f"{segment.removesuffix('.jsonl')}{ASIDE}"
+
+
 def is_tail(name: str) -> bool:
-    """Return whether a file in quarantine was cut from a log's end and not accepted yet."""
-    return _TAIL.match(name) is not None
+    """Return whether a file in quarantine was cut from a log, or is one, and not accepted yet."""
+    return _TAIL.match(name) is not None or _ASIDE.match(name) is not None
 
 
 # Codec of the store's small files: JSON with a checksum, decoded as a whole value or None

@@ -295,6 +295,8 @@ class LeaseFile(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """True if the draft was published in an earlier epoch."""
     inbox: int = 0
     """The epoch that its inbox is named after, if that is not ``since``."""
+    aside: bool = False
+    """True if older generations were damaged: what they left is set aside, not removed."""
 
     @property
     def inbox_generation(self) -> int:

@@ -25,6 +25,7 @@ from perdure.records.records import EPOCH, RETRACT, Position, Record, Scanner
 from perdure.stores.file import documents, segments
 from perdure.stores.file.documents import Manifests
 from perdure.stores.file.layout import (
+    ASIDE,
     LOG,
     QUARANTINE,
     RELEASED,
@@ -218,6 +219,8 @@ class CutTail(msgspec.Struct, frozen=True):
     """True once they were set aside, so that the log continues without them."""
 
     def __str__(self) -> str:
+        if self.path.endswith(ASIDE):
+            return f"a damaged log of {self.bytes} bytes, kept in {self.path}"
         what = "kept in" if self.is_kept else "at the end of"
         return f"{self.bytes} bytes that are no whole records, {what} {self.path}"
 

@@ -676,7 +676,8 @@ class CodedStore(DelegatingStore, ABC):
                 value=key.agent,
             )
         # Before the lease: a session that cannot be read is not taken from its holder.
-        known = await self._require_readable(key) if terms.after != 0 else None
+        begins = terms.after == 0 or terms.set_aside
+        known = None if begins else await self._require_readable(key)
         names = await self._stored_names(key, terms.names)
         new = terms.beginning
         if new.about is not None:
