@@ -457,7 +457,7 @@ class _Reading:
         return ormsgpack.unpackb(data, ext_hook=self._rebuild, option=_READ)
 
     def _rebuild(self, code: int, data: bytes) -> Any:
-        parts = self._unpack(data) if code in _BUILDERS else ()
+        parts: Any = self._unpack(data) if code in _BUILDERS else None
         if code == jsonplus.EXT_PYDANTIC_V2:  # most objects are a message
             names = tuple(parts[:2])
             if names in sdk_msgpack.SAFE_MSGPACK_TYPES:
