@@ -29,7 +29,8 @@ SDKS = [
 ]
 """The extras of the adapters."""
 UPSTREAM = [
-    *("pip", "psycopg-pool", "pycryptodome", "pytest-mock", "pytest-retry", "redis", "syrupy"),
+    *("dirty-equals", "inline-snapshot", "pip", "psycopg-pool", "pycryptodome", "pytest-mock"),
+    *("pytest-retry", "redis", "syrupy"),
 ]
 """Packages that the SDKs' own tests need besides."""
 CHECKS = [

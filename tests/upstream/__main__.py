@@ -39,7 +39,11 @@ SUITES = {
     "langgraph-checkpoint-sqlite": Suite(("tests",), options=("-o", "addopts=")),
     "openai-agents": Suite(
         (
-            "tests/memory",
+            "tests/memory/test_compaction_model_visibility.py",
+            "tests/memory/test_openai_responses_compaction_session.py",
+            "tests/memory/test_session.py",
+            "tests/memory/test_session_context_wrapper.py",
+            "tests/memory/test_session_limit.py",
             "tests/extensions/memory/test_async_sqlite_session.py",
             "tests/extensions/memory/test_encrypt_session.py",
             "tests/test_agent_runner.py",
@@ -48,7 +52,10 @@ SUITES = {
         ),
         options=("-o", "addopts="),
     ),
-    "pydantic-ai-harness": Suite(("tests/step_persistence",), options=("-o", "addopts=")),
+    "pydantic-ai-harness": Suite(
+        ("tests/step_persistence", "--ignore=tests/step_persistence/test_mongo.py"),
+        options=("-p", "no:asyncio", "-o", "addopts=", "-o", "filterwarnings=default"),
+    ),
 }
 
 

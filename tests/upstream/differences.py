@@ -6,11 +6,17 @@ By suite; patterns of the tests' names. docs/langgraph.md has what a user notice
 _SQL = "it reads or changes SQLite tables of the SDK's"
 _SWEEPER = "there is no start_ttl_sweeper(): call sweep_ttl() from a scheduler"
 
+_CONNECTION = "no connection to a database is handed in: give a session manager"
+_MEDIA = "media are parts of the messages, and there is no media_store"
+_BOUND = "there is no max_snapshots_per_run: a snapshot stores what is new in it"
+_SPEC = "a store of perdure's is given as an object, not by the name of a backend"
+
 DIFFERENCES: dict[str, dict[str, str]] = {
     "langgraph-checkpoint-sqlite": {
         "tests/test_delta_parent_walk.py::test_walk_step_looks_up*": _SQL,
         "tests/test_writes_task_path_migration.py::*": _SQL,
         "tests/test_store.py::test_nonnull_migrations": _SQL,
+        "tests/test_store.py::test_vector_store_initialization": _SQL,
         "tests/test_sqlite.py::*::test_checkpoint_search_sql_injection_prevention": (
             "no key of a filter is refused: none becomes SQL"
         ),
@@ -27,6 +33,30 @@ DIFFERENCES: dict[str, dict[str, str]] = {
         "tests/test_ttl.py::test_ttl_override_default": (
             "a read refreshes an item's time to live unless refresh_on_read is False, as LangGraph's "
             "interface says and its PostgreSQL store does"
+        ),
+    },
+    "pydantic-ai-harness": {
+        "tests/step_persistence/test_conversations.py::test_delete_removes_run_data*": (
+            "the SDK's own SqliteConversationStore deletes runs in its own database"
+        ),
+        "*::TestSqliteRowDefenses::*": _SQL,
+        "*::TestSqliteListSnapshots::test_skips_corrupt_rows": _SQL,
+        "*::test_legacy_database_without_state_column_migrates": _SQL,
+        "*::test_failed_state_migration_surfaces*": _SQL,
+        "*::test_register_duplicate_run_raises": (
+            "the newest registration of a run counts, so that a retry may repeat it"
+        ),
+        "*::test_shared_connection*": _CONNECTION,
+        "*::test_rejects_both_database_and_connection": _CONNECTION,
+        "*::TestSqliteStepStoreMedia::*": _MEDIA,
+        "*::TestMediaStoreResolution::*": _MEDIA,
+        "*::TestRetentionBound::*": _BOUND,
+        "*::TestSqliteStorePruneEdgeCases::*": _BOUND,
+        "*::TestFromSpecForwarding::*": _SPEC,
+        "*::TestFromSpecBackendValidation::*": _SPEC,
+        "*::test_keyed_writes_are_idempotent_after_snapshot_pruning": _BOUND,
+        "*::test_hard_kill_leaves_model_frontier_and_unknown_effects": (
+            "it starts a process of its own, which has the SDK's store"
         ),
     },
 }

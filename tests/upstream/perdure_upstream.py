@@ -79,10 +79,14 @@ def in_openai_agents() -> None:
         def close(self) -> None:
             """Do nothing: theirs is synchronous."""
 
+    class AsyncSession(Session):
+        async def close(self) -> None:  # type: ignore[override]
+            await self.aclose()
+
     for module in (agents, agents.memory, own):
         module.SQLiteSession = Session  # type: ignore[attr-defined]
     for module in (agents.extensions.memory, aio):
-        module.AsyncSQLiteSession = Session  # type: ignore[attr-defined]
+        module.AsyncSQLiteSession = AsyncSession  # type: ignore[attr-defined]
 
 
 def in_pydantic_ai_harness() -> None:
@@ -90,10 +94,15 @@ def in_pydantic_ai_harness() -> None:
 
     from perdure.adapters import PerdureStepStore
 
-    def store(database: Any = ":memory:", **options: Any) -> Any:
-        return PerdureStepStore.from_url(url_of(database), **options)
+    class Store(PerdureStepStore):  # type: ignore[misc]  # final for others
+        def __init__(
+            self, database: Any = ":memory:", *, media_store: Any = None, **of: Any
+        ) -> None:
+            del media_store  # media are in the messages' own records
+            super().__init__(None, **{name: each for name, each in of.items() if each is not None})
+            self._connection.url = url_of(database)
 
-    steps.SqliteStepStore = store  # type: ignore[assignment, misc]
+    steps.SqliteStepStore = Store  # type: ignore[assignment, misc]
 
 
 PUT = {

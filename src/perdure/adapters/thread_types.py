@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from enum import Enum
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any, Final, TypeAlias, cast, final
 
 from perdure._lib.lazy import from_extra
@@ -203,6 +203,10 @@ class DataSerializer(jsonplus.JsonPlusSerializer):
 
     def _ext(self, obj: Any) -> Any:
         """Return what stands for an object that msgpack does not know."""
+        message = _message(type(obj))  # type: ignore[arg-type]  # a class can be hashed
+        if message is not None:  # most objects are one; their dumps are the same when read
+            parts = (*message, obj.model_dump(), "model_validate_json")
+            return ormsgpack.Ext(jsonplus.EXT_PYDANTIC_V2, self._pack(parts))
         if isinstance(obj, _Marked):
             return self._constructor(obj.names, obj.shown, obj.content)
         if isinstance(obj, _DeltaSnapshot):
@@ -296,8 +300,6 @@ class DataSerializer(jsonplus.JsonPlusSerializer):
     def _model(self, obj: pydantic.BaseModel) -> Any:
         """Return a pydantic object, as LangGraph stores it where that is the same when read."""
         cls, code = type(obj), jsonplus.EXT_PYDANTIC_V2
-        if names_of(cls) in sdk_msgpack.SAFE_MSGPACK_TYPES:  # messages: their dumps are the same
-            return self._user(code, cls, obj.model_dump(), "model_validate_json")
         with suppress(Exception):
             dumped = obj.model_dump()
             for name in cls.model_computed_fields:
@@ -339,6 +341,19 @@ def names_of(cls: type) -> Names:
     """Return the names under which a class is stored."""
     name = cls.__qualname__
     return cls.__module__, cls.__name__ if "<locals>" in name or "[" in name else name
+
+
+@lru_cache(256)
+def _message(cls: type) -> Names | None:
+    """Return the names of a pydantic class that LangGraph always reads; None for another one."""
+    is_safe = names_of(cls) in sdk_msgpack.SAFE_MSGPACK_TYPES
+    return names_of(cls) if is_safe and issubclass(cls, pydantic.BaseModel) else None
+
+
+@lru_cache(256)
+def _safe_class(names: Names) -> Any:
+    """Return a class that is always read."""
+    return _import(names)
 
 
 def _import(names: Names) -> Any:
@@ -442,20 +457,25 @@ class _Reading:
         return ormsgpack.unpackb(data, ext_hook=self._rebuild, option=_READ)
 
     def _rebuild(self, code: int, data: bytes) -> Any:
+        parts: Any = self._unpack(data) if code in _BUILDERS else None
+        if code == jsonplus.EXT_PYDANTIC_V2:  # most objects are a message
+            names = tuple(parts[:2])
+            if names in sdk_msgpack.SAFE_MSGPACK_TYPES:
+                with suppress(Exception):  # else as all others
+                    return _safe_class(names)(**parts[2])
         try:
-            return self._rebuilt(code, data)
+            return self._rebuilt(code, data, parts)
         except FormatError as error:
             self._error = self._error or error
             raise
 
-    def _rebuilt(self, code: int, data: bytes) -> Any:
+    def _rebuilt(self, code: int, data: bytes, parts: Any) -> Any:
         if code == jsonplus.EXT_DELTA_SNAPSHOT:
             return _DeltaSnapshot(self._unpack(data))
         if code == jsonplus.EXT_NUMPY_ARRAY:
             return _array(*self._unpack(data))
         if code not in _BUILDERS:
             raise FormatError(f"its msgpack extension of type {code} is not known here")
-        parts = self._unpack(data)
         if not isinstance(parts, list) or len(parts) < 3:
             raise CorruptRecordError(f"its msgpack extension of type {code} has no class")
         module, name, payload, *rest = parts
@@ -489,7 +509,7 @@ class _Reading:
     @staticmethod
     def _class(names: Names) -> Any:
         try:
-            return _import(names)
+            return _safe_class(names) if names in SAFE else _import(names)
         except (ImportError, AttributeError) as error:
             dotted = ".".join(names)
             message = (
@@ -650,7 +670,7 @@ def _of_model(cls: Any, payload: dict[str, Any], rest: list[Any]) -> Any:
         made = _by_names(cls, payload)
         if made is None:
             raise
-    if names_of(cls) not in SAFE:
+    if not _message(cls) and names_of(cls) not in SAFE:
         gone = _unread(payload, made)
         if gone:
             raise misfit(cls, f"field {gone!r} was stored, and is no field of it", gone)
