@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 import perdure
-from perdure import CorruptRecordError, SessionManager, TooLargeError
+from perdure import CorruptRecordError, Message, SessionManager, TooLargeError
 from perdure.adapters import PerdureSession
 from perdure.cli.check import Audit, audit, collect, garbage
 from perdure.session.internals import store_below
@@ -94,6 +94,16 @@ async def test_a_lost_blob_of_an_item_is_a_problem_and_is_named(tmp_path: Path) 
         with pytest.raises(CorruptRecordError, match=f"session a: blob {names[0]} is missing"):
             await PerdureSession("a", sessions).get_items()
         assert await PerdureSession("a", sessions).get_items(1) == [SMALL]
+
+
+@pytest.mark.parametrize("names", [["a" * 64] * 65, ["../../secret"]])
+async def test_a_message_that_names_blobs_as_no_claim_does_is_refused(names: list[str]) -> None:
+    about = msgspec.json.encode({"sdk": "openai-agents", "v": 2, "claim": names})
+    async with perdure.connect("memory:") as sessions, sessions.open("a") as session:
+        session.append(Message(role="user", extra={"perdure_foreign": msgspec.Raw(about)}))
+        await session.save()
+        with pytest.raises(CorruptRecordError, match="session a: a record names blobs"):
+            await PerdureSession("a", sessions).get_items()
 
 
 class Plain(DelegatingStore):

@@ -49,6 +49,9 @@ from google.adk.tools import ToolContext
 from google.genai import types
 
 from perdure.adapters import PerdureSessionService
+from perdure.session.internals import kill
+from perdure.store import Batch, Outcome
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.adapters import kills
 from tests.listings import NotedReads
@@ -732,6 +735,91 @@ async def test_state_of_users_and_apps_is_in_scopes_that_others_read(connect: Co
         assert again.state == {"app:fleet": [1]}
 
 
+def everywhere(n: int | None) -> dict[str, int]:
+    return {} if n is None else {"n": n, "user:n": n, "app:n": n}
+
+
+class Ends(DelegatingStore):
+    """A store whose process ends in a save, before or after it."""
+
+    def __init__(self, store: MemoryStore, nth: int, *, saved: bool) -> None:
+        super().__init__(store)
+        self._left = nth
+        self._saved = saved
+        self.ended = anyio.Event()
+
+    async def append_many(self, batches: Sequence[Batch]) -> list[Outcome]:
+        self._left -= 1
+        if self._left > 0:
+            return await self.inner.append_many(batches)
+        if self._left == 0 and self._saved:
+            await self.inner.append_many(batches)
+        self.ended.set()
+        await anyio.sleep_forever()
+        return []
+
+
+@pytest.mark.parametrize("saved", [True, False])
+async def test_a_crash_at_each_save_leaves_an_event_with_all_that_it_changes_or_nothing(
+    saved: bool,
+) -> None:
+    """Also for another session of the user, and for who writes the state next."""
+    nth, is_done = 0, False
+    while not is_done:
+        nth += 1
+        backing = MemoryBacking()
+        store = Ends(MemoryStore(backing=backing), nth, saved=saved)
+        crashed = await perdure.connect(store, autosave=None)
+        ours = PerdureSessionService(crashed)
+        given: list[int] = []
+        async with anyio.create_task_group() as group:
+
+            async def work(ours: PerdureSessionService = ours, given: list[int] = given) -> None:
+                session = await ours.create_session(**HERE, state=everywhere(0))
+                given.append(0)
+                for number in (1, 2, 3):
+                    await ours.append_event(session, said(f"{number}", **everywhere(number)))
+                    given.append(number)
+                group.cancel_scope.cancel()
+
+            group.start_soon(work)
+            await store.ended.wait()
+            group.cancel_scope.cancel()
+        is_done = not store.ended.is_set()
+        await kill(crashed)
+        async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+            after = PerdureSessionService(sessions)
+            found = await after.get_session(**HERE)
+            last = None if found is None else len(found.events)
+            assert len(given) - 1 <= (-1 if last is None else last) <= len(given)
+            assert (found.state if found else {}) == everywhere(last), nth
+            other = await after.create_session(**WHO, session_id="other", state={"user:own": 1})
+            shared = {key: n for key, n in everywhere(last).items() if ":" in key}
+            assert other.state == {**shared, "user:own": 1}
+            values = await sessions.scope("user:harbor/ada").values()
+            assert values.get("n") == last, nth
+            assert list(await sessions.scope("app:harbor").values()) == [] or last is not None
+            await after.append_event(other, said("x", **{"app:n": 9}))
+            await after.delete_session(**HERE)
+            assert (await after.get_session(**WHO, session_id="other")).state["app:n"] == 9  # type: ignore[union-attr]
+    assert nth > 8
+
+
+async def test_a_deleted_session_leaves_what_it_has_changed_elsewhere() -> None:
+    backing = MemoryBacking()
+    crashed = await perdure.connect(MemoryStore(backing=backing), autosave=None)
+    ours = PerdureSessionService(crashed)
+    session = await ours.create_session(**HERE)
+    await ours.append_event(session, said("x", **{"user:n": 1, "app:n": 1}))
+    await kill(crashed)
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        after = PerdureSessionService(sessions)
+        assert await sessions.scope("user:harbor/ada").values() == {}  # not yet
+        await after.delete_session(**HERE)
+        assert await after.get_user_state(**WHO) == {"n": 1}
+        assert await sessions.scope("app:harbor").values() == {"n": 1}
+
+
 async def test_autosave_by_choice_and_flush_at_once(tmp_path: Path) -> None:
     async with perdure.connect(tmp_path, autosave=None) as sessions:
         service = PerdureSessionService(sessions, durable=False)
@@ -1021,7 +1109,9 @@ from google.adk.errors import StaleSessionError
 from google.adk.events.event import Event
 from google.genai import types
 from perdure.adapters import PerdureSessionService
+from perdure.session.internals import kill
 from perdure.stores.memory import MemoryBacking, MemoryStore
+from perdure.testing import FaultyStore, Crash
 
 HERE = {"app_name": "harbor", "user_id": "ada", "session_id": "s"}
 

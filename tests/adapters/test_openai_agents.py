@@ -188,7 +188,7 @@ async def test_items_with_images_come_back_to_the_letter(tmp_path: Path) -> None
 
 async def test_what_is_no_json_is_refused_and_nothing_of_its_call_is_added() -> None:
     session = PerdureSession.in_memory()
-    with pytest.raises(NotStorableError, match=r"items\[1\] is not JSON .*bytes"):
+    with pytest.raises(NotStorableError, match=r"items\[1\]\.content is not JSON .*bytes"):
         await session.add_items([user("one"), {"role": "user", "content": b"two"}])
     assert await session.get_items() == []
     await session.aclose()

@@ -16,7 +16,7 @@ from perdure._lib.tasks import each
 from perdure.adapters.envelopes import ENVELOPE, SdkEnvelope, with_envelope
 from perdure.adapters.exact import is_exact
 from perdure.errors import CorruptRecordError, TooLargeError
-from perdure.records.chunks import name_of
+from perdure.records.chunks import is_name, name_of
 from perdure.records.json import MAX_RECORD_BYTES, check_size
 from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, encode_message
@@ -31,6 +31,8 @@ MARK: Final = b'"claim":['
 """Part of each claim's JSON."""
 PART: Final = 4 * 1024 * 1024
 """Bytes of one blob."""
+MOST: Final = 64
+"""Blobs of one claim: a record that names one blob again and again must not fill the memory."""
 
 
 class Claim(SdkEnvelope, frozen=True, omit_defaults=True):
@@ -56,13 +58,15 @@ class Large(NamedTuple):
 
 
 async def put(store: Store, key: SessionKey, data: bytes) -> tuple[str, ...] | None:
-    """Put data of a session into blobs, and return their names; None if the store keeps none.
+    """Put data of a session into blobs, and return their names.
+
+    None if the store keeps none, or it would take more than `MOST`.
 
     Raises:
         StoreError: The store cannot be reached.
 
     """
-    if not store.capabilities.blobs:
+    if not store.capabilities.blobs or len(data) > MOST * PART:
         return None
     parts = [data[at : at + PART] for at in range(0, len(data), PART)]
     for part in parts:
@@ -74,9 +78,12 @@ async def get(source: Session | SessionView, names: Sequence[str]) -> bytes:
     """Return data that is in blobs.
 
     Raises:
-        CorruptRecordError: One of them is lost.
+        CorruptRecordError: One of them is lost, or they are none that `put` has named.
 
     """
+    if len(names) > MOST or not all(map(is_name, names)):
+        message = f"session {source.key}: a record names blobs that perdure has not named so"
+        raise CorruptRecordError(message, key=str(source.key), count=len(names))
     parts: dict[str, bytes] = {}
 
     async def read(name: str) -> None:
@@ -97,7 +104,7 @@ async def claimed(session: Session, entries: Iterable[Entry | Large]) -> tuple[E
     """Return entries as a session stores them; the blobs of large ones are durable then.
 
     Raises:
-        TooLargeError: The store keeps no blobs.
+        TooLargeError: The store keeps no blobs, or it is larger than 256 MiB.
 
     """
     return await claimed_in(store_of(session), session.key, entries)

@@ -114,13 +114,13 @@ def not_json_at(value: Any, at: str) -> tuple[str, Any]:
             return "surrogates" not in str(error)
         return False
 
-    return place_of(value, is_refused, at)
+    return refused_part(value, is_refused, at)
 
 
-def place_of(value: Any, refused: Callable[[Any], bool], at: str) -> tuple[str, Any]:
+def refused_part(value: Any, refused: Callable[[Any], bool], at: str) -> tuple[str, Any]:
     """Return the innermost part of a value that is refused, and its place.
 
-    >>> place_of({"a": [1, {2}]}, lambda part: "{2}" in repr(part), "state")
+    >>> refused_part({"a": [1, {2}]}, lambda part: "{2}" in repr(part), "state")
     ('state.a[1]', {2})
     """
     for _ in range(MAX_DEPTH):

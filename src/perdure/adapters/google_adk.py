@@ -31,7 +31,7 @@ from perdure.adapters.claims import (
     unwrapped,
     unwrapped_here,
 )
-from perdure.adapters.exact import place_of
+from perdure.adapters.exact import refused_part
 from perdure.adapters.google_adk_events import (
     SDK,
     SHAPE,
@@ -631,7 +631,7 @@ def _changed(actions: EventActions) -> dict[str, Any]:
     except ValueError as error:
         raise not_json("the state", actions.state_delta, error) from error
     if not is_plain(actions.state_delta):
-        place, part = place_of(actions.state_delta, _is_foreign, "state")
+        place, part = refused_part(actions.state_delta, _is_foreign, "state")
         if _is_foreign(part):
             _tell(type(part).__qualname__, place)
     return changed

@@ -23,6 +23,7 @@ import msgspec
 from perdure._lib.lazy import import_extra
 from perdure.adapters.claims import MARK, Large, claimed
 from perdure.adapters.envelopes import SdkEnvelope, read_envelope, with_envelope
+from perdure.adapters.exact import refused_part
 from perdure.adapters.items import (
     PAGE,
     Adapter,
@@ -568,8 +569,17 @@ def _dumped(item: Any, at: str) -> str:
     try:
         return json.dumps(item)
     except (TypeError, ValueError, RecursionError) as error:
-        message = f"{at} is not JSON ({error}): add items as the SDK makes them, dicts"
-        raise NotStorableError(message, path=at, type=type(item).__name__) from error
+        path, part = refused_part(item, _is_refused, at)
+        message = f"{path} is not JSON ({error}): add items as the SDK makes them, dicts"
+        raise NotStorableError(message, path=path, type=type(part).__name__) from error
+
+
+def _is_refused(value: Any) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError):
+        return True
+    return False
 
 
 def _as_message(item: Any, now: float) -> tuple[Entry, bytes] | None:
