@@ -100,10 +100,22 @@ _HOMES = {
         "WrongLoopError",
     ),
 }
+_ELSEWHERE = dict.fromkeys(
+    (
+        "PerdureConversationStore",
+        "PerdureSaver",
+        "PerdureSession",
+        "PerdureSessionService",
+        "PerdureStepStore",
+        "PerdureStore",
+    ),
+    "perdure.adapters",
+) | {"Agent": "perdure.agent"}
+"""Names that people look for here."""
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = ["__version__", *_HOME_OF]  # noqa: PLE0604  # all of them strings
 
 
 if not TYPE_CHECKING:  # a checker would take any name for a public one
-    __getattr__, __dir__ = lazy(__name__, _HOME_OF, "__version__")
+    __getattr__, __dir__ = lazy(__name__, _HOME_OF, "__version__", elsewhere=_ELSEWHERE)

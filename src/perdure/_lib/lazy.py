@@ -10,7 +10,10 @@ from typing import Any
 
 
 def lazy(
-    package: str, home_of: Mapping[str, str], *others: str
+    package: str,
+    home_of: Mapping[str, str],
+    *others: str,
+    elsewhere: Mapping[str, str] | None = None,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return a package's ``__getattr__`` and ``__dir__``.
 
@@ -18,12 +21,18 @@ def lazy(
         package: Its name.
         home_of: The module of each public name.
         others: Public names that the package defines itself.
+        elsewhere: The package of each name that people look for here. Asking for one raises
+            ImportError: ``from … import`` would not show the text of an AttributeError.
 
     """
 
     def get(name: str) -> Any:
         module = home_of.get(name)
         if module is None:
+            if elsewhere and name in elsewhere:
+                raise ImportError(
+                    f"{name} is in {elsewhere[name]}: from {elsewhere[name]} import {name}"
+                )
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(module), name)
         setattr(sys.modules[package], name, value)

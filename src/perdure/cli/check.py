@@ -31,7 +31,7 @@ from perdure.cli.access import (
     opened,
 )
 from perdure.cli.findings import CheckFinding, say_findings
-from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
+from perdure.cli.output import SessionOption, counted, print_json, progress_bar, say, size
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -623,15 +623,16 @@ async def check(
         _print_integrity(file, store.location, audits, repair=repair)
     _print_audits(audits)
     say(
-        f"{report['checked']} sessions with {report['records']} records in {store.location}: "
+        f"{counted(report['checked'], 'session')} with {counted(report['records'], 'record')} "
+        f"in {store.location}: "
         f"{problems or 'no'} problem{'s' if problems != 1 else ''}"
     )
     if report["repairable"] and not repair:
-        say(f"`perdure check --repair` would repair {report['repairable']} sessions")
+        say(f"`perdure check --repair` would repair {counted(report['repairable'], 'session')}")
     if entries is not None:
-        say(f"index: the directory was rebuilt: {entries} sessions")
+        say(f"index: the directory was rebuilt: {counted(entries, 'session')}")
     if folded:
-        say(f"index: {folded} sessions folded, of which a listing had only the ids")
+        say(f"index: {counted(folded, 'session')} folded, of which a listing had only the ids")
     for blob in blobs:
         _print_blobs(blob)
     return 1 if problems else 0

@@ -620,7 +620,7 @@ class SessionLifecycle:
         unsaved, missed = session.version - session.durable_version, self._runtime.watch.missed()
         message = (
             f"session {session.key} was taken over by another process or manager, with "
-            f"{unsaved} records unsaved here"
+            f"{unsaved} record{'s' * (unsaved != 1)} unsaved here"
         )
         if missed:
             message += (
