@@ -20,6 +20,7 @@ from functools import cache
 from types import ModuleType
 
 from perdure import MissingExtraError
+from perdure._lib.misnamed import Misnamed
 from tests.source_tree import ROOT, modules
 
 SNAPSHOT = ROOT / "tests" / "api.txt"
@@ -127,6 +128,8 @@ def annotations(cls: type) -> dict[str, object]:
 
 def describe_member(path: str, cls: type, name: str) -> Iterator[str]:
     value = inspect.getattr_static(cls, name, None)
+    if isinstance(value, Misnamed):  # it is not there
+        return
     if isinstance(value, property):
         returns = inspect.signature(value.fget).return_annotation if value.fget else ""
         yield f"{path}: property {annotation(returns)}"

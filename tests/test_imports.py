@@ -171,3 +171,9 @@ def test_whatever_is_imported_is_declared() -> None:
 def test_every_core_dependency_is_used() -> None:
     used = {DISTRIBUTIONS.get(name, name) for name in third_party()}
     assert declared(pyproject()["project"]["dependencies"]) - used == set()
+
+
+def test_a_name_that_is_in_another_package_is_named_with_it() -> None:
+    for name, home in (("PerdureSession", "perdure.adapters"), ("Agent", "perdure.agent")):
+        with pytest.raises(ImportError, match=f"from {home} import {name}"):
+            exec(f"from perdure import {name}")

@@ -10,9 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.examples.test_examples import serving
 from tests.source_tree import ROOT
 
 PAGES = sorted((ROOT / "docs" / "tutorial").glob("[1-5]-*.md"))
@@ -36,6 +38,32 @@ def test_the_times_of_a_stop_fit_into_the_time_until_the_kill() -> None:
     assert seconds(manifests, "TimeoutStopSec") == total
     assert f'command: ["sleep", "{parts[0]}"]' in manifests
     assert f"--timeout-graceful-shutdown {parts[1]}" in manifests
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_the_server_of_the_tutorial_answers_a_retry_with_its_own_answer(
+    anyio_backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERDURE_URL", str(tmp_path / "agents"))
+    [page] = [page for page in PAGES if page.name.startswith("4")]
+    [(_, code)] = PROGRAM.findall(page.read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("asyncio.sleep(1)", "asyncio.sleep(0)"), page.name, "exec"), names)
+    async with serving(names["app"]) as client:
+
+        async def ask(op: str, text: str) -> tuple[int, Any]:
+            answer = await client.post("/agents/bob", json={"op": op, "text": text})
+            return answer.status_code, answer.json()
+
+        assert (await client.get("/ready")).json() == {"ready": True}
+        first, later = await ask("1", "Hello"), await ask("2", "And now?")
+        assert first == (200, {"answer": "That was message 1.", "again": False})
+        assert later == (200, {"answer": "That was message 3.", "again": False})
+        assert await ask("1", "Hello") == (200, {"answer": "That was message 1.", "again": True})
+        status, refused = await ask("1", "Bye")
+        assert status == 422
+        assert "begun with another request" in refused["error"]
 
 
 @pytest.mark.deep

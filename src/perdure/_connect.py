@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import ConfigError
@@ -149,7 +150,7 @@ def store_for(url: str | os.PathLike[str] | Store | StateStorage | None = None) 
     if url is None:
         return _file(None)
     if isinstance(url, os.PathLike):
-        return _file(os.fspath(url))
+        return _file(_no_database(os.fspath(url)))
     if not isinstance(url, str):
         return _object(url)
     if url.lower().startswith(_ENCRYPTED) or (":" in url and "?" in url):
@@ -171,7 +172,7 @@ def _store_at(url: str) -> Store:
         )
         raise ConfigError(message, option="url")
     if not colon or len(scheme) == 1:  # a path, or one with a drive letter
-        return _file(_plain_path(url, "file:./"))
+        return _file(_no_database(_plain_path(url, "file:./")))
     make = _SCHEMES.get(scheme.lower())
     if make is None and scheme.lower().startswith(("redis", "valkey")):
         from perdure.stores.redis.connection import SEVERAL
@@ -186,6 +187,22 @@ def _store_at(url: str) -> Store:
         )
         raise ConfigError(message, option="url")
     return make(location)
+
+
+def _no_database(path: str) -> str:
+    """Return a path as it is; refuse one that names a database, unless it is a folder.
+
+    Raises:
+        ConfigError: It does.
+
+    """
+    if path.lower().endswith((".db", ".sqlite", ".sqlite3")) and not Path(path).is_dir():
+        message = (
+            f"a path names a folder of files, and {path!r} looks like a database: write "
+            f"{'sqlite:///' + path!r}, or {'file:' + path!r} for a folder of that name"
+        )
+        raise ConfigError(message, option="url")
+    return path
 
 
 def _plain_path(path: str, plain: str) -> str:

@@ -15,6 +15,7 @@ import anyio
 import msgspec
 from msgspec.structs import replace
 
+from perdure._lib.options import Options
 from perdure.errors import (
     InvalidArgumentError,
     LeaseHeldError,
@@ -46,7 +47,7 @@ OnDamage = Literal["raise", "fresh"]
 """Ways to treat a session whose log is damaged: raise, or set it aside and begin a new one."""
 
 
-class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
+class LeaseOptions(Options, frozen=True, kw_only=True):
     """The options of one manager's leases.
 
     Args:
@@ -62,10 +63,13 @@ class LeaseOptions(msgspec.Struct, frozen=True, kw_only=True):
     ttl: float = 8.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.heartbeat < self.ttl < float("inf"):
+        times: tuple[object, ...] = (self.heartbeat, self.ttl)
+        are_numbers = all(isinstance(time, int | float) for time in times)
+        if not are_numbers or not 0 < self.heartbeat < self.ttl < float("inf"):
             message = (
                 f"lease: invalid heartbeat={self.heartbeat!r} and ttl={self.ttl!r}: "
-                "choose 0 < heartbeat < ttl, best with several heartbeats in a ttl"
+                "choose numbers of seconds with 0 < heartbeat < ttl, best with several heartbeats "
+                "in a ttl"
             )
             raise InvalidArgumentError(message, heartbeat=self.heartbeat, ttl=self.ttl)
 

@@ -31,7 +31,9 @@ def test_a_lost_store_comes_back(command: Command, store: Path, tmp_path: Path) 
     assert (ran.status, ran.json["written"], ran.json["failed"]) == (0, 3, {})
     checked = command("check", "--store", str(store), "--json").json
     assert (checked["checked"], checked["problems"]) == (3, 0)
-    assert "It is 5." in command("show", "ada", "--store", str(store)).out
+    shown = command("show", "ada", "--store", str(store)).out
+    assert "It is 5." in shown
+    assert "copy of" not in shown
 
 
 def test_a_session_that_was_only_posted_to_is_counted(
@@ -71,7 +73,7 @@ def test_what_is_forgotten_goes_from_a_backup_at_once(
     assert command(*eve, "--backup", target, "--dry-run").status == 0
     ran = command(*eve, "--backup", target)
     assert (ran.status, ran.err) == (0, "")
-    assert "1 sessions removed from the backup in" in ran.out
+    assert "1 session removed from the backup in" in ran.out
     late = command(*eve, "--backup", other, "--json").json  # forgotten before: goes all the same
     assert [len(keys) for keys in late["backups"].values()] == [1]
     shutil.rmtree(store)  # before another backup runs

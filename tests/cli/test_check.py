@@ -63,7 +63,7 @@ def test_a_damaged_document_is_found_and_repaired(name: str, command: Command, s
     ran = command("check", "--store", str(store))
     assert ran.status == 1
     assert f"ada: PROBLEM: document: {name} is lost, or not what its manifest says" in ran.out
-    assert "`perdure check --repair` would repair 1 sessions" in ran.out
+    assert "`perdure check --repair` would repair 1 session\n" in ran.out
     ran = command("check", "--repair", "--store", str(store))
     assert ran.status == 0, ran
     assert "ada: repaired" in ran.out

@@ -94,7 +94,7 @@ def test_a_plan_says_what_an_apply_does(agent: Path, command: Command) -> None:
         "1 of 2 places differ; nothing was changed",
     ]
     assert (
-        len(re.findall(r"^gus-1(?:/second)?: would be pruned: 1 turns", plan.out, re.MULTILINE))
+        len(re.findall(r"^gus-1(?:/second)?: would be pruned: 1 turn ", plan.out, re.MULTILINE))
         == 2
     )
     assert command("config", "plan", file).out == plan.out

@@ -131,7 +131,7 @@ def test_prune_lets_old_turns_and_unused_sessions_go(command: Command, store: Pa
     go_on(store, "bob", "one", "two", "three")
     out = command("prune", "--keep-turns", "1", "--id", "bob", "--dry-run", *at).out
     assert out.startswith("bob: would be pruned: 2 turns up to record ")
-    assert out.endswith("1 sessions pruned, 0 forgotten; nothing was removed\n")
+    assert out.endswith("1 session pruned, 0 forgotten; nothing was removed\n")
     out = command("prune", "--keep-turns", "1", "--id", "bob", *at).out
     assert out.startswith("bob: pruned: 2 turns up to record ")
     assert said(store, "bob")[-3:] == ["one", "two", "three"]

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import subprocess
+import sys
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -164,7 +167,7 @@ def test_show_says_what_a_session_is_and_what_was_said(command: Command, store: 
     out = command("show", "ada", "--store", str(store)).out
     for expected in (
         "ada, session default  Sums",
-        "1 turns, 4 messages",
+        "1 turn, 4 messages",
         "held by   no one",
         "session.json (",
         "owner     lovelace",
@@ -370,3 +373,43 @@ def test_show_says_what_a_thread_of_langgraph_holds(command: Command, store: Pat
 
 
 USAGE: Any = {"input_tokens": 5, "output_tokens": 3, "total_tokens": 8}
+
+
+KILLED = """
+import asyncio, os, sys
+import perdure
+
+async def main():
+    async with perdure.connect(sys.argv[1]) as sessions, sessions.open("kim") as session:
+        async with session.turn():
+            session.append(perdure.Message.user("x"))
+            await session.save()
+            os.kill(os.getpid(), 9)
+
+asyncio.run(main())
+"""
+
+
+def test_show_has_the_times_of_a_session_that_was_killed_in_its_first_run(
+    command: Command, tmp_path: Path
+) -> None:
+    subprocess.run([sys.executable, "-c", KILLED, str(tmp_path / "agents")], check=False)
+    ran = command("show", "kim", "--store", str(tmp_path / "agents"))
+    assert re.search(r"^  active    20\S+Z \(since 20\S+Z\)$", ran.out, re.MULTILINE), ran.out
+    assert "restored from the log alone, at record 3" in ran.out
+
+
+def test_show_says_that_a_session_was_rolled_back(command: Command, tmp_path: Path) -> None:
+    where = str(tmp_path / "agents")
+    with perdure.sync.connect(where) as sessions, sessions.open("ada") as session:
+        with session.turn():
+            session.append(Message.user("a"), Message.assistant("b"))
+        before = session.checkpoints.create("before")
+        with session.turn():
+            session.append(Message.user("c"), Message.assistant("d"))
+        session.checkpoints.rollback(before.id)
+    out = command("show", "ada", "--store", where).out
+    assert "2 turns, 4 messages" in out
+    assert "; 2 messages in the context" in out
+    assert "rollback  to checkpoint 1 (before), at record" in out
+    assert command("checkpoints", "ada", "--store", where).out.startswith("id  clock  record")

@@ -118,7 +118,7 @@ async def test_the_backup_unit_backs_up(tmp_path: Path) -> None:
         [sys.executable, "-m", "perdure", *words], capture_output=True, text=True, check=True
     )
     assert "1 of 1 sessions written" in done.stdout
-    assert "verified: 1 sessions" in done.stdout
+    assert "verified: 1 session," in done.stdout
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd")

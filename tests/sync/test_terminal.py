@@ -58,10 +58,17 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
-    def status(self, seconds: float = 30.0) -> int:
-        """Wait for its end; a signal's number is negative."""
-        end = time.monotonic() + seconds
+    def status(self, seconds: float = 30.0, signal: int = 0) -> int:
+        """Wait for its end; a signal's number is negative.
+
+        A signal is sent each second: one that comes between the prompt and the read of the terminal
+        is heard by Python at the next one only.
+        """
+        end, sent = time.monotonic() + seconds, 0.0
         while True:
+            if signal and time.monotonic() - sent > 1:
+                os.kill(self.pid, signal)
+                sent = time.monotonic()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.pid = 0
@@ -97,11 +104,10 @@ def test_the_loop_of_the_tutorial_ends_with_everything_saved(
     terminal.until("> ")
     terminal.type("Hello\n")
     terminal.until("You said 5 letters.\r\n> ")
-    if how == "SIGTERM":
-        os.kill(terminal.pid, signal.SIGTERM)
-    else:
+    by = signal.SIGTERM if how == "SIGTERM" else 0
+    if not by:
         terminal.type(how)
-    assert terminal.status() == (-signal.SIGTERM if how == "SIGTERM" else 0), terminal.said
+    assert terminal.status(signal=by) == -by, terminal.said
     with perdure.sync.connect(tmp_path / "agents") as sessions:
         view = sessions.load("grace")
         assert view is not None
@@ -115,16 +121,7 @@ def test_a_second_sigterm_ends_a_program_whose_loop_is_blocked(
     terminal = Terminal(tmp_path / "blocking.py")
     terminals.append(terminal)
     terminal.until("> ")
-    end = time.monotonic() + 15
-    while time.monotonic() < end:
-        os.kill(terminal.pid, signal.SIGTERM)  # the first ones come too soon after one another
-        time.sleep(0.5)
-        pid, status = os.waitpid(terminal.pid, os.WNOHANG)
-        if pid:
-            terminal.pid = 0
-            assert os.waitstatus_to_exitcode(status) == -signal.SIGTERM
-            break
-    assert not terminal.pid, "it has not ended"
+    assert terminal.status(15, signal=signal.SIGTERM) == -signal.SIGTERM
     terminal.until("kept 1 record of grace (1) in")
     shutdown = Shutdown(signals=False, spill=str(tmp_path / "spill"))
     with perdure.sync.connect(tmp_path / "agents", shutdown=shutdown) as sessions:

@@ -103,6 +103,7 @@ objects."""
 
 _PUBLIC: Final = (
     "perdure",
+    "perdure.adapters",
     "perdure.agent",
     "perdure.checkpoints",
     "perdure.formats",

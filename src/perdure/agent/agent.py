@@ -19,6 +19,7 @@ import msgspec
 from perdure._connect import connect
 from perdure._lib.designs import lookup, pointer
 from perdure._lib.ids import random_id
+from perdure._lib.misnamed import Misnamed
 from perdure.agent.bootstrap import unfinished, unknown
 from perdure.agent.context import AgentConfig, AgentContext, AgentRuntimeState
 from perdure.agent.effects import is_intact, is_unknown
@@ -257,6 +258,10 @@ class Agent:
 
         """
         await self.runtime.start(self.context)
+
+    if not TYPE_CHECKING:
+        aclose = Misnamed("await agent.stop()")
+        close = Misnamed("await agent.stop()")
 
     async def stop(self, *, finish: bool = True) -> None:
         """Stop, and let go of the session; does nothing the second time.

@@ -6,16 +6,15 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from perdure._lib.designs import pointer
+from perdure._lib.options import Options
 from perdure.errors import InvalidArgumentError
 from perdure.formats.state import StateStorage
 from perdure.memory.working_memory import MemoryStorage
 from perdure.store import Store
 
 
-class PersistentSession(msgspec.Struct, frozen=True, kw_only=True):
+class PersistentSession(Options, frozen=True, kw_only=True):
     """Settings for keeping an agent's session.
 
     Args:
@@ -141,7 +140,7 @@ def memory_of(
     return configured if persistence.memory is None else persistence.memory
 
 
-class Features(msgspec.Struct, frozen=True, kw_only=True):
+class Features(Options, frozen=True, kw_only=True):
     """Parts of an agent that are kept with its session.
 
     What is stored of a part stays stored while the part is off: it comes back when

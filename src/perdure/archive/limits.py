@@ -18,6 +18,7 @@ from typing import Final, Literal, final
 
 import msgspec
 
+from perdure._lib.options import Options
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -82,7 +83,7 @@ _FOREIGN = re.compile(
 _LATEST: Final = 2**63 - 1
 
 
-class ArchiveLimits(msgspec.Struct, frozen=True, kw_only=True):
+class ArchiveLimits(Options, frozen=True, kw_only=True):
     """Largest size of an archive, when it is saved and when it is restored.
 
     Raises:

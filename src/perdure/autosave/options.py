@@ -11,6 +11,7 @@ from typing import Any, Final, Literal, Self
 
 import msgspec
 
+from perdure._lib.options import Options
 from perdure.errors import ConfigError, InvalidArgumentError
 
 MIB = 1024 * 1024
@@ -32,7 +33,7 @@ DEBOUNCE: Final = 2.0
 """The longest debounce where none was given."""
 
 
-class Autosave(msgspec.Struct, frozen=True, kw_only=True):
+class Autosave(Options, frozen=True, kw_only=True):
     """Times at which a session saves itself.
 
     A change is saved ``debounce`` seconds after the last one, but a save starts at the
@@ -62,12 +63,12 @@ class Autosave(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         least = 0.0 if self.debounce is None else self.debounce
-        if not _are_numbers(least, self.max_delay) or not 0 <= least <= self.max_delay < float(
-            "inf"
-        ):
+        _at_least("autosave: debounce", least, 0, "a number of seconds")
+        _at_least("autosave: max_delay", self.max_delay, 0, "a number of seconds")
+        if least > self.max_delay:
             raise InvalidArgumentError(
                 f"autosave: invalid debounce={self.debounce!r} and max_delay={self.max_delay!r}: "
-                "choose 0 <= debounce <= max_delay",
+                "choose debounce <= max_delay",
                 debounce=self.debounce,
                 max_delay=self.max_delay,
             )
@@ -97,7 +98,7 @@ class AutosaveStatus(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is the manager's, and changes with it. False for a manager."""
 
 
-class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
+class Shutdown(Options, frozen=True, kw_only=True):
     """Shutdown of a manager.
 
     Args:
@@ -122,7 +123,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("deadline", "turn_grace", "hard_grace"):
-            _at_least(f"shutdown: {name}", getattr(self, name), 0)
+            _at_least(f"shutdown: {name}", getattr(self, name), 0, "a number of seconds")
         if self.turn_grace > self.deadline:
             raise InvalidArgumentError(
                 f"shutdown: turn_grace={self.turn_grace!r} is longer than "
@@ -138,7 +139,7 @@ class Shutdown(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+class EngineOptions(Options, frozen=True, kw_only=True):
     """Finer options, which few programs need.
 
     ``batch_max``, ``batch_linger`` and ``max_concurrent_batches`` come from the store's
@@ -238,10 +239,10 @@ def _are_numbers(*values: object) -> bool:
     return all(isinstance(value, int | float) for value in values)
 
 
-def _at_least(what: str, value: float, least: float) -> None:
+def _at_least(what: str, value: float, least: float, unit: str = "a number") -> None:
     if not _are_numbers(value) or not least <= value < float("inf"):
         raise InvalidArgumentError(
-            f"invalid {what}={value!r}: it must be at least {least} and finite",
+            f"invalid {what}={value!r}: it must be {unit}, at least {least} and finite",
             option=what,
             value=value,
         )

@@ -31,7 +31,7 @@ from perdure.cli.access import (
     opened,
 )
 from perdure.cli.findings import CheckFinding, say_findings
-from perdure.cli.output import SessionOption, print_json, progress_bar, say, size
+from perdure.cli.output import SessionOption, counted, print_json, progress_bar, say, size
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
@@ -589,12 +589,14 @@ async def check(
     problems = sum(
         len(audited.problems if audited.left is None else audited.left) for audited in audits
     ) + (0 if file is None else len(file.left))
+    repairable = sum(audited.repairable and audited.left is None for audited in audits)
+    records = sum(audited.records for audited in audits)
     report = {
         "location": store.location,
         "checked": len(audits),
-        "records": sum(audited.records for audited in audits),
+        "records": records,
         "problems": problems,
-        "repairable": sum(audited.repairable and audited.left is None for audited in audits),
+        "repairable": repairable,
         "repaired": sum(audited.left == [] for audited in audits),
         "sessions": [
             {
@@ -623,15 +625,15 @@ async def check(
         _print_integrity(file, store.location, audits, repair=repair)
     _print_audits(audits)
     say(
-        f"{report['checked']} sessions with {report['records']} records in {store.location}: "
+        f"{counted(len(audits), 'session')} with {counted(records, 'record')} in {store.location}: "
         f"{problems or 'no'} problem{'s' if problems != 1 else ''}"
     )
-    if report["repairable"] and not repair:
-        say(f"`perdure check --repair` would repair {report['repairable']} sessions")
+    if repairable and not repair:
+        say(f"`perdure check --repair` would repair {counted(repairable, 'session')}")
     if entries is not None:
-        say(f"index: the directory was rebuilt: {entries} sessions")
+        say(f"index: the directory was rebuilt: {counted(entries, 'session')}")
     if folded:
-        say(f"index: {folded} sessions folded, of which a listing had only the ids")
+        say(f"index: {counted(folded, 'session')} folded, of which a listing had only the ids")
     for blob in blobs:
         _print_blobs(blob)
     return 1 if problems else 0

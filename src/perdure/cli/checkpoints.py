@@ -113,7 +113,7 @@ def _print_checkpoints(checkpoints: list[Checkpoint], verified: Verification | N
                     clip(checkpoint.label, PREVIEW),
                 )
             )
-        print_table(("id", "time", "record", "of", "label"), rows, right="id time record")
+        print_table(("id", "clock", "record", "of", "label"), rows, right="id clock record")
     else:
         say("no checkpoints")
     if verified is None:

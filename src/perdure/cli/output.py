@@ -174,6 +174,15 @@ def clip(text: str, width: int) -> str:
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a count with its noun, for people.
+
+    >>> counted(1, "session"), counted(1200, "session")
+    ('1 session', '1,200 sessions')
+    """
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def size(count: float) -> str:
     """Return bytes for people.
 

@@ -31,6 +31,7 @@ from perdure.cli.output import (
     ago,
     clip,
     confirmed,
+    counted,
     days,
     is_interactive,
     note,
@@ -59,12 +60,14 @@ from perdure.inspector.stored import (
     turn_records,
 )
 from perdure.inspector.threads import ThreadReader, ThreadView
+from perdure.memory.documents import DATED_KINDS, iso_of, time_of
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
 from perdure.records.checkpoints import Checkpoint
 from perdure.records.keys import DEFAULT_SESSION, SCOPES, SessionKey, require_filters, stored_key
 from perdure.records.manifest import Manifest, SessionQuery
 from perdure.records.messages import Message
+from perdure.records.records import Record
 from perdure.session.contents import HistoryItem
 from perdure.session.delete import ForgetReport, SessionFilter
 from perdure.session.fork import Fork
@@ -73,7 +76,7 @@ from perdure.session.lifecycle import HandoverTerms
 from perdure.session.retention import PruneReport, Retention
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
-from perdure.store import LeaseState, SessionInfo, Store
+from perdure.store import LeaseState, SessionInfo, Store, first_record
 from perdure.transfer.backup_view import require_backup
 from perdure.transfer.backups import follow_deletions
 
@@ -83,6 +86,8 @@ _PLANNED = (
 )
 """The fields of a plan that are shown as JSON: all but the messages."""
 
+ROLLBACK = "rollback::"
+"""The beginning of the label of the checkpoint that a rollback makes."""
 PREVIEW = 96
 MESSAGES = 20
 
@@ -152,7 +157,7 @@ async def _ls(
         copied: dict[SessionKey, str | None] = {}
 
         async def look(info: SessionInfo) -> None:
-            copied[info.key] = _copied_from(await store.holder(info.key))
+            copied[info.key] = _copied_from(info.key, await store.holder(info.key))
 
         if where.json:  # a listing does not say it
             await each(sessions, look)
@@ -217,9 +222,19 @@ def _row(info: SessionInfo, now: float) -> tuple[str, ...]:
     return (key.agent, key.session, str(info.turns), str(info.head), active, info.title or "")
 
 
-def _copied_from(holder: LeaseState | None) -> str | None:
+def _copied_from(key: SessionKey, holder: LeaseState | None) -> str | None:
     """Return which session another one is a copy of: a fork, a copy, or under another name."""
-    return None if holder is None or holder.draft is None else str(holder.draft.source)
+    source = None if holder is None or holder.draft is None else holder.draft.source
+    return None if source in (None, key) else str(source)  # a restored one is its own
+
+
+async def _rolled_back(view: SessionView) -> str | None:
+    """Return the checkpoint that the session was taken back to, if that is its newest one."""
+    newest = (await view.checkpoints.states())[-1:]
+    if not newest or not newest[0].label.startswith(ROLLBACK):
+        return None
+    label, _, number = newest[0].label.removeprefix(ROLLBACK).rpartition("#")
+    return f"checkpoint {number} ({label}), at record {newest[0].event_seq}"
 
 
 def _listed(info: SessionInfo) -> dict[str, Any]:
@@ -362,12 +377,15 @@ async def _facts(store: Store, view: SessionView, thread: ThreadView | None) -> 
         "session": key.session,
         "tenant": key.tenant,
         **described(view),
+        **({} if view.info.created_at else await _times(view)),
         **({} if thread is None else thread_counts(thread)),
         "status": status.name,
         "status_detail": status.detail,
         "held_by": holder_of(holder),
         "epoch": 0 if holder is None else holder.epoch,
-        "copied_from": _copied_from(holder),  # it may be gone
+        "in_context": len(contents_of(view).context.by_seq()),
+        "rolled_back": await _rolled_back(view),
+        "copied_from": _copied_from(key, holder),  # it may be gone
         "restored": str(view.restore_report),
         "incomplete": await incomplete(store, key),
         "documents": {name: record.size for name, record in sorted(folded.items())},
@@ -376,20 +394,38 @@ async def _facts(store: Store, view: SessionView, thread: ThreadView | None) -> 
     }
 
 
+async def _times(view: SessionView) -> dict[str, str]:
+    """Return the times of a session that was never folded, out of its log."""
+    store, key, before = store_of(view), view.key, view.seq + 1
+
+    def is_dated(record: Record) -> bool:
+        return record.kind in DATED_KINDS and time_of(record) is not None
+
+    first = await first_record(store.read_log(key, before=before), is_dated)
+    last = await first_record(store.read_log(key, before=before, reverse=True), is_dated)
+    dated = {"created_at": first, "last_active_at": last}
+    return {name: iso_of(time_of(one) or 0) for name, one in dated.items() if one is not None}
+
+
 def _print_facts(facts: dict[str, Any]) -> None:
     documents = (f"{name} ({size(count)})" for name, count in facts["documents"].items())
     tenant = facts["tenant"] and f"{facts['tenant']}: "
     title = facts["title"] and f"  {facts['title']}"
-    holds = "{turns} turns, {messages} messages, {records} records".format(**facts)
+    holds = ", ".join(counted(facts[f"{noun}s"], noun) for noun in ("turn", "message", "record"))
+    shown = facts["in_context"]
+    if shown != facts["messages"] and "checkpoints" not in facts:
+        holds += f"; {counted(shown, 'message')} in the context"
     if "checkpoints" in facts:
         holds += f", {facts['checkpoints']} checkpoints of LangGraph's"
     status = facts["status"] + (facts["status_detail"] and f": {facts['status_detail']}")
+    dated = bool(facts["created_at"])
     say(f"{tenant}{facts['agent']}, session {facts['session']}{title or ''}")
     for name, text in (
         ("in", facts["location"]),
-        ("active", f"{facts['last_active_at']} (since {facts['created_at']})"),
+        ("active", f"{facts['last_active_at']} (since {facts['created_at']})" * dated),
         ("status", status),
         ("holds", holds),
+        ("rollback", facts["rolled_back"] and f"to {facts['rolled_back']}"),
         ("held by", f"{facts['held_by']}, epoch {facts['epoch']}"),
         ("reading", facts["restored"]),
         ("warning", facts["incomplete"]),
@@ -667,13 +703,14 @@ def _print_forgotten(report: ForgetReport, backups: dict[str, list[SessionKey]])
         say(f"{retained.of}: kept: {retained.what}: {retained.why}")
     for key in report.carriers:
         say(f"{key}: has a copy of what was forgotten: forget it, too, if that is to go")
-    parts = f"{report.records} records, {report.documents} documents, {report.blobs} blobs"
-    what = f"{len(report.sessions)} sessions with {parts} ({size(report.bytes)})"
+    counts = {"record": report.records, "document": report.documents, "blob": report.blobs}
+    parts = ", ".join(counted(count, noun) for noun, count in counts.items())
+    what = f"{counted(len(report.sessions), 'session')} with {parts} ({size(report.bytes)})"
     say(f"{what} in {', '.join(report.places)}{'; nothing was removed' * report.dry_run}")
     for place, keys in backups.items():
         say(
-            f"{len(keys)} sessions removed from the backup in {place}, which will not bring them "
-            "back"
+            f"{counted(len(keys), 'session')} removed from the backup in {place}, which will not "
+            "bring them back"
         )
 
 
@@ -726,9 +763,8 @@ def say_pruned(report: PruneReport, *, counts: bool = False) -> None:
         say(f"{key}: {would}forgotten: long unused")
     for session in report.pruned:
         freed = f", {size(session.bytes)} freed" if session.bytes else ""
-        say(
-            f"{session.key}: {would}pruned: {session.turns} turns up to record {session.cut}{freed}"
-        )
+        turns = counted(session.turns, "turn")
+        say(f"{session.key}: {would}pruned: {turns} up to record {session.cut}{freed}")
     for retained in report.kept_for:
         say(f"{retained.key}: keeps more for checkpoint {retained.checkpoint}: prune that first")
     for key in report.held:
@@ -739,6 +775,6 @@ def say_pruned(report: PruneReport, *, counts: bool = False) -> None:
         say(f"{refusal.key}: not pruned: {refusal.why}")
     if counts:
         say(
-            f"{len(report.pruned)} sessions pruned, {len(report.expired)} forgotten"
+            f"{counted(len(report.pruned), 'session')} pruned, {len(report.expired)} forgotten"
             f"{'; nothing was removed' * report.dry_run}"
         )

@@ -29,6 +29,7 @@ from perdure.cli.check import incomplete
 from perdure.cli.output import (
     Answer,
     SessionOption,
+    counted,
     note,
     progress_bar,
     require_free,
@@ -188,7 +189,8 @@ def _print_backup(done: Backup, report: VerifyReport | None, target: str) -> Non
         say(f"{key}: NOT BACKED UP: {reason}")
     say(
         f"{done.written} of {done.sessions} sessions written to {target}, {done.there} had not "
-        f"changed: {done.records} records, {done.blobs} blobs, {size(done.bytes)}"
+        f"changed: {counted(done.records, 'record')}, {counted(done.blobs, 'blob')}, "
+        f"{size(done.bytes)}"
     )
     if done.forgotten:
         say(f"{done.forgotten} removed from the backup, as they were from the store")
@@ -196,7 +198,10 @@ def _print_backup(done: Backup, report: VerifyReport | None, target: str) -> Non
         for key, reason in report.problems.items():
             say(f"{key}: PROBLEM: {reason}")
         problems = len(report.problems) or "no"
-        say(f"verified: {report.sessions} sessions, {report.records} records, {problems} problems")
+        say(
+            f"verified: {counted(report.sessions, 'session')}, "
+            f"{counted(report.records, 'record')}, {problems} problems"
+        )
 
 
 def _print_restored(done: RestoreSummary, target: str) -> None:
@@ -206,7 +211,8 @@ def _print_restored(done: RestoreSummary, target: str) -> None:
         say(f"{key}: was forgotten since the backup, and stays forgotten")
     say(
         f"{done.written} of {done.sessions} sessions restored into {target} and verified, "
-        f"{done.there} were there already: {done.records} records, {done.blobs} blobs"
+        f"{done.there} were there already: {counted(done.records, 'record')}, "
+        f"{counted(done.blobs, 'blob')}"
     )
     if done.written:  # else it would look as if records were missing
         say("(not counted: the first record of each restored log, which names its new holder)")
@@ -263,7 +269,7 @@ def _print_migrated(done: Migration, target: str) -> None:
     say(
         f"{done.copied + done.continued} of {done.sessions} sessions copied to {target} and "
         f"verified, {done.continued} of them after what was there; {done.there} were there "
-        f"already: {done.records} records, {size(done.bytes)}"
+        f"already: {counted(done.records, 'record')}, {size(done.bytes)}"
     )
     for count, what in (
         (done.deleted, f"deleted in {target}, as they were in the source"),

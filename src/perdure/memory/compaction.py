@@ -16,6 +16,7 @@ from typing import Final, Literal, Protocol, TypeVar, final, get_args
 
 import msgspec
 
+from perdure._lib.options import Options
 from perdure.errors import CompactionError, InvalidArgumentError
 from perdure.memory.context import CountTokens, estimated_tokens
 from perdure.records.json import decode, encode
@@ -64,7 +65,7 @@ class Fact(msgspec.Struct, frozen=True):
     """One of `Category`; an unknown one counts as a durable fact."""
 
 
-class FactLimits(msgspec.Struct, frozen=True, kw_only=True):
+class FactLimits(Options, frozen=True, kw_only=True):
     """Limits on the facts that one summary may add.
 
     Args:

@@ -143,6 +143,13 @@ class Message(_RoleAndContent, frozen=True, kw_only=True):
             raise InvalidArgumentError(
                 f"invalid role={self.role!r}: choose {', '.join(ROLES)}", option="role"
             )
+        content: Any = self.content
+        if not (content is None or isinstance(content, str | list)):
+            raise InvalidArgumentError(
+                f"invalid content of type {type(content).__name__}: give text, or a list of "
+                "content parts",
+                option="content",
+            )
         if self.created_at is not None and not isfinite(self.created_at):
             raise InvalidArgumentError(
                 f"invalid created_at={self.created_at!r}: give seconds since 1970",
@@ -229,6 +236,15 @@ def message_of(given: dict[str, Any]) -> Message:
         case {"role": "system" | "user" | "assistant" as role, "content": str(content)}:
             if len(given) == 2:
                 return Message(role, content)
+    role = given.get("role")
+    if not (isinstance(role, str) and role in ROLES):
+        wrong = "the dict has no role" if role is None else f"invalid role {role!r} in a dict"
+        raise NotStorableError(
+            f'{wrong}: give {{"role": …, "content": "text"}} with the role system, user or '
+            "assistant",
+            path="$.role",
+            type="dict",
+        )
     raise NotStorableError(
         'of dicts only {"role": …, "content": "text"} with the role system, user or assistant is '
         'read the same by all providers: for any other use session.extend([…], "openai"), or '

@@ -67,7 +67,7 @@ class RestoreReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
 
     def __str__(self) -> str:
         steps = "; ".join(map(str, self.steps))
-        return f"restored from {self.source} at record {self.head}: {steps}"
+        return f"restored from {SOURCES[self.source]}, at record {self.head}: {steps}"
 
     def _repr_html_(self) -> str:
         facts: dict[str, object] = {"source": self.source, "head": self.head}
@@ -130,7 +130,7 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
 
     def lines(self) -> list[str]:
         """Return the plan as lines of text."""
-        text = [f"{self.key}: the context comes from {_WORDS[self.source]}, up to {self.head}"]
+        text = [f"{self.key}: the context comes from {SOURCES[self.source]}, up to {self.head}"]
         text += [
             f"{document.fate:9} {document.name}{_reason(document)}" for document in self.documents
         ]
@@ -154,11 +154,12 @@ class RestorePlan(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=
         return card("RestorePlan", facts)
 
 
-_WORDS: dict[Source, str] = {
+SOURCES: dict[Source, str] = {
     "fresh": "nothing: the session is new",
     "snapshot": "the snapshot as it is",
     "catch_up": "the snapshot and the log after it",
     "rebuild": "the log alone",
+    "left_out": "nothing: the context was not asked for",
 }
 
 

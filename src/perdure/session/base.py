@@ -21,18 +21,20 @@ import warnings
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeVar, final
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeVar, final
 
 import anyio
 import msgspec
 
 from perdure._lib.logs import log_facts
 from perdure._lib.loop import loop_timer
+from perdure._lib.misnamed import async_only
 from perdure._lib.task_scope import TaskScope, enter, is_within, turns
 from perdure.autosave.tracked import require_outside
 from perdure.errors import (
     HistoryPrunedError,
     InvalidArgumentError,
+    NotStorableError,
     SessionError,
     StoreError,
     TurnReusedError,
@@ -181,15 +183,29 @@ class Turn:
             )
             warnings.warn(message, RuntimeWarning, stacklevel=2)
 
+    if not TYPE_CHECKING:  # a checker has to find the mistake as well
+
+        def __enter__(self) -> NoReturn:
+            self._entered = True  # it has heard of it
+            raise async_only("session.turn()")
+
+        def __exit__(self, *_: object) -> None:
+            """Never called."""
+
     async def __aenter__(self) -> Self:
         self._entered = True
         session, queue = self._session, self._session._turns
         require_outside(session._tracked, "to begin a turn")
         if not await queue.enter(session._tracked.key, self):
-            earlier = "earlier ones" if queue.running is None else queue.running._named()
+            earlier, cure = "earlier ones", ": give turn(timeout=…) more time"
+            if queue.running is not None:
+                earlier = queue.running._named()
+                if is_within(queue.running, turns.get()):
+                    earlier += ", in which it was begun"
+                    cure = _WARNINGS["wait"]
             key, waited = str(session._tracked.key), f"has waited {self._timeout:g} s for {earlier}"
             raise SessionError(
-                f"session {key}: {self._named()} {waited}: give turn(timeout=…) more time",
+                f"session {key}: {self._named()} {waited}{cure}",
                 key=key,
                 timeout=self._timeout,
             )
@@ -964,4 +980,11 @@ def entry_of(item: Message | EncodedRecord | Any, registry: Registry) -> Entry:
         return item.entry
     if type(item) is dict:
         return encode_message(message_of(item), registry, now=time.time())
+    if type(item) in (list, tuple):
+        raise NotStorableError(
+            f"append takes items one by one, and got a {type(item).__name__}: write "
+            "append(*items), which appends them as one group",
+            path="$",
+            type=type(item).__name__,
+        )
     return registry.encode_record(item)

@@ -721,7 +721,7 @@ class ReadableSession:
             InvalidArgumentError: There is no such format or policy.
 
         """
-        provider = None if format is None else format.partition("-")[0]
+        provider = format.partition("-")[0] if isinstance(format, str) else None
         shown = self._contents.shown(provider)
         if format is None:
             return shown.messages

@@ -226,7 +226,7 @@ LEAVES: Final[dict[Why, LeaveSteps]] = {
 _MESSAGES: Final[dict[Why, str]] = {
     "idle": "session {} was idle and left memory after its last `async with` ended: "
     "open it again with sessions.open(…)",
-    "handover": "session {} was handed over to another process that asked for it: "
+    "handover": "session {} was handed over to another process or manager that asked for it: "
     "open it again to ask for it back",
     "close": "session {} is closed: open it again with sessions.open(…)",
     "drop": "session {} was closed without its unsaved changes: "
@@ -623,8 +623,8 @@ class SessionLifecycle:
             return
         unsaved, missed = session.version - session.durable_version, self._runtime.watch.missed()
         message = (
-            f"session {session.key} was taken over by another process, with {unsaved} records "
-            "unsaved here"
+            f"session {session.key} was taken over by another process or manager, with "
+            f"{unsaved} record{'s' * (unsaved != 1)} unsaved here"
         )
         if missed:
             message += (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from perdure._lib.designs import lookup
 from perdure._lib.logs import card
+from perdure._lib.misnamed import Misnamed
 from perdure._lib.tasks import wait_through
 from perdure.autosave.options import (
     INHERIT,
@@ -126,6 +127,8 @@ class SessionManager:
 
         def __exit__(self, *_: object) -> None:
             """Never called: it makes `with` get as far as the message."""
+
+        close = Misnamed("await sessions.aclose()")
 
     async def __aenter__(self) -> Self:
         return await self._start()

@@ -6,12 +6,13 @@ import contextlib
 from collections.abc import Generator, Sequence
 from math import inf
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, cast, final, get_args
+from typing import TYPE_CHECKING, Any, NoReturn, cast, final, get_args
 
 import anyio
 import anyio.to_thread
 import msgspec
 
+from perdure._lib.misnamed import async_only
 from perdure._lib.tasks import HostClosedError
 from perdure.autosave.options import KEEP, Autosave, Inherit
 from perdure.errors import (
@@ -124,6 +125,12 @@ class SessionOpening:
         def __getattr__(self, name: str) -> Any:
             cure = "write `async with sessions.open(…) as session`, or await it"
             raise AttributeError(f"{name}: this is no session yet: {cure}")
+
+        def __enter__(self) -> NoReturn:
+            raise async_only("sessions.open(…) as session")
+
+        def __exit__(self, *_: object) -> None:
+            """Never called."""
 
     def __await__(self) -> Generator[Any, None, Session]:
         return self._opener.open(self._wanted).__await__()

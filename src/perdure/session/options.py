@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import msgspec
-
+from perdure._lib.options import Options
 from perdure._lib.tasks import each
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.lease import LeaseOptions
 from perdure.memory.media import BUDGET, MediaBudget, MediaTokens, require_media_tokens
+from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
 from perdure.session.retention import Retention
 from perdure.store import Store, is_begun
@@ -29,7 +29,7 @@ _WHOLE = (
 )
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class Limits(Options, frozen=True, kw_only=True):
     """Limits on how large things may become. Sizes are bytes.
 
     Args:
@@ -41,7 +41,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             function of a `Medium`, which always returns the same for the same one; None for an
             estimate by the provider. Once a function raises, or returns no whole number from 0,
             the estimate counts, with a warning.
-        record_bytes: One appended item, encoded.
+        record_bytes: One appended item, encoded; at most 16 MiB.
         fold_ratio: Fold when the log's tail is this many times what a fold rewrites, and the
             session is at rest, or at half as much again; infinite: only when it leaves memory.
         fold_records: Fold small documents after this many records at the latest.
@@ -78,6 +78,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                     option=name,
                     value=value,
                 )
+        if self.record_bytes > MAX_RECORD_BYTES:
+            raise InvalidArgumentError(
+                f"limits: invalid record_bytes={self.record_bytes}: no store takes a record of "
+                f"more than {MAX_RECORD_BYTES} bytes; keep what is larger in a file, or as media",
+                option="record_bytes",
+                value=self.record_bytes,
+            )
         require_media_tokens(self.media_tokens)
         if not self.fold_ratio > 0:
             raise InvalidArgumentError(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from perdure._lib.options import Options
 from perdure.errors import InvalidArgumentError
 from perdure.records.keys import SessionKey
 from perdure.store import SessionInfo
@@ -24,7 +25,7 @@ class TurnEndAt(msgspec.Struct, frozen=True):
     """Seconds since 1970."""
 
 
-class Retention(msgspec.Struct, frozen=True, kw_only=True):
+class Retention(Options, frozen=True, kw_only=True):
     """The part of sessions that ``prune`` keeps.
 
     Nothing is ever removed without that call, or ``connect(retention=…)``, which makes it.

@@ -227,7 +227,12 @@ def wrong_loop(what: str, stray: Stray) -> WrongLoopError:
         "fork": ("process", "connect again in the child process"),
         "thread": (
             "thread",
-            "call it from its own, with anyio.from_thread.run or loop.call_soon_threadsafe",
+            (
+                "call it in the loop's: anyio.from_thread.run_sync(session.append, …) where "
+                "anyio.to_thread started this one, else loop.call_soon_threadsafe(session.append, "
+                "…); and asyncio.run_coroutine_threadsafe(session.save(), loop).result() waits for "
+                "what is async. Without async, perdure.sync is for any thread"
+            ),
         ),
         "loop": ("event loop", "connect again inside this loop"),
     }[stray]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 
 from perdure._lib.designs import lookup
 from perdure._lib.logs import card
+from perdure._lib.misnamed import Misnamed
 from perdure._lib.task_scope import turns
 from perdure.autosave.tracked import State
 from perdure.errors import InvalidArgumentError
@@ -262,6 +263,9 @@ class Session(SessionBase):
         return await self._contents.history(
             before=before, limit=limit, unsaved=unsaved, durable=tracked.durable
         )
+
+    if not TYPE_CHECKING:
+        close = Misnamed("await session.aclose()")
 
     async def aclose(self) -> None:
         """Save, fold and release the session for every caller in this process.

@@ -6,6 +6,7 @@ of tool calls. It streams, calls tools, reasons and fails as a real one does.
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Any, final
@@ -56,6 +57,13 @@ class ScriptedModel:
     ) -> None:
         if not script:
             raise InvalidArgumentError("ScriptedModel has no script: give it at least one reply")
+        for reply in script:
+            if inspect.iscoroutinefunction(reply):
+                raise InvalidArgumentError(
+                    f"ScriptedModel got the coroutine function {reply.__name__!r}: give a plain "
+                    "function; a model that awaits is an object with an async `stream`",
+                    option="script",
+                )
         self._script = deque(script)
         self._chunk_chars = max(chunk_chars, 1)
         self._delay = delay

@@ -317,7 +317,7 @@ class Calls:
     def _no_answer_error(self, doing: str, deadline_seconds: float) -> StoreUnavailableError:
         return StoreUnavailableError(
             f"cannot {doing} {self._settings.location}: no answer within {deadline_seconds:g} s: "
-            "check the server's load and the network; saving resumes by itself"
+            "check the server's load and the network; a connected manager tries again"
         )
 
     def _call_with_retries(

@@ -557,7 +557,7 @@ def password_reader(password: Password, location: str, timeout: float) -> Callab
             kind = type(error).__name__  # its text may hold anything
             raise StoreUnavailableError(
                 f"cannot reach {location}: its password= failed with {kind}: make sure that it "
-                "returns a password; saving resumes by itself"
+                "returns a password; a connected manager tries again"
             ) from error
         if not isinstance(secret, str):
             raise ConfigError(

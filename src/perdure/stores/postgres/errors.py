@@ -22,7 +22,7 @@ _ENDING = "57P"
 """The server is shutting down, starting up, or ended this connection: perhaps after a commit."""
 
 _CURES = {
-    "08": "make sure that the server runs and can be reached; saving resumes by itself",
+    "08": "make sure that the server runs and can be reached; a connected manager tries again",
     "23": "another program changed the tables: restore them from a copy",
     "25": "the server takes no writes now, as a standby does: connect to the primary "
     "(target_session_attrs=read-write)",
@@ -32,12 +32,12 @@ _CURES = {
     "40": "it was rolled back for other transactions several times: look at pg_stat_activity",
     "42": "another program changed the schema: open the store again",
     "42501": "grant this user USAGE and CREATE on the schema, and its tables",
-    "53": "the server has run out of a resource; saving resumes by itself",
-    "53100": "the server's disk is full: free some room; saving resumes by itself",
+    "53": "the server has run out of a resource; a connected manager tries again",
+    "53100": "the server's disk is full: free some room; a connected manager tries again",
     "53300": "the server has too many connections: lower ?connections=, or raise max_connections",
     "55P03": "another transaction holds a lock for too long: look at pg_stat_activity",
     "57014": "it took too long: check the server's load, and pg_stat_activity",
-    "57P": "the server is shutting down or starting up; saving resumes by itself",
+    "57P": "the server is shutting down or starting up; a connected manager tries again",
     "58": "the server's disk reports an error: check it before anything else",
     "XX": "the server reports damage: check its log before anything else",
 }

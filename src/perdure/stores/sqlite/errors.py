@@ -25,7 +25,7 @@ _CURES = {
     _BUSY: "another process writes to it: perdure retries; if that process hangs or was stopped, "
     "resume it or end it",
     _LOCKED: "another connection writes to it: perdure retries",
-    _FULL: "free some room on the disk, and saving resumes by itself",
+    _FULL: "free some room on the disk, and a connected manager tries again",
     _IOERR: "the disk reports an error: check it before anything else",
     _CANTOPEN: "this user may use its folder and files, so the disk or the system refused: check "
     "the disk and the system's log before anything else",

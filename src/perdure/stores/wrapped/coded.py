@@ -30,6 +30,7 @@ import msgspec
 from perdure.errors import (
     ConfigError,
     CorruptRecordError,
+    InvalidArgumentError,
     LeaseLostError,
     NotStorableError,
     PerdureError,
@@ -103,6 +104,23 @@ _WITHOUT_CONTENT = frozenset(
     {"connection_pool", "local_path", "open_read_only", "watch_connections"}
 )
 """Members that a backend may have besides the port, and no content passes through."""
+
+
+def require_store(store: Store, wrapper: str) -> None:
+    """Refuse what is no store object, such as a URL.
+
+    Raises:
+        InvalidArgumentError: It is none.
+
+    """
+    given: object = store
+    if not hasattr(given, "append_many"):
+        raise InvalidArgumentError(
+            f"{wrapper} got a {type(given).__name__} in place of a store: give a store object, "
+            "such as SqliteStore('agents.db'); a URL goes to connect, as "
+            "'encrypted+sqlite:///agents.db' or with ?compression=zstd",
+            option="store",
+        )
 
 
 def max_restored_bytes(store: Store) -> int:

@@ -15,7 +15,7 @@ from perdure.errors import ConfigError, CorruptRecordError, MissingExtraError
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
 from perdure.store import Store
-from perdure.stores.wrapped.coded import CodedStore, max_restored_bytes
+from perdure.stores.wrapped.coded import CodedStore, max_restored_bytes, require_store
 from perdure.stores.wrapped.transform import (
     Place,
     Transform,
@@ -168,6 +168,7 @@ class CompressedStore(CodedStore):
     _accepts_plain = True
 
     def __init__(self, store: Store) -> None:
+        require_store(store, "CompressedStore")
         self._compression = Compression(record_limit=max_restored_bytes(store))
         super().__init__(store, store.capabilities.max_record_bytes)
 

@@ -45,7 +45,7 @@ from perdure.stores.wrapped.chain import (
     chain_error,
     link_at,
 )
-from perdure.stores.wrapped.coded import CodedStore, Encoder, max_restored_bytes
+from perdure.stores.wrapped.coded import CodedStore, Encoder, max_restored_bytes, require_store
 from perdure.stores.wrapped.compressed import compression_for
 from perdure.stores.wrapped.keys import (
     GROWTH,
@@ -118,6 +118,7 @@ class EncryptedStore(CodedStore):
     def __init__(
         self, store: Store, keys: MasterKeys | bytes | str, *, compression: str | None = None
     ) -> None:
+        require_store(store, "EncryptedStore")
         ciphers()  # raise for a missing package now, not at the first save
         largest = (store.capabilities.max_record_bytes - 2) // 4 * 3 - GROWTH - HEADER - 2
         super().__init__(store, largest)
