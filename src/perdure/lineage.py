@@ -190,13 +190,20 @@ async def require_unread(
             notes += [item.payload for item in waiting if item.kind == FORK]
             break
     for child in sorted({decode(note, ForkNote).child for note in notes} - besides):
-        base = await base_of(inner, child, RestoreData(await inner.read_documents(child, ())))
-        if base is None or base.parent != key:
-            continue
-        with suppress(CorruptRecordError):  # it has nothing of this one
-            await above(store, child, base)
-            message = (
-                f"session {key} is read by {child}, which is a fork of a release before 0.1.0: "
-                "make that plain with `perdure migrate`, or forget both at once"
-            )
-            raise SessionError(message, key=str(key), fork=str(child))
+        await require_not_read_by(store, inner, key, child)
+
+
+async def require_not_read_by(
+    store: DelegatingStore, inner: Store, key: SessionKey, child: SessionKey
+) -> None:
+    """Raise SessionError if a session is read by another one, a fork of before."""
+    base = await base_of(inner, child, RestoreData(await inner.read_documents(child, ())))
+    if base is None or base.parent != key or not base.at:
+        return
+    with suppress(CorruptRecordError):  # it has nothing of this one
+        await above(store, child, base)
+        message = (
+            f"session {key} is read by {child}, which is a fork of a release before 0.1.0: "
+            "make that plain with `perdure migrate`, or forget both at once"
+        )
+        raise SessionError(message, key=str(key), fork=str(child))

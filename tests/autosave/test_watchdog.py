@@ -168,7 +168,36 @@ async def test_the_end_of_a_turn_is_watched_where_nothing_else_saves() -> None:
         await anyio.sleep(120)
         assert r.saver.health().status == "failing"
         broken.mend()
-        await r.saver.flush()
+        await anyio.sleep(60)
+        assert r.stored(t) == 1
+        assert is_well(r)
+
+
+@pytest.mark.parametrize("how", ["refuse", "swallow"])
+async def test_the_end_of_a_turn_is_saved_again_where_nothing_else_saves(how: str) -> None:
+    """Its save could not begin; no timer and no caller asks for another one."""
+    async with rig(autosave=None) as r:
+        broken = Breaker(r)
+        broken.refuse(RuntimeError("not now")) if how == "refuse" else broken.swallow()
+        t = await unsaved(r)
+        r.saver.turn_ended(t)
+        broken.mend()
+        await anyio.sleep(120)
+        assert r.stored(t) == 1
+        assert is_well(r)
+
+
+@pytest.mark.parametrize("faults", [["down"], ["lost"], ["down", "lost", "down"]])
+async def test_the_end_of_a_turn_outlasts_failures_where_nothing_else_saves(
+    faults: list[str],
+) -> None:
+    async with rig(InlineStore(faults=faults), autosave=None) as r:
+        t = await unsaved(r)
+        r.saver.turn_ended(t)
+        await anyio.sleep(120)
+        assert r.stored(t) == 1
+        r.append(t)  # which is not the end of a turn
+        await anyio.sleep(120)
         assert r.stored(t) == 1
 
 

@@ -471,9 +471,10 @@ class MemoryManager:
     async def leave_out_turn(self, turn_id: str) -> None:
         """Take back what was said in the running turn; the log has it.
 
-        What the context was compacted to meanwhile stays. A turn that was resumed is left as it
-        is, and so is one in which tools have answered, since what they did must not be forgotten:
-        the next compaction sums it up.
+        The context is what it was before the turn, also if it was compacted meanwhile; what that
+        has put into long-term memory stays there. A turn that was resumed is left as it is, and so
+        is one in which tools have answered, since what they did must not be forgotten: the next
+        compaction sums it up.
         """
         said_in, seq, opening = self._opened
         if said_in != turn_id:
@@ -490,9 +491,8 @@ class MemoryManager:
         if any(message.tool_result is not None for message in turn_messages):
             return
         await self.session.retract(after=seq - 1)
-        if begins:
-            before = context[: begins[-1]]
-            self.replace_context(before, system_prompt=None, reason="overflow")
+        # It was asked for by what is gone; what is left is compacted if it is over the budget.
+        self.compaction_required = False
 
     async def compact(
         self, system_prompt: str, exclude_turn_id: str | None = None, *, notes: str = ""

@@ -521,6 +521,8 @@ class Core:
         # They count as not captured again, and have waited since the oldest of them came.
         t.captured_bytes = 0
         t.first_at = t.oldest_at
+        if t.options is None:  # no timer brings them again, and a turn's end had made them due
+            t.hurry = True
         if t.end is not None:
             return []
         if is_late and outcome.status not in REFUSALS:

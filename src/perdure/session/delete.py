@@ -27,7 +27,7 @@ from perdure.errors import (
     SessionNotFoundError,
     StoreUnavailableError,
 )
-from perdure.lineage import require_unread
+from perdure.lineage import require_not_read_by, require_unread
 from perdure.memory.index import value_names
 from perdure.records.chunks import is_hash, named_in
 from perdure.records.keys import SessionKey
@@ -48,6 +48,7 @@ from perdure.session.lifecycle import (
 from perdure.session.stored import SessionStore
 from perdure.store import (
     DeadLetter,
+    Documents,
     Draft,
     SessionInfo,
     SessionQuery,
@@ -100,13 +101,15 @@ async def only_posted_to(store: SessionStore, wanted: SessionFilter) -> list[Ses
     """Return the sessions of an id that were never opened but have pending items."""
     if wanted.id is None or wanted.owner is not None or wanted.tag is not None:
         return []
-    return [
-        key
-        for key in await store.sessions_with_pending_items()
-        if (key.tenant, key.agent) == (wanted.tenant, wanted.id)
-        and wanted.session in (None, key.session)
-        and await store.head(key) == 0
-    ]
+    found: list[SessionKey] = []
+    for key in await store.sessions_with_pending_items():
+        if (key.tenant, key.agent) != (wanted.tenant, wanted.id):
+            continue
+        # One that is damaged is not, and is listed.
+        with suppress(FormatError):
+            if wanted.session in (None, key.session) and await store.head(key) == 0:
+                found.append(key)
+    return found
 
 
 async def _fits(
@@ -135,13 +138,14 @@ async def _fits(
 _DOES, _MAY = "reaches it too", "cannot be read, and may reach it"
 _DRAFT = "is just being made of another one, and may reach it"
 _ANEW = "it was put or renewed meanwhile"
+_UNKNOWN = "it was damaged, and may have named more: `perdure check --gc` removes unreached ones"
 
 
 class RetainedItem(msgspec.Struct, frozen=True):
     """Something that was not removed, and why."""
 
     what: str
-    """A ``blob``."""
+    """A ``blob``, or ``blobs`` that a damaged session may have named."""
     why: str
     of: SessionKey
     """The session that it belonged to."""
@@ -162,7 +166,8 @@ class ForgetReport(msgspec.Struct, frozen=True, kw_only=True):
     kept: tuple[RetainedItem, ...] = ()
     """Blobs that others reach, or may reach. `perdure check --gc` removes unreached ones."""
     carriers: tuple[SessionKey, ...] = ()
-    """Copies of the forgotten sessions, and copies of those: they still have the content."""
+    """Copies of the forgotten sessions, and copies of those: they still have the content.
+    A session that is too damaged to say what it is a copy of is not among them."""
     places: tuple[str, ...] = ()
     """Places that were searched: the store, and the folder of spill files."""
     dry_run: bool = False
@@ -179,6 +184,8 @@ class _Sum:
     def __init__(self) -> None:
         self.records = self.documents = self.bytes = 0
         self.names: set[str] = set()
+        self.is_damaged = False
+        """True if it may name more."""
 
 
 async def delete(
@@ -192,12 +199,16 @@ async def delete(
         LeaseHeldError: Another process keeps holding it.
 
     """
-    if await access.store.inner.head(key) == 0:
-        return False
+    with suppress(FormatError):  # damaged: it is there
+        if await access.store.inner.head(key) == 0:
+            return False
     async with access.exclusive(key), AsyncExitStack() as stack:
         await _require_unread(access, key, frozenset())
         if unchanged is None:
-            hold = await _hold(access, stack, key, terms)
+            try:
+                hold = await _hold(access, stack, key, terms)
+            except FormatError:
+                hold = await _hold(access, stack, key, terms, aside=True)
         else:
             session = access.open_here(key)
             if session is None or session.version != unchanged:
@@ -209,12 +220,18 @@ async def delete(
 
 
 async def _hold(
-    access: ExclusiveAccess, stack: AsyncExitStack, key: SessionKey, terms: HandoverTerms
+    access: ExclusiveAccess,
+    stack: AsyncExitStack,
+    key: SessionKey,
+    terms: HandoverTerms,
+    *,
+    aside: bool = False,
 ) -> HeldSession:
-    """Hold a session to delete it, open here or not."""
+    """Hold a session to delete it, open here or not; as `ExclusiveAccess.held` if it is damaged."""
     session = access.sessions.get(key)
     if session is None:  # new: what was only posted to is forgotten, too
-        return await stack.enter_async_context(access.held(key, terms, new=True, goes=True))
+        held = access.held(key, terms, new=True, goes=True, aside=aside)
+        return await stack.enter_async_context(held)
     # What may yet be refused, by one that is held elsewhere, must not cost what is unsaved.
     with suppress(PerdureError), access.lifecycle.deadline().scope("saves"):
         await access.runtime.saver.save(session._tracked)
@@ -249,9 +266,9 @@ async def forget(
     """
     async with AsyncExitStack() as stack:
         # 1. Hold all of them, and end their logs: no copy is published from here on.
-        holds = [] if dry_run else await _begin_ending(access, stack, keys, terms)
+        holds, damaged = ([], {}) if dry_run else await _begin_ending(access, stack, keys, terms)
         carriers = await _carriers(access, keys, tenant) if look_for_carriers else ()
-        sums = {key: await _sum(access, key) for key in keys}
+        sums = {key: damaged.get(key) or await _sum(access, key) for key in keys}
         if not dry_run:
             # 2. Remove drafts that are made of them.
             await remove_drafts(access.store.inner, tenant, access.runtime.watch, keys)
@@ -269,6 +286,9 @@ async def forget(
     runtime = access.runtime
     spill = runtime.spill_folder if runtime.shutdown.spill or spilled else None
     removed = [size for name, size in named.items() if name not in retained]
+    unknown = [key for key, total in sums.items() if total.is_damaged]
+    if not access.store.capabilities.blobs:
+        unknown = []
     return ForgetReport(
         sessions=tuple(sorted(sums)),
         records=sum(total.records for total in sums.values()),
@@ -284,7 +304,8 @@ async def forget(
                 by=by,
             )
             for name, (by, how) in retained.items()
-        ),
+        )
+        + tuple(RetainedItem(what="blobs", why=_UNKNOWN, of=key) for key in unknown),
         carriers=carriers,
         places=(access.store.location, *((spill,) if spill else ())),
         dry_run=dry_run,
@@ -293,8 +314,11 @@ async def forget(
 
 async def _begin_ending(
     access: ExclusiveAccess, stack: AsyncExitStack, keys: list[SessionKey], terms: HandoverTerms
-) -> list[HeldSession]:
-    """Hold sessions in the order in which they go; from then on, no copy is published."""
+) -> tuple[list[HeldSession], dict[SessionKey, _Sum]]:
+    """Hold sessions in the order in which they go; from then on, no copy is published.
+
+    Also return what could be read of those that cannot be held as they are.
+    """
     # Always in this order: two forgets would else wait for each other.
     for key in sorted(keys):
         await stack.enter_async_context(access.exclusive(key))
@@ -303,12 +327,24 @@ async def _begin_ending(
     # Those that are open here last: if another one is refused, they stay open.
     open_here = access.sessions.keys() & set(keys)
     order = sorted(keys, key=lambda key: (key in open_here, key))
-    holds = [await _hold(access, stack, key, terms) for key in order]
+    holds, damaged = list[HeldSession](), dict[SessionKey, _Sum]()
+    for key in order:
+        try:
+            holds.append(await _hold(access, stack, key, terms))
+        except FormatError:
+            damaged[key] = await _sum(access, key)
+            damaged[key].is_damaged = True
+    # Once all others are held: if one of those is refused, no damaged log was set aside.
+    for key in damaged:
+        holds.append(await _hold(access, stack, key, terms, aside=True))
     for hold in holds:
         await hold.append(Entry(ENDING, b"{}"))
-    bases = {hold.key: await access.store.base_of(hold.key) or Origin() for hold in holds}
+    begins_at = dict.fromkeys(keys, 0)
+    for key in keys:
+        with suppress(FormatError):
+            begins_at[key] = (await access.store.base_of(key) or Origin()).at
     # A fork of before 0.1.0 goes before what it reads, which ends earlier.
-    return sorted(holds, key=lambda hold: (-bases[hold.key].at, hold.key))
+    return sorted(holds, key=lambda hold: (-begins_at[hold.key], hold.key)), damaged
 
 
 async def _remove_blobs(
@@ -368,9 +404,10 @@ async def _carriers(
     made: dict[SessionKey, Draft] = {}
     async with aclosing(tenant_sessions(access.store, tenant)) as listed:
         async for info in listed:
-            holder = await access.store.holder(info.key)
-            if holder is not None and holder.draft is not None:
-                made[info.key] = holder.draft
+            with suppress(FormatError):  # a damaged one: nobody can say
+                holder = await access.store.holder(info.key)
+                if holder is not None and holder.draft is not None:
+                    made[info.key] = holder.draft
     before = {made[key].source for key in keys if key in made and made[key].purpose == "rename"}
     found = before.union(keys)
     while new := {key for key, draft in made.items() if draft.source in found} - found:
@@ -381,13 +418,21 @@ async def _carriers(
 async def _require_unread(
     access: ExclusiveAccess, key: SessionKey, besides: frozenset[SessionKey]
 ) -> None:
-    with suppress(FormatError):  # damaged: it is removed all the same
-        await require_unread(access.store, access.store.inner, key, besides)
+    store = access.store
+    with suppress(FormatError):
+        await require_unread(store, store.inner, key, besides)
+        return
+    # Damaged, and its notes of forks may be lost: each session is asked what it reads.
+    async with aclosing(tenant_sessions(store, key.tenant)) as listed:
+        async for info in listed:
+            if info.key != key and info.key not in besides:
+                with suppress(FormatError):
+                    await require_not_read_by(store, store.inner, key, info.key)
 
 
 async def _sum(access: ExclusiveAccess, key: SessionKey, *, strict: bool = False) -> _Sum:
     """Count the records, documents and blob names of a session's own log."""
-    total, store = _Sum(), access.store.inner
+    total, store, documents = _Sum(), access.store.inner, Documents()
     try:
         async with aclosing(store.read_log(key)) as log:
             async for chunk in log:
@@ -396,14 +441,20 @@ async def _sum(access: ExclusiveAccess, key: SessionKey, *, strict: bool = False
                 total.bytes += sum(map(len, payloads))
                 total.names |= named_in(payloads)
                 total.names |= value_names(chunk.records)  # a fold puts them again just now
-        documents = (await store.read_documents(key)).found.values()
     except FormatError:
         if strict:
             raise
-        return total  # damaged: it is removed all the same
-    total.documents = len(documents)
-    total.bytes += sum(len(document.data) for document in documents)
-    total.names |= named_in(document.data for document in documents)
+        total.is_damaged = True  # it is removed all the same
+    try:
+        documents = await store.read_documents(key)
+    except FormatError:
+        if strict:
+            raise
+        total.is_damaged = True
+    found = documents.found.values()
+    total.documents = len(found)
+    total.bytes += sum(len(document.data) for document in found)
+    total.names |= named_in(document.data for document in found)
     return total
 
 

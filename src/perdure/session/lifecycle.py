@@ -790,11 +790,19 @@ class ExclusiveAccess:
 
     @asynccontextmanager
     async def held(
-        self, key: SessionKey, terms: HandoverTerms, *, new: bool = False, goes: bool = False
+        self,
+        key: SessionKey,
+        terms: HandoverTerms,
+        *,
+        new: bool = False,
+        goes: bool = False,
+        aside: bool = False,
     ) -> AsyncGenerator[HeldSession, None]:
         """Hold a session that is not open here; the caller is alone with it.
 
-        One of before 0.1.0 that is numbered after a base is only held if it *goes*.
+        One of before 0.1.0 that is numbered after a base is only held if it *goes*. To delete one
+        that was found damaged, ask for it with *aside*: nothing of it is read, and a store of files
+        sets its log aside, which a deletion removes too.
 
         Raises:
             LeaseHeldError: Another process keeps holding it.
@@ -808,9 +816,10 @@ class ExclusiveAccess:
         if not goes:
             require_plain(key, await self.store.base_of(key))
         grant = await acquire_lease(
-            self.store,
+            # The outer one reads what comes before the log.
+            self.store.inner if aside else self.store,
             key,
-            Terms(me=self.store.owner, create=new),
+            Terms(me=self.store.owner, create=new, set_aside=aside),
             watch=runtime.watch,
             on_held=terms.on_held,
             wait=terms.wait,

@@ -145,6 +145,27 @@ async def test_a_model_of_ones_own_is_understood_too(policy: CompactionPolicy) -
             assert await agent.ask(f"{number} {WORDS}") == "ok"
 
 
+@pytest.mark.parametrize("turns", [2, ASKS], ids=["never compacted", "compacted before"])
+async def test_the_context_is_what_it_was_before_a_turn_that_does_not_fit(turns: int) -> None:
+    async with await Agent.create("ada", model=Own()) as agent:
+        for number in range(turns):
+            await agent.ask(f"{number} {WORDS}")
+        before = agent.session.context()
+        assert before
+        for _ in range(2):
+            with pytest.raises(ContextOverflowError):
+                await agent.ask(TOO_LONG)
+            assert agent.session.context() == before
+        assert await agent.ask("Still there?") == "ok"
+        # The earlier turns are still to be read, not just in long-term memory.
+        assert agent.session.context()[: len(before)] == before
+        for number in range(ASKS):
+            await agent.ask(f"more {number} {WORDS}")
+        remembered = await agent.memory.retriever.episodic()
+        ids = [id for item in remembered for id in item.turn_ids]
+        assert sorted(set(ids)) == sorted(ids)  # none is summed up twice
+
+
 class Calling:
     """A model that calls a tool, and then finds its window too small for the answer."""
 

@@ -320,6 +320,9 @@ def _quarantine(folder: Folder, name: str, data: bytes) -> None:
             quarantine.replace(copy, data)
 
 
+_IN_EACH_FOLD = "session.json"
+
+
 def set_aside(folder: Folder, key: SessionKey, *, below: int) -> None:
     """Move the segments of a damaged log to quarantine, and copy its documents there."""
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
@@ -362,14 +365,20 @@ def remove_owned(
     deleter that was suspended cannot touch the log of a later generation. With *evidence*,
     quarantined copies are removed as well.
     """
-    remove_unfinished(folder, _replaced_manifests(folder, key))
+    manifests = _replaced_manifests(folder, key)
+    remove_unfinished(folder, manifests)
+    # Listed before the manifests are read again: a later generation announces what it writes.
+    is_known = bool(manifests.files) and not manifests.damaged
+    on_disk = () if is_known else _names_on_disk(folder)
     # Read just before: a later generation may fold by now, if this process was suspended.
     manifests = _replaced_manifests(folder, key)
     ours, later = set[str](), set[str]()
     for file in manifests.files:
         (ours if file.manifest.epoch < below else later).update(file.manifest.documents)
-    if any(epoch_in(name, MANIFESTS) < below for name in manifests.damaged):
-        ours.update(_names_on_disk(folder))  # it may have listed any of them
+    is_damaged = any(epoch_in(name, MANIFESTS) < below for name in manifests.damaged)
+    # It may have listed any of them; and so may one that is lost, if there was a fold.
+    if is_damaged or (not manifests.files and _IN_EACH_FOLD in on_disk):
+        ours.update(on_disk)
     _remove_documents(folder, ours - later)
     names = folder.names()
     remove_below(folder, names, below, (*MANIFESTS, LABELS))
