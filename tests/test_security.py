@@ -81,6 +81,7 @@ LOADERS = {
     "_lib/designs.py": "the public packages, from its own table, when a name is not found",
     "_lib/lazy.py": "lazy public names of a package, from its own table, and modules of extras by their names",
     "_lib/platform.py": "modules of Python's that only some platforms have",
+    "adapters/thread_types.py": "classes from LangGraph's own table, and those that the user has listed",
     "adapters/imports.py": "drivers of databases, by their names",
     "agent/mcp.py": "the package mcp",
     "cli/transfer.py": "the imports from other SDKs, from a table",

@@ -37,6 +37,7 @@ from perdure.session.events import (
     Posted,
     TurnWarned,
 )
+from perdure.session.retention import PruneReport
 
 __all__ = [
     "Closed",
@@ -51,6 +52,7 @@ __all__ = [
     "MemorySearched",
     "Opened",
     "Posted",
+    "PruneReport",
     "Quarantined",
     "Recovered",
     "Resumed",

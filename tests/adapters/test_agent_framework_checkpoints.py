@@ -37,7 +37,6 @@ from perdure import (
     Retention,
     SessionError,
     SessionManager,
-    TooLargeError,
 )
 from perdure.adapters import PerdureCheckpointStorage, PerdureHistoryProvider
 from perdure.adapters.agent_framework_checkpoints import (
@@ -510,14 +509,16 @@ async def test_a_storage_that_another_process_holds_is_named(tmp_path: Path) -> 
         assert found == ["a", "b"]
 
 
-async def test_what_is_too_large_or_no_text_is_refused(sessions: SessionManager) -> None:
+async def test_what_is_no_text_is_refused_and_what_is_large_comes_back(
+    sessions: SessionManager,
+) -> None:
     storage = PerdureCheckpointStorage("ada", sessions)
     with pytest.raises(NotStorableError, match=r"state\.text.*surrogate"):
         await storage.save(checkpoint("a", text="\ud800"))
-    with pytest.raises(TooLargeError):
-        await storage.save(checkpoint("a", text="x" * (17 * 1024 * 1024)))
     assert await storage.list_checkpoint_ids(workflow_name="w") == []
-    await storage.save(checkpoint("a", text="x"))
+    large = checkpoint("a", text="x" * (17 * 1024 * 1024))
+    await storage.save(large)
+    assert await PerdureCheckpointStorage("ada", sessions).load("a") == large
 
 
 async def test_pruning_leaves_checkpoints_alone(sessions: SessionManager) -> None:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self, final
 import msgspec
 
 from perdure._lib.lazy import from_extra
+from perdure._lib.logs import log_facts
 from perdure.adapters.claims import (
     Large,
     as_kept,
@@ -649,12 +650,11 @@ def _is_foreign(value: Any) -> bool:
 @lru_cache
 def _tell(name: str, place: str) -> None:
     """Warn that an object of a class comes back as JSON: once for each place."""
-    _log.warning(
-        "a %s at %s is stored as its JSON, and comes back as that: keep plain values in the state",
-        name,
-        place,
-        extra={"type": name, "path": place},
+    message = (
+        "a %(type)s at %(path)s is stored as its JSON, and comes back as that: keep plain values in "
+        "the state"
     )
+    log_facts(_log, logging.WARNING, message, type=name, path=place)
 
 
 class _Change:

@@ -18,6 +18,7 @@ from functools import lru_cache, reduce
 from typing import Any, Final, TypeAlias, cast, final
 
 from perdure._lib.lazy import from_extra
+from perdure._lib.logs import log_facts
 from perdure.errors import (
     CorruptRecordError,
     FormatError,
@@ -315,9 +316,8 @@ class DataSerializer(jsonplus.JsonPlusSerializer):
             return
         self._told.add(names)
         said = what % cls.__name__ if "%s" in what else what
-        log.warning(
-            "a %s was stored, which %s", ".".join(names), said, extra={"type": ".".join(names)}
-        )
+        message = f"a %(type)s was stored, which {said}"
+        log_facts(log, logging.WARNING, message, type=".".join(names))
 
     def _culprit(self, value: Any, error: Exception) -> tuple[str, Any, str]:
         """Return the place of what cannot be stored, itself, and why not."""

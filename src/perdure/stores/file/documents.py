@@ -339,12 +339,11 @@ def set_aside(folder: Folder, key: SessionKey, *, below: int) -> None:
                 log.rename(name, aside_name(name), quarantine)
             quarantine.sync()
             log.sync()
-            _log.warning(
-                "the log of session %s is damaged, and was set aside in %s: a new one begins",
-                key,
-                quarantine.path,
-                extra={"session": str(key), "path": quarantine.path},
+            message = (
+                "the log of session %(session)s is damaged, and was set aside in %(path)s: a new "
+                "one begins"
             )
+            log_facts(_log, logging.WARNING, message, session=str(key), path=quarantine.path)
 
 
 def remove_unfinished(folder: Folder, manifests: Manifests) -> None:
