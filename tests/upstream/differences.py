@@ -80,7 +80,9 @@ DIFFERENCES: dict[str, dict[str, str]] = {
         "*::test_async_sqlite_session_close*": _CLOSED,
         "*::test_settled_*_failure_invalidates_response_chain*": _CONNECTIONS,
         "*restore*": _CONNECTIONS,
-        "tests/extensions/memory/test_encrypt_session.py::test_encrypted_pop_*": _SQL,
+        "tests/extensions/memory/test_encrypt_session.py::*pop*": (
+            "EncryptedSession takes what stands in for SQLiteSession for one, and calls its insides"
+        ),
         "*same_timestamp*": _SQL,
         "tests/test_tool_batch_failure_history.py::*": _CONNECTIONS,
         "tests/memory/test_session*.py::*run_sync*": _LOOP,
