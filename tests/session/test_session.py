@@ -283,7 +283,7 @@ async def test_too_large_an_item_is_refused_with_the_limit(again: Connect) -> No
 
 
 async def test_a_limit_that_is_the_stores_own_is_not_said_to_be_raised(again: Connect) -> None:
-    large = Limits(record_bytes=64 * 1024 * 1024)
+    large = Limits(record_bytes=16 * 1024 * 1024)
     async with again(limits=large) as sessions, sessions.open("a") as session:
         with pytest.raises(TooLargeError, match="store a reference") as caught:
             session.append(Message.user("x" * 17 * 1024 * 1024))

@@ -236,19 +236,16 @@ def message_of(given: dict[str, Any]) -> Message:
         case {"role": "system" | "user" | "assistant" as role, "content": str(content)}:
             if len(given) == 2:
                 return Message(role, content)
-    role = given.get("role")
-    if not (isinstance(role, str) and role in ROLES):
-        wrong = "the dict has no role" if role is None else f"invalid role {role!r} in a dict"
-        raise NotStorableError(
-            f'{wrong}: give {{"role": …, "content": "text"}} with the role system, user or '
-            "assistant",
-            path="$.role",
-            type="dict",
-        )
+    role, wrong = given.get("role"), ""
+    if role is None:
+        wrong = "the dict has no role: "
+    elif not (isinstance(role, str) and role in ROLES):
+        wrong = f"invalid role {role!r} in a dict: "
     raise NotStorableError(
-        'of dicts only {"role": …, "content": "text"} with the role system, user or assistant is '
-        'read the same by all providers: for any other use session.extend([…], "openai"), or '
-        'which format it has: "openai-responses", "anthropic", "gemini"',
+        f'{wrong}of dicts only {{"role": …, "content": "text"}} with the role system, user or '
+        "assistant is read the same by all providers: for any other use "
+        'session.extend([…], "openai"), or which format it has: "openai-responses", "anthropic", '
+        '"gemini"',
         path="$",
         type="dict",
     )
