@@ -80,6 +80,9 @@ async def test_a_damaged_log_is_set_aside_and_a_new_one_begins(
                 assert "a damaged log of" in str(session.restore_report)
                 assert str(quarantine) in str(session.restore_report)
                 session.append(Message.user("anew"))
+        health = sessions.health()
+        assert health.status == "ok"
+        assert str(quarantine) in health.set_aside["ada"]
     assert "damaged, and was set aside" in caplog.text
     assert data in [path.read_bytes() for path in quarantine.glob("*.damaged")]
     # Later opens continue the new one, with the option and without, and name the evidence.
@@ -87,10 +90,13 @@ async def test_a_damaged_log_is_set_aside_and_a_new_one_begins(
         async with connected(store) as sessions, sessions.open("ada", **options) as session:
             assert texts(session) == ["anew"]
             assert "a damaged log of" in str(session.restore_report)
+            assert "a damaged log of" in sessions.health().set_aside["ada"]
     assert await ran("check", "--store", store) == 1
     assert "a damaged log of" in capsys.readouterr().out
     assert await ran("check", "--store", store, "--repair") == 0
     assert await ran("check", "--store", store) == 0
+    async with connected(store) as sessions, sessions.open("ada"):
+        assert sessions.health().set_aside == {}
     assert data in [path.read_bytes() for path in quarantine.iterdir()]
 
 
@@ -111,7 +117,9 @@ async def test_deleting_the_session_removes_what_was_set_aside(tmp_path: Path) -
     await damaged(tmp_path)
     async with connected(tmp_path / "store") as sessions:
         await sessions.open("ada", on_damage="fresh")
+        assert list(sessions.health().set_aside) == ["ada"]
         await sessions.delete("ada")
+        assert sessions.health().set_aside == {}
     left = [path for path in (tmp_path / "store").rglob("*") if path.is_file()]
     assert not [path for path in left if b"what was said" in path.read_bytes()]
 

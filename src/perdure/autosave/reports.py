@@ -55,6 +55,9 @@ class Health(msgspec.Struct, frozen=True, kw_only=True):
     """Sessions open here whose posts cannot be received, with the reason. It is tried again."""
     dead_letters: dict[str, int] = {}
     """Posted items that became dead letters here, by session, until they are retried or dropped."""
+    set_aside: dict[str, str] = {}
+    """Damaged logs, and ends of logs that do not count, of sessions that were opened here, with the
+    files that keep them: ``perdure check`` names them too, until they are accepted."""
     autosave: AutosaveStatus
     """The manager's setting, and what of it is in force; a session may have one of its own."""
 

@@ -161,6 +161,7 @@ class ManagerParts:
             reasons=(*health.reasons, *reasons),
             undelivered=undelivered,
             dead_letters=self.inbox.set_aside(),
+            set_aside={str(key): what for key, what in self.lifecycle.set_aside.items()},
         )
 
     def _on_end(self) -> None:

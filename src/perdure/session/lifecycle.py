@@ -256,6 +256,8 @@ class SessionLifecycle:
         self._folding: dict[SessionBase, _Fold] = {}
         """Folds in the background: one waits until its session is at rest."""
         self._given: dict[SessionKey, int] = {}
+        self.set_aside: dict[SessionKey, str] = {}
+        """Parts of logs that do not count, by session, as of its last open here."""
 
     # pins
 

@@ -286,6 +286,9 @@ class Opener:
         self._lifecycle.keep(session)
         took = anyio.current_time() - began
         report = session.restore_report
+        self._lifecycle.set_aside.pop(key, None)
+        if cut := [step.detail for step in report.steps if step.what == "cut"]:
+            self._lifecycle.set_aside[key] = "; ".join(cut)
         runtime.hooks.emit(Opened(key=key, epoch=taken.epoch, report=report, took=took))
         if may_have_items:
             await self._inbox.begin(session)
