@@ -173,9 +173,11 @@ class WorkingContext:
     """
 
     __slots__ = (
+        "_is_exact",
         "_messages",
         "_replaced_at",
         "_retracted",
+        "_size",
         "_snapshot",
         "_source",
         "budget",
@@ -189,7 +191,6 @@ class WorkingContext:
         "media",
         "rebuilt_at",
         "seq",
-        "size",
         "system",
         "system_prompt_sha256",
     )
@@ -205,9 +206,12 @@ class WorkingContext:
         # What messages refer to, by name: of the newest, as many as the budget has room for.
         self.media: dict[str, bytes] = {}
         self.budget: MediaBudget = MediaBudget()
-        self.size: int = 0
-        # Bytes of media that no blob holds.
+        self._size: int = 0
+        # Bytes of media that no blob holds, once they are counted.
         self.inline: int = 0
+        # Looking for media costs more than all else here. Until the limit is reached, or somebody
+        # asks, `_size` counts them as text, and what that lets in fits into both limits.
+        self._is_exact: bool = limit > HELD_BYTES
         # The last record that was fed, of any kind.
         self.seq: int = 0
         # Whether older messages were left out.
@@ -229,6 +233,12 @@ class WorkingContext:
         self._retracted: list[tuple[int, int]] | None = None
 
     @property
+    def size(self) -> int:
+        """Bytes of message JSON, without media."""
+        self._count_exactly()
+        return self._size
+
+    @property
     def unread(self) -> bytes | None:
         """The bytes of the snapshot that it was restored from, until its messages are used."""
         return None if self._snapshot is None else self._source
@@ -247,11 +257,11 @@ class WorkingContext:
         self.seq = seq
         if kind in MESSAGE_KINDS:
             self._kept.append((seq, payload, kind != TOOL_RESULT or not self._kept))
-            if len(payload) < SEEN:  # for each append
-                self.size += len(payload)
+            if len(payload) < SEEN or not self._is_exact:  # for each append
+                self._size += len(payload)
             else:
                 self._count(payload)
-            if self.size > self.limit or self.inline > HELD_BYTES:
+            if self._size > self.limit or self.inline > HELD_BYTES:
                 self._trim()
         elif kind == CONTEXT:
             self._replace(seq, payload)
@@ -383,22 +393,33 @@ class WorkingContext:
 
     def _count(self, payload: bytes, sign: int = 1) -> None:
         size = len(payload)
-        text = size if size < SEEN else text_bytes(payload)
-        self.size += sign * text
+        text = text_bytes(payload) if self._is_exact and size >= SEEN else size
+        self._size += sign * text
         self.inline += sign * (size - text)
+
+    def _count_exactly(self) -> None:
+        """Count text and media apart, from now on."""
+        if not self._is_exact:
+            self._is_exact = True
+            self._size = self.inline = 0
+            for _, payload, _ in self._kept:
+                self._count(payload)
 
     def _trim(self) -> None:
         """Drop the oldest atoms until the others fit; the newest stays."""
-        end, left = 0, (self.size, self.inline)
+        if self._size <= self.limit and self.inline <= HELD_BYTES:
+            return
+        self._count_exactly()
+        end, left = 0, (self._size, self.inline)
         for at, (_, payload, begins) in enumerate(self._kept):
             if begins:
                 end = at
-                left = self.size, self.inline
-                if self.size <= self.limit and self.inline <= HELD_BYTES:
+                left = self._size, self.inline
+                if self._size <= self.limit and self.inline <= HELD_BYTES:
                     break
             self._count(payload, -1)
         # As they were at the atom where the loop has stopped: that and all after it stay.
-        self.size, self.inline = left
+        self._size, self.inline = left
         for kept_messages in self._kept[:end]:
             self.cut = True
             payload = kept_messages[1]
@@ -411,7 +432,7 @@ class WorkingContext:
         self.rebuilt_at = self._replaced_at = seq
         self._retracted = None
         self._kept.clear()
-        self.size = self.inline = 0
+        self._size = self.inline = 0
         self.system = None
         self.cut = False
         self.epoch_id = rebuilt.epoch_id
@@ -468,17 +489,13 @@ class WorkingContext:
         context.epoch_id = snapshot.epoch_id
         context.last_compaction_ts = snapshot.last_compaction_ts
         context.system_prompt_sha256 = snapshot.system_prompt_sha256
-        sizes = [memoryview(raw).nbytes for raw in snapshot.messages]
-        counts = {len(sizes), sum(snapshot.atoms), len(snapshot.message_seqs)}
+        size = sum([memoryview(raw).nbytes for raw in snapshot.messages])
+        counts = {len(snapshot.messages), sum(snapshot.atoms), len(snapshot.message_seqs)}
         is_regular = len(counts) == 1 and min(snapshot.atoms, default=0) > 0
-        long = [at for at, size in enumerate(sizes) if size >= SEEN]
-        is_text = sum(sizes) <= limit and all(
-            text_bytes(raw) == len(raw) for raw in [bytes(snapshot.messages[at]) for at in long]
-        )
-        # Nothing has to be cut or counted: it stays encoded until it is used.
-        if is_regular and not snapshot.pinned and is_text:
+        # Nothing has to be cut: it stays encoded until it is used.
+        if is_regular and not snapshot.pinned and size <= limit and not context._is_exact:
             context._snapshot, context._source = snapshot, source
-            context.size = sum(sizes)
+            context._size = size
         else:
             context._take_out(snapshot)
             context._trim()
@@ -486,7 +503,7 @@ class WorkingContext:
 
     def _take_out(self, snapshot: Snapshot) -> None:
         """Copy and count the messages of a snapshot: a good part of a restore, if it is long."""
-        self.size = self.inline = 0
+        self._size = self.inline = 0
         seqs = snapshot.message_seqs or [snapshot.seq] * len(snapshot.messages)
         retained = [(seq, bytes(raw)) for seq, raw in zip(seqs, snapshot.messages, strict=True)]
         if snapshot.pinned:

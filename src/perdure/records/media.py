@@ -456,9 +456,9 @@ def decode_held(payload: bytes, registry: Types = NO_TYPES) -> Message:
 
 def decode_read(payload: bytes, registry: Types = NO_TYPES) -> Message:
     """Return the message of a record that was read with its media, with notes for lost ones."""
-    message = decode_held(payload, registry)
     if not holds_references(payload):
-        return message
+        return decode_message(payload, registry)
+    message = decode_held(payload, registry)
     return with_media(message, lambda medium, text: None if medium.name else text, lambda _: LOST)
 
 

@@ -66,7 +66,7 @@ def spelled(payload: bytes) -> bytes:
 
 def held(payload: bytes) -> bytes:
     """Return a record's JSON with its references as they are in memory."""
-    if SPELLED not in payload:
+    if b"\\" not in payload or SPELLED not in payload:  # the former is found much faster
         return payload
     return _SPELLED.sub(
         lambda found: b'"%b%b:%b"' % (HELD.encode(), _signature(found[1]), found[1]), payload

@@ -20,7 +20,15 @@ from perdure.errors import CorruptRecordError
 from perdure.memory.context import WorkingContext
 from perdure.memory.media import HELD_BYTES, MediaBudget
 from perdure.records.keys import SessionKey
-from perdure.records.media import LIFTED_KINDS, MOST, Medium, filled, lifted_entries, referred
+from perdure.records.media import (
+    LIFTED_KINDS,
+    MOST,
+    Medium,
+    filled,
+    holds_references,
+    lifted_entries,
+    referred,
+)
 from perdure.records.records import CONTEXT, Entry, Record
 from perdure.store import Batch, LogChunk, Outcome, Status, Store
 from perdure.stores.delegate import DelegatingStore
@@ -98,13 +106,16 @@ class Filled(DelegatingStore):
         log = self.inner.read_log(key, after=after, before=before, limit=limit, reverse=reverse)
         async with contextlib.aclosing(log):
             async for chunk in log:
+                if not any(holds_references(record.payload) for record in chunk.records):
+                    yield chunk
+                    continue
                 begin = size = 0
                 for at, record in enumerate(chunk.records):
                     size += sum(medium.bytes for medium in referred_in(record))
                     if size >= AT_A_TIME:  # a reader that has enough does not wait for the rest
                         yield await self._part(key, chunk, begin, at + 1)
                         begin, size = at + 1, 0
-                if begin < len(chunk.records) or not chunk.records:
+                if begin < len(chunk.records):
                     yield await self._part(key, chunk, begin, len(chunk.records))
 
     async def _part(self, key: SessionKey, chunk: LogChunk, begin: int, end: int) -> LogChunk:
