@@ -651,8 +651,8 @@ def _is_foreign(value: Any) -> bool:
 def _tell(name: str, place: str) -> None:
     """Warn that an object of a class comes back as JSON: once for each place."""
     message = (
-        "a %(type)s at %(path)s is stored as its JSON, and comes back as that: keep plain values in "
-        "the state"
+        "a %(type)s at %(path)s is stored as its JSON, and comes back as that: keep plain values "
+        "in the state"
     )
     log_facts(_log, logging.WARNING, message, type=name, path=place)
 
