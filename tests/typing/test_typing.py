@@ -123,9 +123,9 @@ TYPOS = [
     ("1-a-session", "session.context()[-1].text", "session.info.turnz"),
     ("3-a-crash", "before.id", "before.idd"),
     ("4-a-server", "Shutdown(deadline=10)", "Shutdown(dedline=10)"),
-    ("4-a-server", "health().status", "health().statuz"),
+    ("4-a-server", "sessions.open(id)", "sessions.opn(id)"),
     ("4-a-server", "await session.save()", "print((await session.save()).verson)"),
-    ("4-a-server", "if not turn.replayed", "if not turn.replaid"),
+    ("4-a-server", "if turn.replayed", "if turn.replaid"),
 ]
 """What a person may mistype in a program of the README or the tutorial."""
 
