@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perdure import Message, Shutdown, connect
 from perdure.errors import CorruptRecordError
 from perdure.records.chunks import name_of
 from perdure.records.records import MESSAGE
@@ -161,3 +162,22 @@ async def test_a_damaged_blob_is_named(store: PostgresStore, server: Postgres, s
         await store.get_blob("", name)
     await store.put_blobs("", {name: b"right"})
     assert await store.get_blob("", name) == b"right"
+
+
+@pytest.mark.parametrize("act", ["delete", "forget"])
+@pytest.mark.parametrize("change", ["a flipped bit", "the first row gone", "all rows gone"])
+async def test_a_damaged_session_is_deleted(
+    server: Postgres, schema: str, change: str, act: str
+) -> None:
+    def place() -> PostgresStore:
+        return PostgresStore(server.url, schema=schema)
+
+    quiet = Shutdown(signals=False)
+    async with connect(place(), shutdown=quiet) as sessions, sessions.open("ada") as session:
+        for text in ("one", "two", "three"):
+            session.append(Message.user(text))
+            await session.save()
+    server.run(CHANGES[change].format(s=schema).replace("= 4", "< 4"))
+    async with connect(place(), shutdown=quiet) as sessions:
+        assert await getattr(sessions, act)("ada")
+        assert await sessions.list() == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perdure import Message, Shutdown, connect
 from perdure.errors import CorruptRecordError
 from perdure.records.chunks import name_of
 from perdure.records.keys import SessionKey
@@ -249,3 +250,25 @@ async def test_the_checksum_of_the_epoch_record_is_made_on_the_server(store: Red
     await take(store)
     (record,) = await read(store)  # verified by zlib
     assert record.payload == b'{"owner":"one"}'
+
+
+@pytest.mark.parametrize("act", ["delete", "forget"])
+@pytest.mark.parametrize("damaged", [0, 1, 2])
+async def test_a_damaged_session_is_deleted(
+    server: Valkey, url: str, damaged: int, act: str
+) -> None:
+    quiet = Shutdown(signals=False)
+    async with connect(RedisStore(url), shutdown=quiet) as sessions:
+        async with sessions.open("ada") as session:
+            for text in ("one", "two"):
+                session.append(Message.user(text))
+                await session.save()
+    keys = names_of(url).session_keys(SessionKey("ada"))
+
+    def change(place: int, id: bytes, epoch: bytes, data: bytes) -> tuple[bytes, ...]:
+        return id, epoch, flipped(data, 10) if place == damaged else data
+
+    rewrite(server, keys.log, change)
+    async with connect(RedisStore(url), shutdown=quiet) as sessions:
+        assert await getattr(sessions, act)("ada")
+        assert await sessions.list() == []

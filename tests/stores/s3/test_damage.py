@@ -8,6 +8,7 @@ from typing import Any
 import obstore
 import pytest
 
+from perdure import Message, Shutdown, connect
 from perdure.errors import CorruptRecordError, FormatError, PerdureError, UnsupportedVersionError
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry, Record
@@ -298,3 +299,23 @@ async def test_a_scrub_removes_what_killed_folds_left_of_epochs_that_are_over(
     assert new in names(raw)  # the holder may be about to name it
     assert (await read(store))[:-1] == whole
     assert (await store.read_documents(KEY)).damaged == ()
+
+
+@pytest.mark.parametrize("act", ["delete", "forget"])
+async def test_a_session_is_deleted_whatever_is_damaged_before_the_end_of_its_log(
+    open_store: OpenS3, raw: Any, act: str
+) -> None:
+    quiet = Shutdown(signals=False)
+    async with connect(await open_store(), shutdown=quiet) as sessions:
+        async with sessions.open("agent") as session:
+            for text in ("one", "two"):
+                session.append(Message.user(text))
+                await session.save()
+            objects = [name for name in names(raw) if "/log/" in name][:-1]
+    assert objects
+    for name in objects:
+        data = bytes(obstore.get(raw, name).bytes())
+        obstore.put(raw, name, data[: len(data) // 2])
+    async with connect(await open_store(), shutdown=quiet) as sessions:
+        assert await getattr(sessions, act)("agent")
+        assert await sessions.list() == []
