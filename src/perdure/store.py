@@ -487,11 +487,12 @@ class SupportsRestore(Protocol):
     """A store that reads all that a restore needs at once."""
 
     async def read_for_restore(
-        self, key: SessionKey, names: Collection[str] | None = None
+        self, key: SessionKey, names: Collection[str] | None = None, *, newest: int = 0
     ) -> RestoreData:
         """Read documents, as ``read_documents`` does, and with them the log after them.
 
-        The log need not be read if it is long, damaged, or if a document is.
+        The log need not be read if it is long, damaged, or if a document is; nor need its
+        ``newest`` messages, with what is among them.
         """
         ...
 

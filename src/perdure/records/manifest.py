@@ -264,6 +264,8 @@ class RestoreData(msgspec.Struct, frozen=True):
     """True if something may be waiting in the inbox."""
     may_have_removed: bool = True
     """True if the log may still have records that the manifest's base says were removed."""
+    newest: tuple[Record, ...] = ()
+    """The newest records of the log, newest first, if they were asked for and could be read."""
 
     def with_low(self, low: int) -> RestoreData:
         """Return it for a log whose first record is *low*."""

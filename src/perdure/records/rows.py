@@ -16,7 +16,7 @@ from perdure._lib.logs import LogOnce, log_facts
 from perdure.errors import CorruptRecordError
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import Documents, decode_manifest, matching_documents
-from perdure.records.records import Position, Record, lines, open_sealed
+from perdure.records.records import MESSAGE_KINDS, Position, Record, lines, open_sealed
 
 NO_END = 2**63 - 1
 """The greatest number that a database has."""
@@ -93,12 +93,15 @@ class LogReader:
         """True if nothing is left to be read."""
         return self.low > self.high or self.remaining <= 0
 
-    def take(self, rows: Iterable[CommitRow], *, max_bytes: int = NO_END) -> list[Record]:
+    def take(
+        self, rows: Iterable[CommitRow], *, max_bytes: int = NO_END, messages: int | None = None
+    ) -> list[Record]:
         """Return the next records of the part, and move after them.
 
         Args:
             rows: Whole rows in the order of reading, from the one that holds the next record on.
             max_bytes: The row that brings the page to this many bytes is its last.
+            messages: The row that brings it to this many messages is its last.
 
         Raises:
             CorruptRecordError: A row is damaged or missing.
@@ -116,6 +119,10 @@ class LogReader:
             records, following = self._verified(row, following)
             taken += records
             max_bytes -= len(row.lines)
+            if messages is not None:
+                messages -= len([1 for record in records if record.kind in MESSAGE_KINDS])
+                if messages <= 0:
+                    break
             if max_bytes <= 0 or (taken[-1].seq - start) * step >= wanted - 1:
                 break
         if not taken:

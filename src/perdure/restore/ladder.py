@@ -180,6 +180,8 @@ class RestoredSession(msgspec.Struct, kw_only=True):
     tail_records: int = 0
     may_have_items: bool = True
     """True if something may be waiting in the inbox."""
+    newest: tuple[Record, ...] = ()
+    """The newest records, newest first from ``head`` on, if they were read on the way."""
     report: RestoreReport
 
     @property
@@ -200,12 +202,14 @@ async def restore(
     strict: bool = False,
     with_context: bool = True,
     found: RestoreData | None = None,
+    newest: int = 0,
 ) -> RestoredSession:
     """Restore a session, with so many bytes of its working context, or without that.
 
     What was *found* by its open is not read again: the documents ``RESTORED``, all of them if
     strict; the log only if its tail was long, or a document turns out to be unusable. Strict means
-    to raise for any unusable document, instead of rebuilding it.
+    to raise for any unusable document, instead of rebuilding it. Where it costs nothing more, the
+    *newest* messages, so many, are read with the documents.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail; or, if strict, a document is.
@@ -214,7 +218,7 @@ async def restore(
 
     """
     names = None if strict else RESTORED if with_context else {SESSION}
-    data = found or await store.read_for_restore(key, names)
+    data = found or await store.read_for_restore(key, names, newest=newest)
     documents = data.documents
     require_plain(documents.manifest, key)
     snapshot = stored_snapshot(documents.found, key)
@@ -260,6 +264,8 @@ async def restore(
     if restored.head < folded and documents.manifest is not None:
         # Nothing came after the fold: it ends with a record of the holder that made it.
         restored.head, restored.epoch = folded, documents.manifest.epoch
+    if data.newest and data.newest[0].seq == restored.head:  # else the log was read later
+        restored.newest = data.newest
     if not with_context:
         restored.context.seq = restored.head
     restored.report = _report(

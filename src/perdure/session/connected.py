@@ -22,6 +22,7 @@ from perdure.lease import renew_heartbeat
 from perdure.records.keys import SessionKey, require_filters
 from perdure.restore.ladder import restore
 from perdure.session import spill
+from perdure.session.contents import PAGE
 from perdure.session.delete import (
     ForgetReport,
     SessionFilter,
@@ -238,7 +239,11 @@ class ManagerParts:
         """Read a session; None if there is none."""
         store, limits = self.runtime.store, self.runtime.limits
         restored = await restore(
-            store, key, context_bytes=limits.context_bytes, with_context=context
+            store,
+            key,
+            context_bytes=limits.context_bytes,
+            with_context=context,
+            newest=0 if context else PAGE,  # who leaves the context out shows history
         )
         await hold_media(store, key, restored.context, limits._media)
         return SessionView(store, self.runtime.registry, restored) if restored.head else None

@@ -93,6 +93,8 @@ _NONE: frozenset[str] = frozenset()
 _UNSHOWN = RESERVED_KINDS - MESSAGE_KINDS
 _MARGIN = 16
 """Records that a page of history reads beyond those that it takes on average."""
+PAGE = 50
+"""Items of a page of history, unless another number is asked for."""
 MOST_FOLDS = 100
 """Folds at most that a read may meet in a row."""
 
@@ -484,10 +486,10 @@ class Contents:
         stop = before
         if durable is not None:
             stop = durable + 1 if before is None else min(before, durable + 1)
-        more = True
+        more = stop is None or stop > 1
         while more and not page.is_full:
-            # As many records as have so many items among them, on average.
             items = limit - len(page.items)
+            # As many records as have so many items among them, on average.
             size = items * self.context.seq // max(self.document.messages, 1) + _MARGIN
             log = self._store.read_log(self.key, before=stop, limit=size, reverse=True)
             more = False
@@ -507,21 +509,24 @@ class Contents:
         for record in records:
             if page.is_full:
                 return
-            # An event without a stamp is an application's, from before the kind was reserved.
-            is_event = record.kind == EVENT and not stamp_of(record.payload)
-            if record.kind in _UNSHOWN and not is_event:
-                continue
-            if page.items and len(record.payload) > page.bytes_left:
+            kind, payload = record.kind, record.payload
+            is_message = kind in MESSAGE_KINDS
+            if not is_message and kind in _UNSHOWN:
+                # An event without a stamp is an application's, from before the kind was reserved.
+                is_event = kind == EVENT and not stamp_of(payload)
+                if not is_event:
+                    continue
+            if page.items and len(payload) > page.bytes_left:
                 page.is_full = True
                 return
-            page.bytes_left -= len(record.payload)
-            if record.kind in MESSAGE_KINDS:
-                value: Any = decode_read(record.payload, self._registry)
-            elif record.kind.startswith("x:"):
-                value = self._registry.decode_record(record.kind, record.payload)
+            page.bytes_left -= len(payload)
+            if is_message:
+                value: Any = decode_read(payload, self._registry)
+            elif kind.startswith("x:"):
+                value = self._registry.decode_record(kind, payload)
             else:
-                value = decode(record.payload)
-            item = HistoryItem(record.seq, record.kind, value)
+                value = decode(payload)
+            item = HistoryItem(record.seq, kind, value)
             page.items.append(item if page.shown is None else page.shown(item))
             page.is_full = len(page.items) >= page.limit
 

@@ -15,10 +15,11 @@ from perdure._lib.misnamed import Misnamed
 from perdure._lib.task_scope import turns
 from perdure.autosave.tracked import State
 from perdure.errors import InvalidArgumentError
+from perdure.records.media import holds_references
 from perdure.records.records import Record
 from perdure.restore.ladder import RestoredSession
 from perdure.session.base import Receipt, SessionBase
-from perdure.session.contents import Contents, HistoryItem, ReadableSession, meta_entry
+from perdure.session.contents import PAGE, Contents, HistoryItem, ReadableSession, meta_entry
 from perdure.session.contributors import Attachment, Contributor
 from perdure.session.fork import fork_unsaved
 from perdure.session.runtime import Runtime
@@ -255,7 +256,7 @@ class Session(SessionBase):
         durable = await runtime.saver.wait_durable(self._tracked, version)
         return Receipt(durable, runtime.durability)
 
-    async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
+    async def history(self, *, before: int | None = None, limit: int = PAGE) -> list[HistoryItem]:
         """Return up to ``limit`` items, oldest first; page back by the first one's seq."""
         self._check_home()
         tracked = self._tracked
@@ -339,13 +340,17 @@ class Session(SessionBase):
 class SessionView(ReadableSession):
     """Read-only view of a session as of ``seq``, without a lease: from ``SessionManager.load``."""
 
-    __slots__ = ("_epoch", "seq")
+    __slots__ = ("_epoch", "_newest", "seq")
 
     def __init__(self, store: Store, registry: Registry, restored: RestoredSession) -> None:
         self._behind = Contents(store, registry, restored, self)
         self.seq: int = restored.head
         """The last record that it shows."""
         self._epoch = restored.epoch
+        newest = restored.newest
+        # With media, their blobs have to be read.
+        has_media = any(holds_references(record.payload) for record in newest)
+        self._newest = () if has_media else newest
 
     def __repr__(self) -> str:
         return f"<SessionView {self.key} seq={self.seq}>"
@@ -371,7 +376,11 @@ class SessionView(ReadableSession):
 
         return KernelEventReader(reading_of(self, self.seq))
 
-    async def history(self, *, before: int | None = None, limit: int = 50) -> list[HistoryItem]:
+    async def history(self, *, before: int | None = None, limit: int = PAGE) -> list[HistoryItem]:
         """Return up to ``limit`` items of the log, oldest first; as for `Session.history`."""
         before = self.seq + 1 if before is None else min(before, self.seq + 1)
-        return await self._behind.history(before=before, limit=limit)
+        newest = self._newest
+        durable = newest[-1].seq - 1 if newest else None
+        return await self._behind.history(
+            before=before, limit=limit, unsaved=newest, durable=durable
+        )

@@ -293,10 +293,15 @@ class SessionStore(DelegatingStore):
         return await self._completed(key, names, await self.inner.read_documents(key, names))
 
     async def read_for_restore(
-        self, key: SessionKey, names: Collection[str] | None = None
+        self, key: SessionKey, names: Collection[str] | None = None, *, newest: int = 0
     ) -> RestoreData:
         """Read documents as above, and if the inner store can, the log after them."""
-        return await self._with_origin(key, names, await self._read_inner(key, names))
+        data = await self._read_inner(key, names, newest)
+        manifest = data.documents.manifest
+        if data.newest and (manifest is None or manifest.base is not None):
+            # Of a pruned log some may only have been left by a pruning that was killed.
+            data = msgspec.structs.replace(data, newest=())
+        return await self._with_origin(key, names, data)
 
     async def read_many_for_restore(
         self, keys: Sequence[SessionKey], names: Collection[str] | None = None
@@ -336,9 +341,11 @@ class SessionStore(DelegatingStore):
             return msgspec.structs.replace(data, documents=have)
         return RestoreData(have, may_have_items=data.may_have_items)
 
-    async def _read_inner(self, key: SessionKey, names: Collection[str] | None) -> RestoreData:
+    async def _read_inner(
+        self, key: SessionKey, names: Collection[str] | None, newest: int = 0
+    ) -> RestoreData:
         if self._restoring is not None:
-            return await self._restoring.read_for_restore(key, names)
+            return await self._restoring.read_for_restore(key, names, newest=newest)
         return RestoreData(await self.inner.read_documents(key, names))
 
     async def _completed(

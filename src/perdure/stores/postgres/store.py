@@ -214,7 +214,7 @@ class PostgresStore:
         return await self._calls.run_together("read", content.read, (key, names))
 
     async def read_for_restore(
-        self, key: SessionKey, names: Collection[str] | None = None
+        self, key: SessionKey, names: Collection[str] | None = None, *, newest: int = 0
     ) -> RestoreData:
         """Read documents, and the log after them, in one round trip."""
         (found,) = await self.read_many_for_restore([key], names)

@@ -30,6 +30,7 @@ from perdure.stores.sqlite.log import (
     find_to_open,
     held_row,
     labels_of,
+    newest_records,
     records_after,
 )
 from perdure.stores.sqlite.sql import Q
@@ -268,15 +269,19 @@ def tenants(con: sqlite3.Connection) -> list[str]:
 
 
 def read_to_restore(
-    con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None
+    con: sqlite3.Connection, key: SessionKey, names: Collection[str] | None, newest: int = 0
 ) -> RestoreData:
-    """Read documents, and the log after them.
+    """Read documents, and the log after them; and its so many newest messages.
 
     Raises:
         UnsupportedVersionError: The manifest has a newer format.
 
     """
-    return restore_data(con, key, find_to_open(con, key), names)
+    found = row, *_ = find_to_open(con, key)
+    data = restore_data(con, key, found, names)
+    if not newest or row is None or row.is_hidden:
+        return data
+    return msgspec.structs.replace(data, newest=newest_records(con, row, newest))
 
 
 def restore_data(

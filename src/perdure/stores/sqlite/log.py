@@ -439,6 +439,19 @@ def records_after(
         return rest_of_log(reader, rows, max_bytes=PART_BYTES)
 
 
+def newest_records(con: sqlite3.Connection, row: SessionRow, messages: int) -> tuple[Record, ...]:
+    """Return a log's records back to its so many newest messages, newest first.
+
+    Fewer if they are long; none if they are damaged.
+    """
+    reader = LogReader(row.key, row.log, LogPart(reverse=True), table="log")
+    try:
+        with _rows(con, reader) as rows:
+            return tuple(reader.take(rows, max_bytes=PART_BYTES, messages=messages))
+    except CorruptRecordError:  # raised when the log is read
+        return ()
+
+
 def read_all(con: sqlite3.Connection, key: SessionKey) -> tuple[Record, ...] | None:
     """Return a session's log; None if it is long or damaged."""
     return records_after(con, find(con, key), 0)

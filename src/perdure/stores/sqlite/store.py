@@ -241,10 +241,10 @@ class SqliteStore:
         return await self._database.read(content.read, key, names)
 
     async def read_for_restore(
-        self, key: SessionKey, names: Collection[str] | None = None
+        self, key: SessionKey, names: Collection[str] | None = None, *, newest: int = 0
     ) -> RestoreData:
         """Read documents, the log after them, and whether the inbox is empty, in one snapshot."""
-        return await self._database.read(content.read_to_restore, key, names)
+        return await self._database.read(content.read_to_restore, key, names, newest)
 
     async def read_many_for_restore(
         self, keys: Sequence[SessionKey], names: Collection[str] | None = None

@@ -445,7 +445,7 @@ class CodedStore(DelegatingStore, ABC):
         return await self._in_one_life(key, read)
 
     async def read_for_restore(
-        self, key: SessionKey, names: Collection[str] | None = None
+        self, key: SessionKey, names: Collection[str] | None = None, *, newest: int = 0
     ) -> RestoreData:
         """Read documents, and if the inner store can, the log after them."""
         restoring = self._restoring
