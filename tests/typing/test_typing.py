@@ -123,7 +123,7 @@ TYPOS = [
     ("1-a-session", "session.context()[-1].text", "session.info.turnz"),
     ("3-a-crash", "before.id", "before.idd"),
     ("4-a-server", "Shutdown(deadline=10)", "Shutdown(dedline=10)"),
-    ("4-a-server", "sessions.open(id)", "sessions.opn(id)"),
+    ("4-a-server", "Message.assistant(answer)", "Message.asistant(answer)"),
     ("4-a-server", "await session.save()", "print((await session.save()).verson)"),
     ("4-a-server", "if turn.replayed", "if turn.replaid"),
 ]
