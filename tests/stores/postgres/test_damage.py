@@ -178,6 +178,7 @@ async def test_a_damaged_session_is_deleted(
             session.append(Message.user(text))
             await session.save()
     server.run(CHANGES[change].format(s=schema).replace("= 4", "< 4"))
+    server.run(f"DELETE FROM {schema}.manifests")
     async with connect(place(), shutdown=quiet) as sessions:
         assert await getattr(sessions, act)("ada")
         assert await sessions.list() == []

@@ -269,6 +269,7 @@ async def test_a_damaged_session_is_deleted(
         return id, epoch, flipped(data, 10) if place == damaged else data
 
     rewrite(server, keys.log, change)
+    assert server.say("HDEL", keys.session, "m").startswith(b":1")  # its manifest
     async with connect(RedisStore(url), shutdown=quiet) as sessions:
         assert await getattr(sessions, act)("ada")
         assert await sessions.list() == []
