@@ -437,12 +437,12 @@ async def import_(
             plugins/*.json, raw_traces.jsonl and its other files, or with events.jsonl; or which
             SDK: langgraph, openai-agents, adk or claude-agent-sdk.
         url: The SDK's database: a SQLite file, or a URL such as postgresql://db.example.org/agents;
-            of claude-agent-sdk, the folder ~/.claude/projects.
+            or its folder, ~/.claude/projects.
         id: The agent's id. Default: the exported one; events alone have none.
         tables: The sessions_table and messages_table of openai-agents, as SESSIONS,MESSAGES, where
             they are not the SDK's own. The other SDKs have no such setting.
-        parent: The agent's id of the session in the store that a bundle continues: bundles of
-            forks that a release before 0.1.0 wrote lack their parent's records.
+        parent: The agent's id of the session that a bundle of a fork continues, if a release
+            before 0.1.0 wrote it.
 
     """
     sdk = sdk_of(path, url, id=id, where=where)

@@ -247,6 +247,8 @@ def _message_in(fields: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]
 
 def _heard(message: Mapping[str, Any]) -> Any:
     content = message.get("content")
+    if not (content is None or isinstance(content, str | list)):
+        raise replies.not_a_reply(FORMAT, "its content is neither text nor a list of parts")
     if content:
         return content
     refusal = message.get("refusal")
