@@ -25,7 +25,7 @@ LARGE_SDKS = {
     ),
     "google.adk": (
         "google-adk",
-        ("google_adk", "google_adk_events", "google_adk_import"),
+        ("google_adk", "google_adk_events", "google_adk_import", "google_adk_shared"),
         ("PerdureSessionService",),
     ),
     "langgraph": (

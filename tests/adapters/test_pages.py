@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import perdure
-from perdure.adapters import PerdureConversationStore, PerdureSession, PerdureSessionService
+from perdure.adapters import PerdureConversationStore, PerdureSession
 from perdure.session.internals import store_of
 from perdure.store import all_records
 
@@ -105,6 +105,7 @@ async def test_an_encrypted_session_with_a_wrong_key_pops_what_it_cannot_read(
 async def test_the_sdk_s_database_has_one_event_of_an_id_and_objects_as_json(
     tmp_path: Path,
 ) -> None:
+    pytest.importorskip("google.adk")
     import enum
 
     from google.adk.events.event import Event
@@ -131,6 +132,9 @@ async def test_the_sdk_s_database_has_one_event_of_an_id_and_objects_as_json(
 
 
 def test_another_loop_is_refused_while_the_first_one_is_open(tmp_path: Path) -> None:
+    pytest.importorskip("google.adk")
+    from perdure.adapters import PerdureSessionService
+
     service = PerdureSessionService(f"sqlite:///{tmp_path}/a.db")
     first = asyncio.new_event_loop()
     first.run_until_complete(service.create_session(app_name="a", user_id="u", session_id="s"))
