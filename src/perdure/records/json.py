@@ -83,7 +83,7 @@ def is_deeper(data: bytes, limit: int) -> bool:
     """Return whether JSON has more than ``limit`` levels."""
     # `replace` finds the few brackets of long text several times faster than `count`.
     begun = 0
-    for chunk in _chunks(data):
+    for chunk in _chunks(data) if len(data) > _CHUNK else (data,):  # most is small
         begun += 2 * len(chunk) - len(chunk.replace(b"[", b"")) - len(chunk.replace(b"{", b""))
         if begun > limit:
             return depth_of(data) > limit
