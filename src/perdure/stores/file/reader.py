@@ -50,7 +50,7 @@ class ReadPlan(msgspec.Struct):
     """The newest epoch that has a record."""
     settled: bool = True
     after: int = 0
-    """Only records after this one are requested; of a page of the newest, it follows from `limit`."""
+    """Only records after this one are requested, which for a page follows from its length."""
 
 
 def plan(
