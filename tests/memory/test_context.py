@@ -79,6 +79,21 @@ def test_context_is_bounded_by_its_limit_or_one_atom(
     assert context.size <= limit or len(stored.atoms) == 1
 
 
+def test_media_in_messages_count_apart_however_they_came() -> None:
+    text, image = message(MESSAGE, 2_000), "data:image/png;base64," + "A" * 4_000
+    media = msgspec.json.encode({"role": "user", "content": "", "image_urls": [image]})
+    live = fed([(MESSAGE, text), (MESSAGE, media)] * 3, limit=30_000)
+    stored = msgspec.json.decode(live.snapshot("a", "s"), type=Snapshot)
+    restored = WorkingContext.of_snapshot(stored, 30_000)
+    sizes = 3 * (len(text) + len(media) - 4_000)
+    assert (live.size, live.inline) == (restored.size, restored.inline) == (sizes, 12_000)
+    for context in (live, WorkingContext.of_snapshot(stored, 30_000)):
+        for seq in range(7, 9):  # with their media they would be too many
+            context.feed(seq, MESSAGE, message(MESSAGE, 6_000))
+        assert len(list(context.messages())) == 8
+        assert context.size == sizes + 2 * len(message(MESSAGE, 6_000))
+
+
 def test_tool_results_leave_with_their_call() -> None:
     """S0-2, and the reverse orphan of a tail that is loaded by count."""
     entries = [

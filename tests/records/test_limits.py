@@ -37,6 +37,19 @@ def test_depth_is_that_of_the_decoded_value(value: object) -> None:
     assert depth_of(json.dumps(value).encode()) == true_depth(value)
 
 
+@given(
+    st.lists(st.sampled_from([b"\\", b'"', b"[", b"]", b"{", b"}", b"a"]), max_size=60),
+    st.integers(1, 9),
+)
+def test_depth_is_the_same_in_parts(signs: list[bytes], size: int) -> None:
+    data = b"".join(signs)
+    whole, deeper = depth_of(data), [is_deeper(data, limit) for limit in range(5)]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(door, "_CHUNK", size)
+        assert depth_of(data) == whole
+        assert [is_deeper(data, limit) for limit in range(5)] == deeper
+
+
 @pytest.mark.parametrize("levels", [199, 200])
 def test_up_to_the_limit_passes(levels: int) -> None:
     check_depth(nested(levels))

@@ -153,6 +153,8 @@ class Retractions:
 
     def takes(self, seq: int) -> bool:
         """Return True if a record before all that were shown was taken back."""
+        if not self._spans:  # nearly always
+            return seq > self._after
         return seq > self._after or any(first <= seq <= last for first, last in self._spans)
 
     def shows(self, record: Record) -> bool:

@@ -82,6 +82,9 @@ def _signs(data: bytes) -> bytes:
 def is_deeper(data: bytes, limit: int) -> bool:
     """Return whether JSON has more than ``limit`` levels."""
     # `replace` finds the few brackets of long text several times faster than `count`.
+    if len(data) <= _CHUNK:  # nearly always
+        plain = len(data.replace(b"[", b"")) + len(data.replace(b"{", b""))
+        return 2 * len(data) - plain > limit and depth_of(data) > limit
     begun = 0
     for chunk in _chunks(data):
         begun += 2 * len(chunk) - len(chunk.replace(b"[", b"")) - len(chunk.replace(b"{", b""))

@@ -472,6 +472,7 @@ class _PlainResultMessage(_Fields, kw_only=True):
 T = TypeVar("T", bound=msgspec.Struct)
 D = TypeVar("D")
 
+_TOOL = b'{"role":"tool"'
 _PLAIN = msgspec.json.Decoder(_PlainMessage)
 _PLAIN_RESULT = msgspec.json.Decoder(_PlainResultMessage)
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -530,7 +531,7 @@ def _decode_message(payload: bytes, registry: Types) -> Message:
     result: ToolResult | None = None
     wire: _Fields
     try:
-        if b'"tool_payload":{"tool_call_id":' in payload:
+        if payload.startswith(_TOOL):  # another one with a result is read as one with extras
             wire = _PLAIN_RESULT.decode(payload)
             result = _result_of(wire.tool_payload, registry)
         else:

@@ -255,7 +255,8 @@ class SessionManager:
         """Read a session without a lease, as of now; None if there is none.
 
         Of a session that is open here, it shows what is durable. With ``context=False`` it has no
-        working context, and costs the same however large that is: to show history.
+        working context, and costs the same however large that is: to show history. Then a
+        store may have read the newest page with it.
         """
         return await self._check().load(session_key(id, session, tenant), context=context)
 

@@ -14,6 +14,7 @@ import anyio
 import anyio.from_thread
 import pytest
 
+from benchmarks.counts import count_asked
 from perdure.errors import (
     CorruptRecordError,
     PerdureError,
@@ -42,6 +43,26 @@ from perdure.testing.conformance._kit import (
     take,
 )
 from tests.stores.file.kit import KEY, contents, lease_of, log_folder, segments
+
+
+async def test_a_page_of_the_newest_is_one_call_over_any_number_of_epochs(tmp_path: Path) -> None:
+    with count_asked() as asked:
+        store = FileStore(tmp_path / "kept")
+        await store.open()
+        for number in range(12):
+            grant = await take_after(store, KEY, after=number)
+            head = await append_ok(store, grant, grant.head + 1, *group(f"{number}", "b"))
+            await store.release(KEY, grant.epoch)
+        whole = await read(store, KEY)
+        assert len(whole) == head
+        asked.take()
+        for before, limit in ((None, 10), (None, 1), (14, 5), (3, 9), (head + 1, head)):
+            stop = head + 1 if before is None else before
+            chunks = store.read_log(KEY, before=before, limit=limit, reverse=True)
+            page = [record async for chunk in chunks for record in chunk.records]
+            assert page == whole[: stop - 1][::-1][:limit]
+            assert asked.take().hops == 1
+        await store.aclose()
 
 
 async def write(store, grant, *texts: str) -> int:

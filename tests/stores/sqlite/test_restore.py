@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import sqlite3
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -63,6 +64,66 @@ async def test_a_load_is_one_read(tmp_path: Path) -> None:
         assert await sessions.load("ada")
         assert await sessions.load("ada", context=False)
         assert len(calls) == 2
+
+
+async def test_the_newest_page_comes_with_a_load_without_context(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "a.db")
+    async with perdure.connect(store, shutdown=perdure.Shutdown(signals=False)) as sessions:
+        async with sessions.open("ada") as session:
+            for number in range(60):
+                async with session.turn(f"request-{number}"):
+                    session.append(Message.user(f"q{number}"), Message.assistant("yes"))
+            await session.aclose()
+        for _ in range(3):  # what has no messages is passed over
+            await (await sessions.open("ada")).aclose()
+        whole = await (await sessions.open("ada")).history(limit=1_000)
+        calls = count_reads(store)
+        view = await sessions.load("ada", context=False)
+        assert view is not None
+        newest = await view.history()
+        assert newest == whole[-50:]
+        assert len(calls) == 1
+        before = newest[0].seq
+        assert await view.history(before=before, limit=50) == whole[-100:-50]
+        assert await view.history(before=newest[10].seq, limit=20) == whole[-60:-40]
+        assert await view.history(limit=1_000) == whole
+
+
+@pytest.mark.parametrize("prune", [False, True])
+async def test_a_page_that_comes_with_a_load_is_the_log_s(tmp_path: Path, prune: bool) -> None:
+    image = f"data:image/png;base64,{base64.b64encode(bytes(range(256)) * 400).decode()}"
+    async with perdure.connect(
+        f"sqlite:///{tmp_path}/a.db", shutdown=perdure.Shutdown(signals=False)
+    ) as sessions:
+        async with sessions.open("ada") as session:
+            for number in range(8):
+                async with session.turn():
+                    session.append(Message.user(f"q{number}"), Message("user", image_urls=(image,)))
+            await session.aclose()
+        if prune:
+            await sessions.prune(perdure.Retention(keep_turns=3))
+        view = await sessions.load("ada", context=False)
+        session = await sessions.open("ada")
+        assert view is not None
+        page = await view.history()
+        assert page == await session.history()
+        assert page[-1].value.image_urls == (image,)
+        assert len(page) == (6 if prune else 16)
+
+
+async def test_a_damaged_page_is_told_by_who_reads_it(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "a.db")
+    async with perdure.connect(store, shutdown=perdure.Shutdown(signals=False)) as sessions:
+        async with sessions.open("ada") as session:
+            session.append(Message.user("a"))
+            await session.save()
+            await session.aclose()
+        with store._database.engine.transaction() as con:
+            con.execute("UPDATE log SET data = x'00' WHERE first = 2")
+        view = await sessions.load("ada", context=False)
+        assert view is not None
+        with pytest.raises(CorruptRecordError):
+            await view.history()
 
 
 async def test_documents_come_with_the_log_after_them(store: SqliteStore) -> None:

@@ -49,6 +49,8 @@ class ReadPlan(msgspec.Struct):
     epoch: int = 0
     """The newest epoch that has a record."""
     settled: bool = True
+    after: int = 0
+    """Only records after this one are requested, which for a page follows from its length."""
 
 
 def plan(
@@ -60,8 +62,12 @@ def plan(
     owners: Owners,
     *,
     reverse: bool = False,
+    limit: int | None = None,
 ) -> ReadPlan:
     """Plan a read of the log as it is now; a plan that is not settled should be made again.
+
+    A page of the newest records is mostly small, and then it is read here: each epoch has a file of
+    its own, and opening one later is several calls into a thread.
 
     Args:
         root: The store's folder.
@@ -71,6 +77,7 @@ def plan(
         durable: Returns how far the log is durable by now, if this store holds the session.
         owners: Shows whether the newest epoch's owner is alive.
         reverse: Whether the read begins with the newest of the requested records.
+        limit: How many of these are requested at most, if it does; None for all.
 
     Raises:
         CorruptRecordError: The log is damaged before its tail.
@@ -86,12 +93,23 @@ def plan(
             return ReadPlan()
         epoch = newest.epoch
         try:
-            read_plan = _plan(folder, key, newest.since, after, durable, epoch)
+            read_plan = _plan(
+                folder,
+                key,
+                newest.since,
+                after,
+                durable,
+                epoch,
+                page=(before, limit if reverse else None),
+            )
         except CorruptRecordError:
             if newest_epoch(folder) != epoch:
                 return ReadPlan(settled=False)  # it was deleted meanwhile
             raise
+        after = read_plan.after
         read_plan.spans = _narrowed(folder, read_plan.spans, after, before, reverse=reverse)
+        if reverse and limit is not None:
+            read_plan.spans = _read_early(folder, read_plan.spans)
         # No takeover is under way: the newest epoch has its record, or never will.
         lease = newest.lease
         read_plan.settled = newest_epoch(folder) == epoch and (
@@ -109,20 +127,36 @@ def _narrowed(
     """Return the spans to read, of which the first one begins close to the requested records."""
     if before is not None:
         spans = tuple(span for span in spans if span.start.seq + 1 < before)
-    seq = after if not reverse else 0 if before is None else before - 1
-    if not spans or not seq:
-        return spans
-    span = spans[-1] if reverse else spans[0]
-    if span.records is not None or not span.start.seq < seq < span.stop.seq:
-        return spans
-    try:
-        with folder.enter(LOG) as log:
-            start, stop = segments.bracket(log, span.segment, span.start, span.stop, seq)
-    except (FileNotFoundError, CorruptRecordError):
-        return spans  # trimmed meanwhile, or lost: reading it shows that
-    if reverse:
-        return (*spans[:-1], msgspec.structs.replace(span, stop=stop))
-    return (msgspec.structs.replace(span, start=start), *spans[1:])
+    if spans and reverse and before is not None:
+        _, stop = _bracket(folder, spans[-1], before - 1)
+        spans = (*spans[:-1], msgspec.structs.replace(spans[-1], stop=stop))
+    if spans:
+        start, _ = _bracket(folder, spans[0], after)
+        spans = (msgspec.structs.replace(spans[0], start=start), *spans[1:])
+    return spans
+
+
+def _bracket(folder: Folder, span: SegmentSpan, seq: int) -> tuple[Position, Position]:
+    """Return positions in a span close to the end of a record, its own if it is not in there."""
+    if span.records is None and span.start.seq < seq < span.stop.seq:
+        # If it was trimmed meanwhile, or is lost, reading it shows that.
+        with contextlib.suppress(FileNotFoundError, CorruptRecordError), folder.enter(LOG) as log:
+            return segments.bracket(log, span.segment, span.start, span.stop, seq)
+    return span.start, span.stop
+
+
+def _read_early(folder: Folder, spans: tuple[SegmentSpan, ...]) -> tuple[SegmentSpan, ...]:
+    """Return the spans with the records of the newest ones, if they are few."""
+    read, left = list(spans), PART
+    # What was trimmed meanwhile, or is damaged, is found when it is streamed.
+    with contextlib.suppress(FileNotFoundError, CorruptRecordError), folder.enter(LOG) as log:
+        for at, span in reversed(list(enumerate(spans))):
+            left -= span.stop.offset - span.start.offset
+            if left < 0:
+                break
+            if span.records is None:
+                read[at] = msgspec.structs.replace(span, records=records_of(log, span))
+    return tuple(read)
 
 
 def _plan(
@@ -132,6 +166,8 @@ def _plan(
     after: int,
     durable: Callable[[], DurablePosition | None],
     epoch: int,
+    *,
+    page: tuple[int | None, int | None],
 ) -> ReadPlan:
     # First: what is folded was durable in the log by then, and the log may have grown since.
     manifests = documents.read_manifests(folder, key, since=since)
@@ -139,13 +175,17 @@ def _plan(
     # Its epoch was overtaken: only the seal says how far it counts.
     if position is not None and position.epoch != epoch:
         position = None
-    read_plan = ReadPlan()
+    read_plan = ReadPlan(after=after)
     with contextlib.suppress(FileNotFoundError), folder.enter(LOG) as log:
         tip = segments.find_tip(log, key, since=since)
         if tip is not None:
             newest = _newest_span(log, tip, after, manifests.mark_in(tip), position)
+            before, limit = page
+            if limit is not None:
+                last = newest.stop.seq if before is None else min(before - 1, newest.stop.seq)
+                after = max(after, last - limit)
             spans = spans_to(log, key, newest, after, manifests)
-            read_plan = ReadPlan(tuple(spans), newest.stop.seq, tip.epoch)
+            read_plan = ReadPlan(tuple(spans), newest.stop.seq, tip.epoch, after=after)
     documents.require_folded(folder, key, manifests.files, read_plan.head)
     return read_plan
 

@@ -570,7 +570,7 @@ class FileStore:
             for record in itertools.islice(contiguous_run(key, salvaged, after, before), limit):
                 yield LogChunk((record,))
             return
-        plan = await self._plan(key, after, before, reverse=reverse)
+        plan = await self._plan(key, after, before, reverse=reverse, limit=limit)
         last = before if before is not None else plan.head + 1
         remaining, is_settled_reported = (plan.head if limit is None else limit), plan.settled
         async with aclosing(reader.stream(self._root, key, plan, reverse=reverse)) as parts:
@@ -598,12 +598,18 @@ class FileStore:
         return await self._home.run_with_writer("trim", key, epoch, log.trim, below)
 
     async def _plan(
-        self, key: SessionKey, after: int, before: int | None, *, reverse: bool = False
+        self,
+        key: SessionKey,
+        after: int,
+        before: int | None,
+        *,
+        reverse: bool = False,
+        limit: int | None = None,
     ) -> reader.ReadPlan:
         """Plan a read, again until no takeover is under way, for at most one second."""
         home = self._home
         durable = partial(home.durable_position, key)
-        make_plan = partial(reader.plan, reverse=reverse)
+        make_plan = partial(reader.plan, reverse=reverse, limit=limit)
         deadline, pause = anyio.current_time() + _SETTLE, _POLL
         while True:
             plan = await self._run_in_thread(

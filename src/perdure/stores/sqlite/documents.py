@@ -21,7 +21,7 @@ from perdure.records.manifest import (
     require_logged,
     session_info,
 )
-from perdure.records.records import open_sealed, seal
+from perdure.records.records import Record, open_sealed, seal
 from perdure.records.rows import stored_documents
 from perdure.store import BlobSweep, Documents, RestoreData, SessionInfo
 from perdure.stores.sqlite.log import (
@@ -277,11 +277,7 @@ def read_to_restore(
         UnsupportedVersionError: The manifest has a newer format.
 
     """
-    found = row, *_ = find_to_open(con, key)
-    data = restore_data(con, key, found, names)
-    if not newest or row is None or row.is_hidden:
-        return data
-    return msgspec.structs.replace(data, newest=newest_records(con, row, newest))
+    return restore_data(con, key, find_to_open(con, key), names, newest)
 
 
 def restore_data(
@@ -289,10 +285,18 @@ def restore_data(
     key: SessionKey,
     found: tuple[SessionRow | None, object, bool],
     names: Collection[str] | None,
+    newest: int = 0,
 ) -> RestoreData:
     """Read the same of a session that was found to be opened."""
     row, data, is_waiting = found
     have = _documents(con, key, row, data, names)
     after = have.log_after
-    records = None if after is None else records_after(con, row, after)
-    return RestoreData(have, after or 0, records, is_waiting)
+    page: tuple[Record, ...] = ()
+    if newest and row is not None and not row.is_hidden:
+        page = newest_records(con, row, newest)
+    records: tuple[Record, ...] | None = None
+    if after is not None and page and page[-1].seq <= after + 1:  # it has them, and is verified
+        records = tuple(record for record in reversed(page) if record.seq > after)
+    elif after is not None:
+        records = records_after(con, row, after)
+    return RestoreData(have, after or 0, records, is_waiting, newest=page)
