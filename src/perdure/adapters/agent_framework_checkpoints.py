@@ -147,12 +147,12 @@ class PerdureCheckpointStorage(Adapter):
             sessions,
             instead="PerdureCheckpointStorage.from_url(session_id, url)",
             tenant=tenant,
+            owner=owner,
             tags=tags,
             on_held=on_held,
             wait=wait,
         )
         self._key = session_key(session_id, session, tenant)
-        self._owner = owner
         self._allowed = frozenset(allowed_checkpoint_types)
         self._stored = LogFold(_Checkpoints, CheckpointRecord, sdk=SDK, newest=SHAPE)
         self._place: LogPlace | None = None
@@ -205,7 +205,7 @@ class PerdureCheckpointStorage(Adapter):
             return await self._stored.append(session, _record(stored, tree))
 
         known = () if self._place is None else (self._place,)
-        change = self._connection.change(self._key, append, owner=self._owner, of=known)
+        change = self._connection.change(self._key, append, of=known)
         self._place = await change
         return checkpoint.checkpoint_id
 

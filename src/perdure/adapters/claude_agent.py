@@ -157,11 +157,11 @@ class PerdureSessionStore(StoreAdapter):
             sessions,
             instead="PerdureSessionStore.from_url(url)",
             tenant=tenant,
+            owner=owner,
             tags=tags,
             on_held=on_held,
             wait=wait,
         )
-        self._owner = owner
         self._transcripts: Recent[SessionKey, _Known] = Recent(KNOWN_BYTES)
 
     # What the SDK calls
@@ -206,7 +206,7 @@ class PerdureSessionStore(StoreAdapter):
 
         proof = () if known.proof is None else (known.proof,)
         try:
-            place = await self._connection.change(transcript, add, owner=self._owner, of=proof)
+            place = await self._connection.change(transcript, add, of=proof)
         except BaseException:  # what was appended may never be durable
             known.restart()
             raise

@@ -151,6 +151,7 @@ class PerdureSession(Adapter):
             sessions,
             instead="PerdureSession.from_url(session_id, url)",
             tenant=tenant,
+            owner=owner,
             tags=tags,
             on_held=on_held,
             wait=wait,
@@ -161,7 +162,6 @@ class PerdureSession(Adapter):
         self.session_id = session_id
         self.session_settings = _settings(session_settings)
         self.durable: bool = durable
-        self._owner = owner
         self._title = title
         self._lock = anyio.Lock()
         self._is_entered = False
@@ -471,13 +471,13 @@ class PerdureSession(Adapter):
         """
         await self._require_current()
         places = {place for place in (self._place, of) if place is not None}
-        opening = self._connection.open(self._key, owner=self._owner, of=places)
+        opening = self._connection.open(self._key, of=places)
         async with await opening as session:
             if not has_content(session):
                 await self._require_no_thread(session)
             if self._is_entered and self._pinned is not session:
                 # One pin more, for after this block.
-                self._pinned = await self._connection.open(self._key, owner=self._owner)
+                self._pinned = await self._connection.open(self._key)
             if self._title is not None and session.info.metadata.title is None:
                 session.describe(title=self._title)
             self._current = session
