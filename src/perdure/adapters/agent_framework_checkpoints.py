@@ -8,17 +8,16 @@ own encoder decides what a checkpoint may hold, and its own restricted decoder r
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from math import copysign
-from typing import TYPE_CHECKING, Any, Final, Self, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 import msgspec
 
 from perdure._lib.lazy import from_extra
 from perdure.adapters.envelopes import SdkEnvelope
-from perdure.adapters.items import Adapter, AdapterManager, LogFold
+from perdure.adapters.items import AdapterManager, LogFold, SessionAdapter
 from perdure.adapters.versions import warn_untested
 from perdure.errors import CorruptRecordError, LeaseHeldError, SessionNotFoundError
 from perdure.records.json import encode
@@ -102,7 +101,7 @@ class _Checkpoints:
 
 
 @final
-class PerdureCheckpointStorage(Adapter):
+class PerdureCheckpointStorage(SessionAdapter):
     """A ``CheckpointStorage`` of the Agent Framework in any store of perdure.
 
     Its checkpoints are one session, as those of a ``FileCheckpointStorage`` are one folder: give
@@ -157,28 +156,6 @@ class PerdureCheckpointStorage(Adapter):
         self._stored = LogFold(_Checkpoints, CheckpointRecord, sdk=SDK, newest=SHAPE)
         self._place: LogPlace | None = None
         """Where the log ended when it was read or written here last."""
-
-    @classmethod
-    def from_url(
-        cls, session_id: str, url: str | os.PathLike[str] | None = None, **options: Any
-    ) -> Self:
-        """Return a storage that opens its own store at the first call; close it with `aclose`.
-
-        Args:
-            session_id: The id of the session in the store.
-            url: As for `perdure.connect`.
-            options: As for the class.
-
-        """
-        return cls._made_of(url, session_id, **options)
-
-    @classmethod
-    def in_memory(cls, session_id: str = "test", **options: Any) -> Self:
-        """Return a storage in memory, for your tests."""
-        return cls.from_url(session_id, "memory:", **options)
-
-    def __repr__(self) -> str:
-        return f"<PerdureCheckpointStorage {self._key}>"
 
     # What the framework calls
 

@@ -22,7 +22,7 @@ import msgspec
 from perdure.adapters.claims import claim_in, storable, unwrapped
 from perdure.adapters.envelopes import read_envelope
 from perdure.adapters.google_adk_events import SDK, SHAPE, EventEnvelope, origin_of
-from perdure.adapters.items import AdapterManager, quoted
+from perdure.adapters.items import AdapterManager, quoted, unquoted
 from perdure.errors import PerdureError
 from perdure.memory.documents import StateSet
 from perdure.records.json import decode, encode
@@ -275,8 +275,7 @@ class SharedChange:
 
 def app_of(key: SessionKey) -> str:
     """Return the app that a session is of."""
-    quoted = key.agent.partition("/")[0]
-    return quoted.replace("%2F", "/").replace("%25", "%")
+    return unquoted(key.agent.partition("/")[0])
 
 
 def user_of(key: SessionKey) -> str:

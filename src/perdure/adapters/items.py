@@ -585,6 +585,11 @@ def quoted(name: str) -> str:
     return name.replace("%", "%25").replace("/", "%2F")
 
 
+def unquoted(name: str) -> str:
+    """Return the name that `quoted` was given."""
+    return name.replace("%2F", "/").replace("%25", "%")
+
+
 def _is_closed(shared: _Shared) -> bool:
     return shared.manager is not None and shared.manager.shutdown_report is not None
 
@@ -638,6 +643,34 @@ class StoreAdapter(Adapter):
     def in_memory(cls, **options: Any) -> Self:
         """Return a store in memory, for your tests."""
         return cls.from_url("memory:", **options)
+
+
+class SessionAdapter(Adapter):
+    """An adapter of which each object is one session, made of a manager or of a URL."""
+
+    _key: SessionKey
+
+    @classmethod
+    def from_url(
+        cls, session_id: str, url: str | os.PathLike[str] | None = None, **options: Any
+    ) -> Self:
+        """Return an object that opens its own store at the first call; close it with `aclose`.
+
+        Args:
+            session_id: The id of the session in the store.
+            url: As for `perdure.connect`.
+            options: As for the class.
+
+        """
+        return cls._made_of(url, session_id, **options)
+
+    @classmethod
+    def in_memory(cls, session_id: str = "test", **options: Any) -> Self:
+        """Return an object in memory, for your tests."""
+        return cls.from_url(session_id, "memory:", **options)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._key}>"
 
 
 class _Nothing(Awaitable[None]):

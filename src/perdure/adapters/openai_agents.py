@@ -10,7 +10,6 @@ What one call adds or takes away is one group of the log: a crash leaves all of 
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -26,9 +25,9 @@ from perdure.adapters.envelopes import SdkEnvelope, read_envelope, with_envelope
 from perdure.adapters.exact import refused_part
 from perdure.adapters.items import (
     PAGE,
-    Adapter,
     AdapterManager,
     Recent,
+    SessionAdapter,
     deleted,
     named_key,
     newest_messages,
@@ -100,7 +99,7 @@ class _Unit(NamedTuple):
 
 
 @final
-class PerdureSession(Adapter):
+class PerdureSession(SessionAdapter):
     """A session for ``Runner.run(agent, …, session=…)``, in any store of perdure.
 
     Reading takes no lease. The first write does, and the session is given back to other
@@ -174,28 +173,6 @@ class PerdureSession(Adapter):
         """The same of what was read or written before the newest read."""
         self._texts: Recent[bytes, bytes] = Recent(TEXT_BYTES)
         """Items as JSON, by the messages that they are, so that each is made an item once."""
-
-    @classmethod
-    def from_url(
-        cls, session_id: str, url: str | os.PathLike[str] | None = None, **options: Any
-    ) -> Self:
-        """Return a session that opens its own store at the first call; close it with `aclose`.
-
-        Args:
-            session_id: The id of the session in the store.
-            url: As for `perdure.connect`.
-            options: As for the class.
-
-        """
-        return cls._made_of(url, session_id, **options)
-
-    @classmethod
-    def in_memory(cls, session_id: str = "test", **options: Any) -> Self:
-        """Return a session in memory, for your tests."""
-        return cls.from_url(session_id, "memory:", **options)
-
-    def __repr__(self) -> str:
-        return f"<PerdureSession {self._key}>"
 
     async def __aenter__(self) -> Self:
         self._connection.enter()
