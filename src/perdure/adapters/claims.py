@@ -7,13 +7,20 @@ nothing needs follow the names, as they do everywhere (`perdure.session.reach`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from perdure._lib.tasks import each
-from perdure.adapters.envelopes import ENVELOPE, SdkEnvelope, with_envelope
+from perdure.adapters.envelopes import (
+    ENVELOPE,
+    PartEnvelope,
+    Piece,
+    SdkEnvelope,
+    encode_parts,
+    with_envelope,
+)
 from perdure.adapters.exact import is_exact
 from perdure.errors import CorruptRecordError, TooLargeError
 from perdure.records.chunks import is_name, name_of
@@ -55,6 +62,37 @@ class Large(NamedTuple):
     """Seconds since 1970."""
     error: TooLargeError
     """What is raised where a store keeps no blobs."""
+
+
+def encode_item(
+    data: bytes,
+    shown: Sequence[Message],
+    envelope: Callable[[int, int, tuple[Piece, ...]], PartEnvelope],
+    *,
+    now: float,
+    what: str,
+    path: str,
+    cure: str = "",
+) -> list[Entry | Large]:
+    """Return an item as records, as `encode_parts` does; one that is too large for that as a whole.
+
+    Args:
+        data: The item's JSON.
+        shown: The messages that show it.
+        envelope: Returns the envelope of a message: which it is, of how many, and its pieces.
+        now: When the item was made, in seconds since 1970.
+        what: The item, as the error of a store without blobs names it,
+        path: its place there,
+        cure: and what that error says at its end.
+
+    """
+    try:
+        return [*encode_parts(data, shown, envelope, now=now)]
+    except TooLargeError as error:
+        refusal = TooLargeError(f"{what}: {error}{cure}", path=path, size=len(data))
+        refusal.__cause__ = error
+        whole = envelope(0, 1, (data.decode(),))
+        return [Large(shown[0], whole, whole.id, now, refusal)]
 
 
 async def put(store: Store, key: SessionKey, data: bytes) -> tuple[str, ...] | None:

@@ -15,12 +15,12 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from perdure._lib.lazy import from_extra
-from perdure.adapters.claims import Large, as_kept
-from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
+from perdure.adapters.claims import Large, as_kept, encode_item
+from perdure.adapters.envelopes import PartEnvelope, Piece, joined, read_parts
 from perdure.adapters.exact import dumped, loaded, not_json_at, shown
 from perdure.adapters.items import newest_messages
 from perdure.adapters.versions import unreadable, warn_untested
-from perdure.errors import NotStorableError, TooLargeError
+from perdure.errors import NotStorableError
 from perdure.memory.documents import SessionDocument
 from perdure.records.json import MAX_VALUE_DEPTH, is_deeper, too_deep
 from perdure.records.keys import SessionKey
@@ -214,15 +214,15 @@ def encoded(data: bytes, *, is_posted: bool) -> list[Entry | Large]:
             SDK, SHAPE, event["id"], at=at, of=of, pieces=pieces, is_posted=is_posted
         )
 
-    messages, now = _shown(event), event["timestamp"]
-    try:
-        return [*encode_parts(data, messages, envelope, now=now)]
-    except TooLargeError as error:
-        message = f"event {event['id']}: {error}; keep large parts as artifacts"
-        refusal = TooLargeError(message, path=event["id"], size=len(data))
-        refusal.__cause__ = error
-        whole = envelope(0, 1, (data.decode(),))
-        return [Large(messages[0], whole, event["id"], now, refusal)]
+    return encode_item(
+        data,
+        _shown(event),
+        envelope,
+        now=event["timestamp"],
+        what=f"event {event['id']}",
+        path=event["id"],
+        cure="; keep large parts as artifacts",
+    )
 
 
 def _shown(event: Mapping[str, Any]) -> list[Message]:

@@ -23,11 +23,10 @@ import msgspec
 import pydantic
 
 from perdure._lib.lazy import from_extra
-from perdure.adapters.claims import Large, claimed, claimed_in, filled
+from perdure.adapters.claims import Large, claimed, claimed_in, encode_item, filled
 from perdure.adapters.envelopes import (
     PartEnvelope,
     Piece,
-    encode_parts,
     joined,
     read_envelope,
     read_parts,
@@ -499,6 +498,7 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry | Large]:
 
     """
     messages = [entry.message]
+    what = f"new_entries[{at}]"
     try:
         data = dumped(
             messages,
@@ -506,8 +506,8 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry | Large]:
             lambda mode: MESSAGES.dump_python(messages, mode=mode),
         )[1:-1]
     except ValueError as error:
-        raise _not_json(entry.message, f"new_entries[{at}].message", error) from error
-    require_readable(f"new_entries[{at}]", "pydantic-ai-slim", partial(messages_of, b"[%b]" % data))
+        raise _not_json(entry.message, f"{what}.message", error) from error
+    require_readable(what, "pydantic-ai-slim", partial(messages_of, b"[%b]" % data))
     try:
         plain = msgspec.json.decode(data)
     except ValueError:  # a number or a character that only Python's own reads
@@ -518,14 +518,7 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry | Large]:
     def envelope(at: int, of: int, pieces: tuple[Piece, ...]) -> EntryEnvelope:
         return EntryEnvelope(SDK, SHAPE, entry.id, entry.parent_id, at, of, pieces)
 
-    parts = _shown(plain)
-    try:
-        return [*encode_parts(data, parts, envelope, now=now)]
-    except TooLargeError as error:
-        message = f"new_entries[{at}]: {error}"
-        refusal = TooLargeError(message, path=f"new_entries[{at}].message", size=len(data))
-        refusal.__cause__ = error
-        return [Large(parts[0], envelope(0, 1, (data.decode(),)), entry.id, now, refusal)]
+    return encode_item(data, _shown(plain), envelope, now=now, what=what, path=f"{what}.message")
 
 
 def _again(message: Message) -> Entry | Large:
