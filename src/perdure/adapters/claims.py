@@ -310,10 +310,10 @@ async def storable(session: Session, values: Mapping[str, Any]) -> dict[str, Any
         return dict(values)
     stored = dict(values)
     for key, text in texts.items():
-        is_large = len(text) > LEAST
-        names = await put(store_of(session), session.key, text) if is_large else None
-        if names is not None:
-            stored[key] = wrapped(values[key], names=names)
+        if len(text) > LEAST:
+            names = await put(store_of(session), session.key, text)
+            if names is not None:
+                stored[key] = wrapped(values[key], names=names)
     return stored
 
 

@@ -11,11 +11,14 @@ import json
 from collections.abc import Callable
 from dataclasses import is_dataclass
 from math import isfinite
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
 from perdure.records.json import MAX_DEPTH, step
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 T = TypeVar("T")
 
@@ -65,6 +68,23 @@ def loaded(data: bytes, of_bytes: Callable[[bytes], T], of_values: Callable[[Any
         if rb"\ud" not in data:
             raise
         return of_values(json.loads(data))
+
+
+def dumped_by(adapter: TypeAdapter[T], value: T) -> bytes:
+    """Return what `dumped` makes of a value, by pydantic's adapter of its type."""
+    return dumped(
+        value, lambda: adapter.dump_json(value), lambda mode: adapter.dump_python(value, mode=mode)
+    )
+
+
+def loaded_by(adapter: TypeAdapter[T], data: bytes) -> T:
+    """Return the value of JSON that `dumped_by` has written.
+
+    Raises:
+        ValueError: It is none.
+
+    """
+    return loaded(data, adapter.validate_json, adapter.validate_python)
 
 
 def shown(data: bytes) -> Any:

@@ -31,7 +31,7 @@ from perdure.adapters.envelopes import (
     read_envelope,
     read_parts,
 )
-from perdure.adapters.exact import dumped, loaded, not_json_at, shown
+from perdure.adapters.exact import dumped_by, loaded_by, not_json_at, shown
 from perdure.adapters.items import AdapterManager, Recent, StoreAdapter, named_key, newest_messages
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import (
@@ -262,7 +262,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         key, chain = found
         self._remember(key, [stored.id for stored in chain])
         try:
-            messages = messages_of(b"[%b]" % b",".join(stored.data for stored in chain))
+            messages = loaded_by(MESSAGES, b"[%b]" % b",".join(stored.data for stored in chain))
         except ValueError as error:
             what = f"conversation {key}: its history up to entry {head_id}"
             raise unreadable(what, "pydantic-ai-slim", error) from error
@@ -288,7 +288,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         if text is None:
             return None
         try:
-            record = _record_of(text.encode())
+            record = loaded_by(RECORDS, text.encode())
         except pydantic.ValidationError as error:
             version = json.loads(text).get("format_version")
             if version in (None, 1):
@@ -472,19 +472,11 @@ def _newer(key: SessionKey, version: int) -> UnsupportedVersionError:
 def _json(record: sdk.ConversationRecord) -> str:
     what = f"the record of conversation {record.conversation_id!r}"
     try:
-        data = dumped(
-            record,
-            lambda: RECORDS.dump_json(record),
-            lambda mode: RECORDS.dump_python(record, mode=mode),
-        )
+        data = dumped_by(RECORDS, record)
     except ValueError as error:
         raise _not_json(record, "record", error) from error
-    require_readable(what, "pydantic-ai-slim", partial(_record_of, data))
+    require_readable(what, "pydantic-ai-slim", partial(loaded_by, RECORDS, data))
     return data.decode()
-
-
-def _record_of(data: bytes) -> sdk.ConversationRecord:
-    return loaded(data, RECORDS.validate_json, RECORDS.validate_python)
 
 
 # Entries as messages
@@ -497,17 +489,12 @@ def _encoded(entry: sdk.ConversationEntry, at: int) -> list[Entry | Large]:
         NotStorableError: Its message is not JSON.
 
     """
-    messages = [entry.message]
     what = f"new_entries[{at}]"
     try:
-        data = dumped(
-            messages,
-            lambda: MESSAGES.dump_json(messages),
-            lambda mode: MESSAGES.dump_python(messages, mode=mode),
-        )[1:-1]
+        data = dumped_by(MESSAGES, [entry.message])[1:-1]
     except ValueError as error:
         raise _not_json(entry.message, f"{what}.message", error) from error
-    require_readable(what, "pydantic-ai-slim", partial(messages_of, b"[%b]" % data))
+    require_readable(what, "pydantic-ai-slim", partial(loaded_by, MESSAGES, b"[%b]" % data))
     try:
         plain = msgspec.json.decode(data)
     except ValueError:  # a number or a character that only Python's own reads
@@ -530,16 +517,6 @@ def _again(message: Message) -> Entry | Large:
         if envelope is None:
             raise
         return Large(message, envelope, envelope.id, message.created_at or time.time(), error)
-
-
-def messages_of(data: bytes) -> list[sdk_messages.ModelMessage]:
-    """Return the messages of a JSON list.
-
-    Raises:
-        ValueError: The SDK does not read them.
-
-    """
-    return loaded(data, MESSAGES.validate_json, MESSAGES.validate_python)
 
 
 def _not_json(value: Any, at: str, error: ValueError) -> NotStorableError:

@@ -17,7 +17,7 @@ import pydantic
 
 from perdure._lib.lazy import import_extra
 from perdure.adapters.envelopes import SdkEnvelope
-from perdure.adapters.exact import as_value, dumped, loaded, not_json_at, of_value, shown
+from perdure.adapters.exact import as_value, dumped_by, loaded_by, not_json_at, of_value, shown
 from perdure.adapters.items import AdapterManager, LogFold, Recent, StoreAdapter, named_key
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import NotStorableError
@@ -293,29 +293,19 @@ def _encoded(kind: str, value: Any) -> tuple[bytes, tuple[bytes, ...]]:
         messages, value = value.messages, dataclasses.replace(value, messages=[])
     what = f"the {kind} of run {value.run_id!r}"
     try:
-        plain = _dumped(KINDS[kind], value)
-        encoded = tuple([_dumped(MESSAGES, [message])[1:-1] for message in messages])
+        plain = dumped_by(KINDS[kind], value)
+        encoded = tuple([dumped_by(MESSAGES, [message])[1:-1] for message in messages])
     except ValueError as error:
         path, part = not_json_at({kind: value, "messages": messages}, "")
         path = path.removeprefix(".")
         message = f"{what}: the {type(part).__name__} at {path} is not JSON ({error})"
         raise NotStorableError(message, path=path, type=type(part).__name__) from error
-    require_readable(what, SDK, partial(_read_by, KINDS[kind], plain))
+    require_readable(what, SDK, partial(loaded_by, KINDS[kind], plain))
     return plain, encoded
 
 
-def _dumped(adapter: Any, value: Any) -> bytes:
-    return dumped(
-        value, lambda: adapter.dump_json(value), lambda mode: adapter.dump_python(value, mode=mode)
-    )
-
-
-def _read_by(adapter: Any, data: bytes) -> Any:
-    return loaded(data, adapter.validate_json, adapter.validate_python)
-
-
 def _messages_of(messages: Iterable[bytes]) -> Any:
-    return _read_by(MESSAGES, b"[%b]" % b",".join(messages))
+    return loaded_by(MESSAGES, b"[%b]" % b",".join(messages))
 
 
 def _record(
@@ -332,7 +322,7 @@ def _record(
 
 def _loaded(kind: str, data: bytes) -> Any:
     try:
-        return _read_by(KINDS[kind], data)
+        return loaded_by(KINDS[kind], data)
     except pydantic.ValidationError as error:
         raise unreadable(f"a run's {kind}", SDK, error) from error
 
