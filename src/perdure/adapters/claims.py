@@ -29,13 +29,12 @@ from perdure.records.keys import SessionKey
 from perdure.records.messages import Message, encode_message
 from perdure.records.records import FOREIGN, Entry, Record
 from perdure.session.internals import store_of
+from perdure.session.reach import CLAIM
 from perdure.session.session import Session, SessionView
 from perdure.store import Store
 
 SHAPE: Final = 2
 """The version of an envelope that is a claim."""
-MARK: Final = b'"claim":['
-"""Part of each claim's JSON."""
 PART: Final = 4 * 1024 * 1024
 """Bytes of one blob."""
 MOST: Final = 64
@@ -179,7 +178,7 @@ async def claimed_in(
 def claim_in(message: Message) -> Claim | None:
     """Return the claim that a message has instead of an envelope."""
     field = message.extra.get(ENVELOPE)
-    return None if field is None or MARK not in bytes(field) else _claim_of(bytes(field))
+    return None if field is None or CLAIM not in bytes(field) else _claim_of(bytes(field))
 
 
 def _claim_of(data: bytes) -> Claim | None:
@@ -234,7 +233,7 @@ async def filled_record(source: Session | SessionView, record: Record) -> Record
         CorruptRecordError: A blob is lost.
 
     """
-    if record.kind != FOREIGN or MARK not in record.payload:
+    if record.kind != FOREIGN or CLAIM not in record.payload:
         return record
     claim = _claim_of(record.payload)
     if claim is None:

@@ -20,7 +20,7 @@ import anyio
 import msgspec
 
 from perdure._lib.lazy import import_extra
-from perdure.adapters.claims import MARK, Large, claimed
+from perdure.adapters.claims import Large, claimed
 from perdure.adapters.envelopes import SdkEnvelope, read_envelope, with_envelope
 from perdure.adapters.exact import refused_part
 from perdure.adapters.items import (
@@ -68,6 +68,7 @@ from perdure.session.internals import (
     working_context,
 )
 from perdure.session.manager import SessionManager
+from perdure.session.reach import CLAIM
 from perdure.session.session import Session, SessionView
 from perdure.store import all_records
 
@@ -663,7 +664,7 @@ def _text_of(payload: bytes) -> bytes | None:
 
     None, too, where its media, or all of it, are in blobs.
     """
-    if holds_references(payload) or MARK in payload:
+    if holds_references(payload) or CLAIM in payload:
         return None
     units = list(_units([(0, decode_message(payload))]))
     if _envelope(decode_message(payload)) is None or len(units[0].items) != 1:

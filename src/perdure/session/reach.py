@@ -47,6 +47,7 @@ AT_ONCE: Final = 8
 
 RESULT: Final = b'tool_result_ref"'
 CLAIM: Final = b'"claim":['
+"""Part of the JSON of each large item of an SDK's."""
 
 
 class BlobReference(msgspec.Struct, frozen=True):
