@@ -58,10 +58,10 @@ SHAPE: Final = 1
 SESSION_STATE: Final = "agent-framework/session"
 """The named state that keeps an `AgentSession`."""
 KNOWN: Final = 10_000
-"""Sessions of which is known how far they were read or written here."""
+"""Number of sessions whose last place read or written here is remembered."""
 
 END: Final = 64
-"""Messages of a session that are kept in memory, to compare with what is saved next."""
+"""Number of a session's newest messages that are kept in memory, to compare with the next save."""
 
 
 class MessageEnvelope(PartEnvelope, frozen=True, omit_defaults=True):
@@ -81,13 +81,13 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
         sessions: Where they are kept: what ``perdure.connect(url)`` returns, once that is open.
             None for a manager of its own: see `from_url`.
         source_id: The provider's name in the framework, also in the state of an `AgentSession`.
-            What a state has there as ``"owner"`` is whose the conversation is, if it is new.
-        load_messages: As for ``HistoryProvider``,
-        store_inputs: this,
-        store_context_messages: this,
-        store_context_from: this,
-        store_outputs: and this.
-        skip_excluded: Whether messages that a compaction has marked as excluded are not returned.
+            A new conversation takes its owner from ``"owner"`` there.
+        load_messages: As for ``HistoryProvider``, like the next four.
+        store_inputs: As there.
+        store_context_messages: As there.
+        store_context_from: As there.
+        store_outputs: As there.
+        skip_excluded: Leaves out messages that a compaction has marked as excluded.
         tenant: Whose they are, where customers share a store.
         tags: Labels for listing.
         on_held: What a write does if another process holds the session: ``"handover"`` asks for it,
@@ -133,9 +133,9 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
             wait=wait,
         )
         self._places: Recent[SessionKey, LogPlace | None] = Recent(KNOWN)
-        """Where the logs of sessions ended when they were read or written here last."""
+        """Ends of sessions' logs when they were last read or written here."""
         self._ends: WeakKeyDictionary[Session, tuple[int, list[sdk.Message]]] = WeakKeyDictionary()
-        """Of sessions that are held here: a version, and the newest messages as of it."""
+        """The newest messages of sessions held here, and the version that they are as of."""
 
     # What the framework calls
 
@@ -146,8 +146,8 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
 
         Args:
             session_id: Which.
-            state: Not used,
-            kwargs: nor are these.
+            state: Not used.
+            kwargs: Not used.
 
         Raises:
             FormatError: Another version of the framework wrote one that this one cannot read.
@@ -175,7 +175,7 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
 
         Args:
             session_id: Which conversation.
-            messages: New ones, or the transcript of which they are the end.
+            messages: New ones, or a transcript that ends with them.
             state: The provider's part of the state of an `AgentSession`, for its ``"owner"``.
             kwargs: Not used.
 

@@ -44,9 +44,9 @@ SDK: Final = "agent-framework"
 SHAPE: Final = 1
 """The version of what is stored here."""
 SESSION: Final = "checkpoints"
-"""Which of an id's sessions has its checkpoints: beside those is the conversation of that id."""
+"""The session of an id that has its checkpoints; the default one is its conversation."""
 SLACK: Final = 16
-"""Records that may hold nothing any more, besides as many as there are checkpoints."""
+"""Dead records that a log may have beyond the number of its checkpoints, before it is rewritten."""
 
 
 class CheckpointRecord(SdkEnvelope, frozen=True, omit_defaults=True):
@@ -165,7 +165,7 @@ class PerdureCheckpointStorage(SessionAdapter):
         Raises:
             WorkflowCheckpointException: It cannot be encoded, or could not be read back; nothing
                 was stored.
-            NotStorableError: A text in it is no Unicode; nothing was stored.
+            NotStorableError: A text in it is not valid Unicode; nothing was stored.
             TooLargeError: What it changes is larger than the limit for a record, and the store
                 keeps no blobs; nothing was stored.
             LeaseHeldError: Another process keeps holding the session.
@@ -209,9 +209,9 @@ class PerdureCheckpointStorage(SessionAdapter):
         return list((await self._read()).of(workflow_name))
 
     async def get_latest(self, *, workflow_name: str) -> sdk.WorkflowCheckpoint | None:
-        """Return a workflow's checkpoint that no other one continues; None if there is none.
+        """Return the newest checkpoint of a workflow that no other one continues; None without one.
 
-        The newest such one, in the order of the saves: no clock has a part in it.
+        The order of the saves decides, not a clock.
         """
         tree = (await self._read()).latest(workflow_name)
         return None if tree is None else self._decoded(tree)
@@ -219,7 +219,7 @@ class PerdureCheckpointStorage(SessionAdapter):
     async def delete(self, checkpoint_id: str) -> bool:
         """Delete a checkpoint, and return whether there was one, once that is durable.
 
-        The others stay as they are. When most of the log is of deleted ones, it is made anew
+        The others stay as they are. When most of the log belongs to deleted ones, it is rewritten
         without them.
 
         Raises:

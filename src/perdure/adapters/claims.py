@@ -38,7 +38,7 @@ SHAPE: Final = 2
 PART: Final = 4 * 1024 * 1024
 """Bytes of one blob."""
 MOST: Final = 64
-"""Blobs of one claim: a record that names one blob again and again must not fill the memory."""
+"""Blobs of one claim at most: a record that repeats one name must not fill the memory."""
 
 
 class Claim(SdkEnvelope, frozen=True, omit_defaults=True):
@@ -115,11 +115,13 @@ async def get(source: Session | SessionView, names: Sequence[str]) -> bytes:
     """Return data that is in blobs.
 
     Raises:
-        CorruptRecordError: One of them is lost, or they are none that `put` has named.
+        CorruptRecordError: One of them is lost, or a name is not one that `put` returns.
 
     """
     if len(names) > MOST or not all(map(is_name, names)):
-        message = f"session {source.key}: a record names blobs that perdure has not named so"
+        message = (
+            f"session {source.key}: a record names blobs in a form that perdure does not write"
+        )
         raise CorruptRecordError(message, key=str(source.key), count=len(names))
     parts: dict[str, bytes] = {}
 
@@ -150,7 +152,7 @@ async def claimed(session: Session, entries: Iterable[Entry | Large]) -> tuple[E
 async def claimed_in(
     store: Store, key: SessionKey, entries: Iterable[Entry | Large]
 ) -> tuple[Entry, ...]:
-    """Return entries in the same way, for a session that a store may have or not.
+    """Do the same for a session that the store may not have yet.
 
     Raises:
         TooLargeError: The store keeps no blobs.
@@ -244,9 +246,9 @@ async def filled_record(source: Session | SessionView, record: Record) -> Record
 # Values of a state
 
 HALF: Final = MAX_RECORD_BYTES // 2
-"""Bytes of values that are in one record."""
+"""Bytes of values in one record at most."""
 LEAST: Final = 1024 * 1024
-"""Bytes of a value from which on it may be in blobs."""
+"""Bytes above which a value may be in blobs."""
 
 WRAPPED: Final = "perdure_json"
 """The one key of a dict that stands for a value: its JSON as text, or in blobs."""
@@ -276,7 +278,7 @@ def is_large(value: Any) -> bool:
 
 
 def unwrapped_here(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values as they were given, of which none is in blobs."""
+    """Return values as they were given; none of them may be in blobs."""
     return {
         key: json.loads(value[WRAPPED]) if is_wrapped(value) else value
         for key, value in values.items()

@@ -63,9 +63,9 @@ PART: Final = 4 * 1024 * 1024
 PIECE: Final = 1024 * 1024
 """Characters of such a piece."""
 UUID_BYTES: Final = 150
-"""Memory for the uuid of an entry."""
+"""Memory for the uuid of an entry, in bytes."""
 KNOWN_BYTES: Final = 64 * 1024 * 1024
-"""Memory for the uuids of transcripts that were read or written here last."""
+"""Memory for the uuids of the transcripts last read or written here, in bytes."""
 
 
 class EntryRecord(SdkEnvelope, frozen=True, omit_defaults=True):
@@ -73,7 +73,7 @@ class EntryRecord(SdkEnvelope, frozen=True, omit_defaults=True):
 
     entry: Any = None
     text: str = ""
-    """Instead, the entry's JSON as text: of one that is large, or that msgspec reads otherwise."""
+    """The JSON of an entry that is large, or that msgspec would not read back as it is."""
     more: bool = False
     """Whether the text goes on in the next record."""
 
@@ -95,13 +95,13 @@ class _Known:
         self.restart()
 
     def restart(self) -> None:
-        """Know nothing of the log, to read it from its beginning."""
+        """Forget the log, to read it from its beginning."""
         self.at: LogPlace = LogPlace(0, 0)
         self.uuids: set[str] = set()
         self.summary: TranscriptSummary | None = None
 
     def fresh(self, entries: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Return the places of the entries that are not stored yet."""
+        """Return the indexes of the entries that are not stored yet."""
         fresh, new = [], set[str]()
         for at, entry in enumerate(entries):
             uuid = entry.get("uuid")

@@ -25,7 +25,7 @@ from perdure.records.records import FOREIGN, Entry, Record
 ENVELOPE: Final = "perdure_foreign"
 """The field of a message that says whose item it is."""
 CUT: Final = 64
-"""Characters from which on a text is not stored a second time in the envelope."""
+"""Length from which a text is not stored a second time in the envelope, in characters."""
 TEXTS: Final = ("content", "reasoning", "result")
 """The texts of a message that a piece's number refers to."""
 

@@ -100,7 +100,7 @@ def shown(data: bytes) -> Any:
 
 
 def as_value(data: bytes) -> bytes:
-    r"""Return what `dumped` has written as a JSON value: as text, where it is none itself.
+    r"""Return what `dumped` has written as a JSON value: as text, where it is not valid JSON.
 
     >>> as_value(b'{"a":1}'), as_value(b'{"a":NaN}')
     (b'{"a":1}', b'"{\\"a\\":NaN}"')

@@ -1,4 +1,4 @@
-"""State of an app and of its users, of which an event and its changes are one unit.
+"""State of an app and of its users: an event and the changes that it makes there are one unit.
 
 This state is in scopes, and the event in its session's log: no store writes both at once. So a
 scope first notes what the event will change, and after which record of the session the event will

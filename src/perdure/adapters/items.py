@@ -185,7 +185,7 @@ class LogFold(Generic[E, F]):
         """Return what an open session's records make; None if it was appended to meanwhile.
 
         Raises:
-            SessionError: The session has messages: it is none of these.
+            SessionError: The session has messages, so it is not one of the SDK's.
 
         """
         folded = await self.read(session)
@@ -398,7 +398,7 @@ class AdapterManager:
                 of the same id does not have them.
 
         Raises:
-            SessionNotFoundError: There is none, and it is not to be created.
+            SessionNotFoundError: There is no such session, and ``create`` is false.
             LeaseLostError: The session that is meant was deleted.
             LeaseHeldError: Another process keeps holding it.
 
@@ -626,7 +626,7 @@ class Adapter:
 
 
 class StoreAdapter(Adapter):
-    """An adapter of which one object has many sessions, made of a manager or of a URL."""
+    """An adapter whose objects have many sessions, made of a manager or of a URL."""
 
     @classmethod
     def from_url(cls, url: str | os.PathLike[str] | None = None, **options: Any) -> Self:
@@ -646,7 +646,7 @@ class StoreAdapter(Adapter):
 
 
 class SessionAdapter(Adapter):
-    """An adapter of which each object is one session, made of a manager or of a URL."""
+    """An adapter whose objects are one session each, made of a manager or of a URL."""
 
     _key: SessionKey
 

@@ -45,7 +45,7 @@ OF_PART: Final = "\0"
 """Between the key of an item and the number of a part; no key has it."""
 MINUTE: Final = 60.0
 FRESH: Final = 0.01
-"""Part of a time to live that a read may be later than the one before without being noted."""
+"""Share of a time to live by which a read must extend it for that to be stored."""
 
 T = TypeVar("T")
 Namespace = tuple[str, ...]
@@ -76,7 +76,7 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
         wait: Seconds that a put waits for another process that writes the same namespace.
 
     Raises:
-        InvalidArgumentError: ``sessions`` is no manager, or ``index`` asks for what there is not.
+        InvalidArgumentError: ``sessions`` is no manager, or ``index`` is not supported.
         MissingExtraError: ``index`` is given, and numpy is not installed.
 
     """
@@ -367,7 +367,7 @@ def _is_expired(stored: Any) -> bool:
 
 
 async def _refresh(scope: Scope, items: Mapping[str, Mapping[str, Any]]) -> None:
-    """Let items live on from now, if that is worth a save."""
+    """Restart the time to live of items, if that is worth a save."""
     fresh = {}
     for key, stored in items.items():
         lives = stored.get("ttl", 0.0) * MINUTE
@@ -404,7 +404,7 @@ class VectorIndex:
         self._numpy = numpy
         distance = config.get("distance_type", "cosine")
         if distance != "cosine":
-            message = f'invalid index={{"distance_type": {distance!r}}}: only "cosine" is there'
+            message = f'invalid index={{"distance_type": {distance!r}}}: only "cosine" is supported'
             raise InvalidArgumentError(message, option="index")
         if not config.get("embed"):
             message = 'index has no "embed": give it a function from texts to vectors'
@@ -468,8 +468,8 @@ class VectorIndex:
             size = 4 * len(query)
             if any(len(each) != size for each in data):
                 message = (
-                    f"vectors are stored that have not the {len(query)} dimensions of this query: "
-                    "put these items again with today's embedding"
+                    f"stored vectors do not have the {len(query)} dimensions of this query: put "
+                    "these items again with the current embedding"
                 )
                 raise InvalidArgumentError(message, option="index")
             matrix = np.frombuffer(b"".join(data), dtype="<f4").reshape(len(data), len(query))

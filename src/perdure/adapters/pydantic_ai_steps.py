@@ -42,7 +42,7 @@ SDK: Final = "pydantic-ai-harness"
 SHAPE: Final = 1
 """The version of what is stored here."""
 SESSION: Final = "steps"
-"""Which of an id's sessions is the run of that id: the id may be a conversation's, too."""
+"""The session of an id that is its run; the default one may be a conversation."""
 MESSAGES: Final[Any] = sdk_messages.ModelMessagesTypeAdapter
 KINDS: Final[dict[str, Any]] = {
     "run": pydantic.TypeAdapter(sdk.RunRecord),
@@ -52,7 +52,7 @@ KINDS: Final[dict[str, Any]] = {
 }
 """Contents of a record, by its field."""
 KNOWN: Final = 10_000
-"""Runs of which is known that they were written here."""
+"""Number of runs that are remembered as written here."""
 
 
 class StepRecord(SdkEnvelope, frozen=True):
@@ -163,7 +163,7 @@ class PerdureStepStore(StoreAdapter):
         )
         self._runs = LogFold(_Run, StepRecord, sdk=SDK, newest=SHAPE)
         self._written: Recent[SessionKey, LogPlace] = Recent(KNOWN)
-        """Of runs that were written here last: where the session's log ended."""
+        """Ends of the logs of runs that were last written here."""
 
     # What the SDK calls
 

@@ -86,7 +86,7 @@ LANGCHAIN: Final = frozenset(
 SAFE: Final = sdk_msgpack.SAFE_MSGPACK_TYPES | LANGCHAIN
 """Classes that are always read."""
 OWN: Final = ("perdure", "text")
-"""A text that is no Unicode, as it has lone surrogates; its name for what is no class."""
+"""A text with lone surrogates, which is not valid Unicode, stored as if it were a class."""
 OWN_DICT: Final = ("perdure", "dict")
 """A dict with such a key."""
 OWN_TUPLE: Final = ("perdure", "tuple")
@@ -100,9 +100,9 @@ _FACTORIES: Final[dict[Any, str]] = {
 ALWAYS_READ: Final = frozenset(
     {*SAFE, *sdk_msgpack.SAFE_MSGPACK_METHODS, OWN, OWN_DICT, OWN_TUPLE, *_DICTS.values()}
 )
-"""Names of all that is read without being named."""
+"""Names that are read without being given in ``types``."""
 _PACKAGES: Final = ("langchain_core", "langgraph")
-"""Whose classes that derive from a dict or text are that for everybody."""
+"""Packages whose classes that derive from a dict or text come back as that without a warning."""
 _SCALARS: Final = {("re", "Pattern"), ("numpy", "ndarray")}
 """Classes that are stored under another name, or none."""
 _UNREAD: Final = "cannot be read back: give PerdureSaver(types=[%s]) the class"
@@ -311,7 +311,7 @@ class DataSerializer(jsonplus.JsonPlusSerializer):
         return self._user(code, cls, fields, _CONSTRUCT, set=sorted(obj.model_fields_set))
 
     def _tell(self, names: Names, what: str, cls: type) -> None:
-        """Warn, once, of what reading will not give back."""
+        """Warn once that reading will not give back an object of a class."""
         if names in self._told:
             return
         self._told.add(names)
@@ -413,7 +413,7 @@ def _hashable(value: Any) -> Any:
 def _unpaired(value: Any) -> Any:
     """Return a plain value in which texts with lone surrogates are marked.
 
-    Such as half an emoji: they are no Unicode, and no msgpack.
+    Such as half an emoji: it is not valid Unicode, and msgpack cannot hold it.
     """
     if type(value) is str:
         try:
@@ -604,7 +604,7 @@ _BUILT_IN: Final[dict[Names, Callable[[Any, list[Any]], Any]]] = {
     ),
     ("collections", "deque"): lambda payload, rest: deque(payload, _about(rest, "maxlen")),
 }
-"""Values that are no objects of a class that somebody names."""
+"""Builders of values whose classes need not be named."""
 
 
 def _of_one(cls: Any, payload: Any, _rest: list[Any]) -> Any:
