@@ -1,4 +1,4 @@
-"""Groups of options: a name that one does not have is refused with those that it has."""
+"""Base of groups of options, which refuses an unknown name with the closest known one."""
 
 from __future__ import annotations
 
