@@ -47,7 +47,6 @@ class InlineStore:
         queue_depth: int = 0,
         batch_max: int = 64,
         batch_linger: float = 0.0,
-        max_record_bytes: int = 1 << 20,
     ) -> None:
         self.capabilities = Capabilities(
             durability="memory",
@@ -55,7 +54,6 @@ class InlineStore:
             queue_depth=queue_depth,
             batch_max=batch_max,
             batch_linger=batch_linger,
-            max_record_bytes=max_record_bytes,
         )
         self.location = "inline:"
         self.logs: dict[SessionKey, list[Entry]] = {}

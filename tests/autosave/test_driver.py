@@ -22,7 +22,6 @@ from perdure.errors import (
     SessionError,
     SessionQuarantinedError,
     StoreUnavailableError,
-    TooLargeError,
     UnsavedChangesError,
 )
 from tests.autosave.inline_store import InlineStore
@@ -596,15 +595,6 @@ async def test_a_batch_takes_no_further_session_beyond_its_bytes() -> None:
             r.append(t, size=600)
         await r.saver.flush()
         assert [len(call) for call in r.store.calls] == [2, 2, 2]
-
-
-async def test_a_record_beyond_the_limit_is_refused_at_once() -> None:
-    async with rig(InlineStore(max_record_bytes=100)) as r:
-        t = r.track()
-        with pytest.raises(TooLargeError, match="at most 100"):
-            r.saver.append(t, (entry(1), entry(2, size=200)))
-        assert (t.version, t.pending_bytes) == (0, 0)
-        assert r.append(t, size=80) == 1
 
 
 async def test_a_hook_that_fails_stops_nothing(caplog: pytest.LogCaptureFixture) -> None:

@@ -124,6 +124,15 @@ async def test_deleting_the_session_removes_what_was_set_aside(tmp_path: Path) -
     assert not [path for path in left if b"what was said" in path.read_bytes()]
 
 
+async def test_a_renamed_session_has_nothing_set_aside_under_its_old_name(tmp_path: Path) -> None:
+    await damaged(tmp_path)
+    async with connected(tmp_path / "store") as sessions:
+        async with sessions.open("ada", on_damage="fresh") as session:
+            session.append(Message.user("anew"))
+        await sessions.rename("ada", "eve")
+        assert sessions.health().set_aside == {}
+
+
 async def test_what_is_sound_is_never_set_aside(tmp_path: Path) -> None:
     async with connected(tmp_path) as sessions:
         async with sessions.open("ada", on_damage="fresh") as session:

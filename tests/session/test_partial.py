@@ -355,6 +355,8 @@ async def test_what_it_cannot_take_is_named() -> None:
                 turn.partial("chatgpt")  # type: ignore[arg-type]
             with pytest.raises(InvalidArgumentError, match=r"every=-1"):
                 turn.partial(every=-1)
+            with pytest.raises(InvalidArgumentError, match=r"every='1': give seconds"):
+                turn.partial(every="1")  # type: ignore[arg-type]
             with turn.partial() as reply, pytest.raises(InvalidArgumentError, match="whose stream"):
                 reply.add({"choices": []})
             with turn.partial("openai") as reply, pytest.raises(FormatError, match="type str"):

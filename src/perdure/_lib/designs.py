@@ -1,6 +1,7 @@
-"""Names of the designs that perdure began from, for whoever types one: what it is called here.
+"""Names from the designs that perdure began with, for errors that say what each is called here.
 
-Names of classes, methods and options that differ; docs/seeds.md has all of them, with the reasons.
+These are the classes, methods and options whose names differ; docs/seeds.md has all of them, with
+the reasons.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ HERE: Final[Mapping[str, tuple[str, ...]]] = {
     "system_prompt_processor": ("perdure.agent.AgentConfig.system_prompt_processors",),
     "tool_execution_result_processor": ("perdure.agent.AgentConfig.tool_result_processors",),
 }
-"""What has the role of a design's name; ``session``, ``sessions``, ``agent`` and ``memory`` are the
+"""Counterparts of the designs' names; ``session``, ``sessions``, ``agent`` and ``memory`` are the
 objects."""
 
 _PUBLIC: Final = (

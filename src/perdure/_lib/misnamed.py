@@ -1,4 +1,4 @@
-"""Names that people try, and that a class does not have: the error says what to write."""
+"""Names that people try and a class does not have, with errors that say what to write instead."""
 
 from __future__ import annotations
 

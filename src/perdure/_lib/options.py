@@ -1,11 +1,22 @@
-"""Groups of options: a name that one does not have is refused with those that it has."""
+"""Base of groups of options, which refuses an unknown name with the closest known one."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+
+
+def meant(name: str, known: Sequence[str]) -> str:
+    """Return a question with the known name that is closest to an unknown one; empty for none.
+
+    >>> meant("keep_turn", ["keep_days", "keep_turns"])
+    "did you mean 'keep_turns'?"
+    """
+    near = get_close_matches(name[:60], known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 class _OptionsMeta(msgspec.StructMeta):
@@ -15,10 +26,10 @@ class _OptionsMeta(msgspec.StructMeta):
             known: tuple[str, ...] = self.__struct_fields__
             for name in given:
                 if name not in known:
-                    near = get_close_matches(name[:60], known, n=1, cutoff=0.5)
-                    meant = f": did you mean {near[0]!r}?" if near else "."
+                    question = meant(name, known)
+                    end = f": {question}" if question else "."
                     raise TypeError(
-                        f"{self.__name__}() has no option {name!r}{meant} It has {', '.join(known)}"
+                        f"{self.__name__}() has no option {name!r}{end} It has {', '.join(known)}"
                     )
             return super().__call__(*args, **given)
 

@@ -375,9 +375,14 @@ class ContextBudget:
         self._was_told = True
         is_near = self._window is not None and tokens > self._window * NEAR
         if is_near and not self._is_near:
-            message, agent = "the context of %(agent)s nears the model's window", self._session.id
-            facts = {"tokens": tokens, "window": self._window}
-            log_facts(log, logging.WARNING, message, agent=agent, **facts)
+            log_facts(
+                log,
+                logging.WARNING,
+                "the context of %(agent)s nears the model's window",
+                agent=self._session.id,
+                tokens=tokens,
+                window=self._window,
+            )
         self._is_near = is_near
         return policy.is_due(size, scaled) or self._policy.is_due(size, tokens)
 

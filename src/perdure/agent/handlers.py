@@ -224,8 +224,8 @@ class LLMUserMessageReadyEventHandler:
                 async for chunk in stream:
                     reply.take(chunk)
                     if chunk.text or chunk.reasoning:
-                        said = {"text": chunk.text, "reasoning": chunk.reasoning}
-                        context.emit(Segment(**context.ids, **said))
+                        segment = Segment(text=chunk.text, reasoning=chunk.reasoning, **context.ids)
+                        context.emit(segment)
         except BaseException:
             partial = reply.partial()
             if partial is not None and context.session.is_writable:

@@ -60,8 +60,9 @@ async def bring_home(context: AgentContext) -> None:
     archives, agent = _wanted(context), context.agent_id
     if archives is not None:
         done = await archives.resume()
-        facts = {"changed": done.changed, "kept": done.kept}
-        log_facts(log, logging.INFO, "home resumed", agent=agent, **facts)
+        log_facts(
+            log, logging.INFO, "home resumed", agent=agent, changed=done.changed, kept=done.kept
+        )
     elif context.config.archive is None and context.declared.persist_paths:
         message = "persist_paths not kept: give AgentConfig(home=...)"
         log_facts(log, logging.WARNING, message, agent=agent)

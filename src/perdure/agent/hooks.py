@@ -137,5 +137,11 @@ async def told_of(event: AgentEvent, context: AgentContext) -> None:
             with stray_cancellation_fails():
                 await maybe_await(hook(event, context), context)
         except Exception as error:  # noqa: BLE001  # reported
-            facts = {"agent": context.agent_id, "event": type(event).__name__}
-            log_facts(log, logging.ERROR, "a lifecycle hook failed", error, **facts)
+            log_facts(
+                log,
+                logging.ERROR,
+                "a lifecycle hook failed",
+                error,
+                agent=context.agent_id,
+                event=type(event).__name__,
+            )

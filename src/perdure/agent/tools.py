@@ -268,8 +268,8 @@ class Toolbox:
             if not all(isinstance(cause, _FAILURES) or is_stray(cause) for cause in causes):
                 raise
             if any(is_stray(cause) for cause in causes):
-                message, name = "a tool let a cancellation out", call.name
-                log_facts(log, logging.WARNING, message, error, tool=name, call=call.id)
+                message = "a tool let a cancellation out"
+                log_facts(log, logging.WARNING, message, error, tool=call.name, call=call.id)
             return failed(call, error_text(error))  # the model's to deal with
         return ToolResult(call.id, call.name, result)
 

@@ -489,8 +489,13 @@ class AgentRuntime:
         try:
             keep(*args)
         except PerdureError as error:
-            facts = {"agent": self._context.agent_id, "error": type(error).__name__}
-            log_facts(log, logging.WARNING, "not all that a turn leaves could be kept", **facts)
+            log_facts(
+                log,
+                logging.WARNING,
+                "not all that a turn leaves could be kept",
+                agent=self._context.agent_id,
+                error=type(error).__name__,
+            )
 
     def _refuse(self, posted: QueuedMessage) -> None:
         self._keep(posted)

@@ -67,8 +67,13 @@ def remove_left(control: Folder) -> None:
             try:
                 _remove_tree(control, name)
             except OSError as error:
-                message, path = "replaced files not removed: %(reason)s", f"{control.path}/{name}"
-                log_facts(log, logging.WARNING, message, path=path, reason=error)
+                log_facts(
+                    log,
+                    logging.WARNING,
+                    "replaced files not removed: %(reason)s",
+                    path=f"{control.path}/{name}",
+                    reason=error,
+                )
 
 
 def _remove_tree(control: Folder, name: str) -> None:

@@ -46,7 +46,6 @@ from perdure.errors import (
     LeaseError,
     NotStorableError,
     StoreUnavailableError,
-    TooLargeError,
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import Entry
@@ -225,7 +224,6 @@ class Core:
         self.stopped = False
         self.registry: SessionRegistry = SessionRegistry(engine)
         self.schedule: Schedule = Schedule(engine, chance)
-        self._record_max = capabilities.max_record_bytes
         self.breaker: Breaker = Breaker(
             failures=engine.breaker_failures,
             base=engine.backoff_base,
@@ -301,7 +299,7 @@ class Core:
 
         The hottest path of the library: an agent calls it for each message, a server for
         thousands of sessions. One comparison decides whether anything is unusual; only then does
-        it look closer.
+        it look closer. The session has already checked that the store can take each record.
         """
         count = len(entries)
         if count == 1:
@@ -311,9 +309,8 @@ class Core:
         else:
             return t.version
         registry = self.registry
-        # `size` is never less than the largest payload: `_admit` measures the records one by one.
-        if t.refuses or registry.dirty_bytes >= registry.ceiling or size > self._record_max:
-            self._admit(t, entries, now)
+        if t.refuses or registry.dirty_bytes >= registry.ceiling:
+            self._admit(t, now)
         if count > 1 or not entries[0][2]:
             entries = as_group(entries)
         if t.records is None:
@@ -334,22 +331,13 @@ class Core:
             self._fill(t, now)
         return t.version
 
-    def _admit(self, t: Tracked, entries: tuple[Entry, ...], now: float) -> None:
+    def _admit(self, t: Tracked, now: float) -> None:
         """Raise for entries that cannot be accepted; called only when something is unusual."""
         sealed = self.registry.sealed and not t.contributing
         if sealed or not t.writable:
             raise tracked.ended(t)
         if t.end is not None and t.pending_bytes >= self.engine.quarantine_bytes:
             raise tracked.ended(t)
-        largest = max([len(entry.payload) for entry in entries])
-        if largest > self._record_max:
-            raise TooLargeError(
-                f"session {t.key}: a record of {largest} bytes, the store takes at most "
-                f"{self._record_max}: put large content into a blob or a file",
-                key=t.key,
-                size=largest,
-                limit=self._record_max,
-            )
         if self.registry.rises():
             self.schedule.rush(self.registry.unsaved, rushed=True)
             self.registry.note_pressure(now)

@@ -197,7 +197,6 @@ class Autosaver:
             SessionClosedError: It is closed.
             SessionQuarantinedError: It is quarantined, and holds much already.
             StoreUnavailableError: Too much is unsaved.
-            TooLargeError: A record is larger than the store takes.
 
         """
         version = self._append(t, entries, self._clock())

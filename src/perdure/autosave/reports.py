@@ -266,8 +266,9 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
                 records = sum([entry.records for entry in ones])
                 level = logging.WARNING if name == "spilled" else logging.ERROR
                 message = f"stopped with sessions {name}: %(some)s"
-                facts = {"sessions": len(ones), "records": records, "some": _names(ones)}
-                log_facts(log, level, message, **facts)
+                log_facts(
+                    log, level, message, sessions=len(ones), records=records, some=_names(ones)
+                )
 
 
 def report_of(core: Core, *, began: float, saved: int, now: float) -> ShutdownReport:

@@ -1,4 +1,4 @@
-"""The timer of autosave: has done what is due, and checks that it was.
+"""The timer of autosave, which starts what is due, and checks that it was started.
 
 It sleeps in a task. The check runs by a timer of the event loop, and needs no task itself.
 """
@@ -57,9 +57,9 @@ class Timer:
         host: Where the timer runs.
         clock: The loop's, or one that a test moves.
         reporter: Delivers the events.
-        serve_all: Called at each check: has everything done that is due.
-        ticking: Whether it is the loop's clock; if not, `wake` is called after it was moved, and
-            nothing is checked.
+        serve_all: Starts everything that is due; called at each check.
+        ticking: True for the loop's clock; after another one was moved, `wake` has to be called,
+            and nothing is checked.
 
     """
 
@@ -97,7 +97,7 @@ class Timer:
         # Calls later, if the clock is the loop's.
         self._later = loop_timer() if ticking else None
         self.armed: bool = False
-        """Whether it will check; a caller that finds it so need not call `arm`."""
+        """True if it will check, so that callers need not call `arm`."""
         self._disarm: Callable[[], None] = lambda: None
         self._looks_at = 0.0
         self._stalled: str | None = None

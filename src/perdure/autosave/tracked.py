@@ -144,7 +144,7 @@ class _Hot(_Hottest):
 
 
 class SessionListener(Protocol):
-    """Who hears what happens to sessions."""
+    """Listener to what becomes of sessions."""
 
     def captured(self, session: Any, /) -> None:
         """Hear, maybe twice, that records are about to leave memory, before they do."""

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from difflib import get_close_matches
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from perdure._lib.options import meant
 from perdure.archive.limits import MAX_PATHS, ArchiveLimits, fault_of_path
 from perdure.autosave.options import Autosave
 from perdure.config.yaml_reader import Problems, YamlNode, YamlProblem, kind_of, shown
@@ -207,8 +207,7 @@ def _fields(
         if name in known:
             fields[name] = value
         else:
-            near = get_close_matches(name[:60], known, n=1)
-            cure = f"did you mean {near[0]!r}?" if near else f"choose from {', '.join(known)}"
+            cure = meant(name, known) or f"choose from {', '.join(known)}"
             problems.add(key, f"{shown(name)} is no key of {parent}: {cure}")
     return fields
 

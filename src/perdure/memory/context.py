@@ -119,7 +119,7 @@ class RetractionPayload(msgspec.Struct, frozen=True, omit_defaults=True):
     is marked as outside, and the results that a restore made up for its calls: they are given by
     their numbers, so that no reader needs to know where turns begin and end."""
     replaces: bool = False
-    """Whether the next record is there instead of the one message that it takes back."""
+    """True if the next record replaces the one message that it takes back."""
 
     def __post_init__(self) -> None:
         if (self.after is None) != bool(self.spans):

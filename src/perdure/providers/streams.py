@@ -71,10 +71,6 @@ class _Answer:
 class ChatAnswer(_Answer):
     """An answer of Chat Completions, from its chunks."""
 
-    complete: bool
-    error: Any
-    usage: dict[str, Any] | None
-
     def __init__(self) -> None:
         super().__init__()
         self._fields: dict[str, Any] = {}
@@ -116,10 +112,6 @@ class ChatAnswer(_Answer):
 class ResponsesAnswer(_Answer):
     """An answer of the Responses API, from its events."""
 
-    complete: bool
-    error: Any
-    usage: dict[str, Any] | None
-
     _TEXT: Final = frozenset({"response.output_text.delta", "response.refusal.delta"})
     _REASONING: Final = frozenset(
         {"response.reasoning_text.delta", "response.reasoning_summary_text.delta"}
@@ -157,10 +149,6 @@ class ResponsesAnswer(_Answer):
 
 class AnthropicAnswer(_Answer):
     """An answer of the Messages API, from its events."""
-
-    complete: bool
-    error: Any
-    usage: dict[str, Any] | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -215,10 +203,6 @@ class AnthropicAnswer(_Answer):
 
 class GeminiAnswer(_Answer):
     """An answer of generateContent, from its chunks; its client raises its errors."""
-
-    complete: bool
-    error: Any
-    usage: dict[str, Any] | None
 
     def __init__(self) -> None:
         super().__init__()

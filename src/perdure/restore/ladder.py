@@ -401,9 +401,13 @@ async def keep_evidence(store: Store, key: SessionKey, have: Documents) -> None:
     names = {name: name_of(data) for name, data in have.remains.items()}
     await store.put_blobs(key.blobs, {names[name]: data for name, data in have.remains.items()})
     for name, blob in names.items():
-        facts = {"session": str(key), "document": name, "why": have.why.get(name), "blob": blob}
-        message = (
+        log_facts(
+            log,
+            logging.WARNING,
             "%(document)s of session %(session)s cannot be used, its bytes are kept as the blob "
-            "%(blob)s"
+            "%(blob)s",
+            session=str(key),
+            document=name,
+            why=have.why.get(name),
+            blob=blob,
         )
-        log_facts(log, logging.WARNING, message, **facts)

@@ -38,7 +38,13 @@ from perdure.session.options import require_sessions
 from perdure.session.prune import prune
 from perdure.session.rebuild import RebuildReport, rebuild_session
 from perdure.session.retention import PruneReport, Retention
-from perdure.session.runtime import LEAST_PATIENCE, ManagerOptions, Patience, Runtime, require_wait
+from perdure.session.runtime import (
+    LEAST_PATIENCE,
+    ManagerOptions,
+    Patience,
+    Runtime,
+    require_seconds,
+)
 from perdure.session.session import SessionView
 from perdure.session.shutdown import ExitHandler, ManagerShutdown, SignalWatch
 from perdure.session.stored import SessionStore
@@ -223,7 +229,7 @@ class ManagerParts:
             StoreUnavailableError: It is not durable by then.
 
         """
-        require_wait(wait)
+        require_seconds("wait", wait)
         seconds = max(wait, LEAST_PATIENCE)
         with anyio.move_on_after(seconds) as scope:
             await self.runtime.host.call(self.access.save_here, key)

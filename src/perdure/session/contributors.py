@@ -326,8 +326,13 @@ class Contributors:
                 for attachment in attachments
                 if attachment not in states
             ]
-            facts = {"session": str(self._session._tracked.key), "contributors": late}
-            log_facts(log, logging.WARNING, "contributors did not answer in time", **facts)
+            log_facts(
+                log,
+                logging.WARNING,
+                "contributors did not answer in time",
+                session=str(self._session._tracked.key),
+                contributors=late,
+            )
             raise
         finally:
             if takes == self._takes:  # else what they held does not count any more

@@ -216,7 +216,6 @@ async def delete(
             # Nothing is awaited between this check and the session's end.
             hold = await stack.enter_async_context(access.left(session, "deleted"))
         await hold.delete()
-        access.lifecycle.set_aside.pop(key, None)
         return True
 
 
@@ -280,7 +279,6 @@ async def forget(
         retained = await _remove_blobs(access, tenant, keys, holds, named, wait) if named else {}
         for hold in holds:
             await hold.delete()
-            access.lifecycle.set_aside.pop(hold.key, None)
         # 4. Remove spill files, and what the backend keeps of removed data.
         spilled = await _spilled(access, keys, remove=not dry_run)
         if scrub and not dry_run:

@@ -380,9 +380,15 @@ class Inbox:
             reason = self._refusal(session, post)
             if reason is not None:
                 failure = self._failed(session.key, post[0].key, reason, post)
-                facts = {"post": post[0].key, "tries": failure.tries, "reason": reason}
-                message, name = "a post cannot be taken", str(session.key)
-                log_facts(log, logging.WARNING, message, session=name, **facts)
+                log_facts(
+                    log,
+                    logging.WARNING,
+                    "a post cannot be taken",
+                    session=str(session.key),
+                    post=post[0].key,
+                    tries=failure.tries,
+                    reason=reason,
+                )
                 passed[post[0].key] = len(post)
                 continue
             done += ops
@@ -424,6 +430,12 @@ class Inbox:
             await self._runtime.store.ack(key, session.epoch, dead=letters)
             self._succeeded(key, [name])
             self._dead[key] += len(letters)
-            facts = {"post": name, "tries": failure.tries, "reason": reason}
-            message = "a post was set aside as a dead letter"
-            log_facts(log, logging.ERROR, message, session=str(key), **facts)
+            log_facts(
+                log,
+                logging.ERROR,
+                "a post was set aside as a dead letter",
+                session=str(key),
+                post=name,
+                tries=failure.tries,
+                reason=reason,
+            )

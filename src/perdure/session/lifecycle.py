@@ -844,6 +844,8 @@ class ExclusiveAccess:
             if hold.is_there:
                 with self.lifecycle.giving_up():
                     await self.store.release(key, epoch)
+            else:
+                self.lifecycle.set_aside.pop(key, None)
 
     @asynccontextmanager
     async def left(

@@ -50,7 +50,7 @@ from perdure.session.runtime import (
     Patience,
     PendingLoad,
     Runtime,
-    require_wait,
+    require_seconds,
     wrong_loop,
 )
 from perdure.session.session import Session
@@ -100,7 +100,7 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
                 "damaged log: leave one of them out",
                 option="on_damage",
             )
-        require_wait(self.wait)
+        require_seconds("wait", self.wait)
         validate_labels(owner=self.owner, tags=self.tags)
         if not isinstance(self.autosave, Inherit):
             require_options(autosave=self.autosave)

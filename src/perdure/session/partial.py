@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Self, final
 
 import msgspec
 
+from perdure._lib.logs import log_facts
 from perdure.errors import InvalidArgumentError, PerdureError, StoreUnavailableError
 from perdure.memory.context import RetractionPayload
 from perdure.providers.context_fit import Format, clean
@@ -20,8 +21,10 @@ from perdure.providers.issued import Issuer
 from perdure.records.json import encode
 from perdure.records.messages import CUT_OFF, Message
 from perdure.records.records import RETRACT, Entry
+from perdure.session.runtime import require_seconds
 
 if TYPE_CHECKING:
+    from perdure.providers.streams import StreamedAnswer
     from perdure.session.base import Turn
 
 log: logging.Logger = logging.getLogger("perdure")
@@ -58,15 +61,10 @@ class PartialReply:
     def __init__(
         self, turn: Turn, format: Format | None, issuer: Issuer | str | None, every: float
     ) -> None:
-        if not every >= 0:
-            raise InvalidArgumentError(
-                f"invalid every={every!r}: expected seconds, such as 1.0", option="every"
-            )
-        self._answer = None
-        if format is not None:
-            from perdure.providers.streams import (
-                answer_of,  # imported when used, as all formats are
-            )
+        require_seconds("every", every)
+        self._answer: StreamedAnswer | None = None
+        if format is not None:  # imported when used, as all formats are
+            from perdure.providers.streams import answer_of
 
             self._answer = answer_of(format)
         self._turn = turn
@@ -91,7 +89,7 @@ class PartialReply:
 
     @property
     def complete(self) -> bool:
-        """Whether the stream has said that the reply ends here; text alone is always complete."""
+        """True once the stream has said that the reply ends; text alone is always complete."""
         return self._answer is None or self._answer.complete
 
     def add(self, event: Any) -> str:
@@ -182,15 +180,16 @@ class PartialReply:
         traceback: TracebackType | None,
     ) -> None:
         if exc_type is None:
-            message = self._whole()
-            if message is not None:
-                self._append(message)
-                self.message = message
+            self._end_with(self._whole())
         elif self._size and self._turn._session.is_writable:
-            message = self._interrupted()
             try:
-                self._append(message)
-                self.message = message
+                self._end_with(self._interrupted())
             except PerdureError as error:  # what left the block is raised, and not this
-                key = self._turn._session.key
-                log.warning("session %s: half a reply is not kept: %s", key, error)
+                key = str(self._turn._session.key)
+                message = "session %(session)s: half a reply is not kept: %(reason)s"
+                log_facts(log, logging.WARNING, message, session=key, reason=error)
+
+    def _end_with(self, message: Message | None) -> None:
+        if message is not None:
+            self._append(message)
+        self.message = message

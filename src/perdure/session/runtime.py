@@ -71,10 +71,12 @@ _AGAIN = 0.05
 """Seconds between two such questions that the store refuses."""
 
 
-def require_wait(wait: Any) -> None:
-    """Raise InvalidArgumentError for a wait that is no number of seconds."""
-    if not isinstance(wait, int | float) or not wait >= 0:
-        raise InvalidArgumentError(f"invalid wait={wait!r}: give seconds, 0 or more", option="wait")
+def require_seconds(option: str, value: Any) -> None:
+    """Raise InvalidArgumentError for a value that is no number of seconds."""
+    if not isinstance(value, int | float) or not value >= 0:
+        raise InvalidArgumentError(
+            f"invalid {option}={value!r}: give seconds, 0 or more", option=option
+        )
 
 
 @final
@@ -86,7 +88,7 @@ class Patience:
     """
 
     def __init__(self, store: Store, key: SessionKey, wait: float) -> None:
-        require_wait(wait)
+        require_seconds("wait", wait)
         self.seconds: float = max(wait, LEAST_PATIENCE) if wait else math.inf
         self._store = store
         self._key = key

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from perdure.session.connected import ManagerParts
     from perdure.store import SessionInfo, Store
 
-"""Sorts after every scope's id."""
-
 
 class ScopeChange(msgspec.Struct, frozen=True):
     """One change of a scope."""

@@ -219,8 +219,8 @@ def find(folder: str, key: SessionKey) -> list[SpillFile]:
                 continue
             spilled = _read(name, place.read(name) or b"", key)
             if spilled is None:
-                message, file = "a spill file is damaged and was left as it is", str(path / name)
-                log_facts(log, logging.ERROR, message, session=str(key), path=file)
+                message = "a spill file is damaged and was left as it is"
+                log_facts(log, logging.ERROR, message, session=str(key), path=str(path / name))
             else:
                 files.append(spilled)
     return sorted(files, key=lambda file: file.header.base)

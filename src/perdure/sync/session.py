@@ -100,7 +100,7 @@ class PartialReply(Mirror[streamed.PartialReply]):
     @property
     @attribute
     def complete(self) -> bool:
-        """Whether the stream has said that the reply ends here; text alone is always complete."""
+        """True once the stream has said that the reply ends; text alone is always complete."""
 
     @property
     @attribute

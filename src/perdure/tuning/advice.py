@@ -149,7 +149,6 @@ def _tails(sessions: Sequence[Sequence[WorkloadChange]]) -> Iterator[float]:
 
 
 _ENGINE: Final = EngineOptions(jitter=0.0, eager=False, dirty_soft=1 << 60, dirty_hard=1 << 60)
-_EVERYTHING: Final = 1 << 40
 
 
 class SettingCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,9 +213,11 @@ class _Run:
     ) -> None:
         self._changes = changes
         self._save_time = save_time
-        capabilities = Capabilities(durability="", max_record_bytes=_EVERYTHING)
         self._core = Core(
-            autosave=autosave, engine=_ENGINE, capabilities=capabilities, chance=lambda: 0.0
+            autosave=autosave,
+            engine=_ENGINE,
+            capabilities=Capabilities(durability=""),
+            chance=lambda: 0.0,
         )
         self._core.schedule.debounce = debounce
         self._t: Tracked = self._core.track(SessionKey("a"), epoch=1, head=0, now=0.0)

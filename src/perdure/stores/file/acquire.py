@@ -102,10 +102,8 @@ def acquire(
 def _next_lease(
     key: SessionKey, epoch: int, previous: LeaseFile | None, terms: Terms, me: FileOwner
 ) -> LeaseFile:
-    lease, new = (
-        LeaseFile(format=1, key=key, epoch=epoch, **msgspec.structs.asdict(me)),
-        terms.beginning,
-    )
+    lease = LeaseFile(format=1, key=key, epoch=epoch, **msgspec.structs.asdict(me))
+    new = terms.beginning
     is_there = previous is not None and not previous.deleted
     if previous is not None and is_there and not terms.set_aside:
         is_copy = previous.draft is not None

@@ -100,7 +100,8 @@ def plan(
                 after,
                 durable,
                 epoch,
-                page=(before, limit if reverse else None),
+                before=before,
+                limit=limit if reverse else None,
             )
         except CorruptRecordError:
             if newest_epoch(folder) != epoch:
@@ -167,8 +168,10 @@ def _plan(
     durable: Callable[[], DurablePosition | None],
     epoch: int,
     *,
-    page: tuple[int | None, int | None],
+    before: int | None,
+    limit: int | None,
 ) -> ReadPlan:
+    """Plan a read without its positions; with a limit, of so many records before one."""
     # First: what is folded was durable in the log by then, and the log may have grown since.
     manifests = documents.read_manifests(folder, key, since=since)
     position = durable()
@@ -180,7 +183,6 @@ def _plan(
         tip = segments.find_tip(log, key, since=since)
         if tip is not None:
             newest = _newest_span(log, tip, after, manifests.mark_in(tip), position)
-            before, limit = page
             if limit is not None:
                 last = newest.stop.seq if before is None else min(before - 1, newest.stop.seq)
                 after = max(after, last - limit)
