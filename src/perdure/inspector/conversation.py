@@ -28,7 +28,7 @@ from perdure.providers.issued import stamp_of
 from perdure.records.json import decode
 from perdure.records.media import decode_read
 from perdure.records.messages import Message
-from perdure.records.records import FOREIGN, MESSAGE_KINDS, TURN, Record
+from perdure.records.records import MESSAGE_KINDS, TURN, Record
 from perdure.records.types import Registry
 from perdure.session.contents import HistoryItem
 
