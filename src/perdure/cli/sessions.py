@@ -16,7 +16,6 @@ from cyclopts import Parameter, validators
 from perdure._lib.tasks import each
 from perdure.cli.access import (
     existing,
-    holder_of,
     load_view,
     managed,
     no_session,
@@ -60,6 +59,7 @@ from perdure.inspector.stored import (
     turn_records,
 )
 from perdure.inspector.threads import ThreadReader, ThreadView
+from perdure.lease import held_by
 from perdure.memory.documents import DATED_KINDS, iso_of, time_of
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
@@ -382,7 +382,7 @@ async def _facts(
         **({} if thread is None else thread_counts(thread)),
         "status": status.name,
         "status_detail": status.detail,
-        "held_by": holder_of(holder),
+        "held_by": held_by(holder),
         "epoch": 0 if holder is None else holder.epoch,
         "in_context": len(contents_of(view).context.by_seq()),
         "rolled_back": await _rolled_back(view),
