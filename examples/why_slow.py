@@ -32,7 +32,7 @@ def watch(sessions: SessionManager, tell: Callable[[str], object] = print) -> No
         tell(f"{kind}: session {event.key} is saved again in {event.retry_in:.1f} s: {event.error}")
 
     def loop_blocked(event: LoopBlocked) -> None:
-        tell(f"busy loop: something kept the event loop for {event.delay:.1f} s, await instead")
+        tell(f"busy loop: something blocked the event loop for {event.delay:.1f} s, await instead")
 
     sessions.on("saved", saved)
     sessions.on("save_failed", save_failed)

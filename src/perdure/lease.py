@@ -358,6 +358,15 @@ def named(holder: LeaseState) -> str:
     return f"process {holder.pid} on {holder.host}" if holder.pid else f"owner {holder.owner}"
 
 
+def held_by(holder: LeaseState | None) -> str:
+    """Return who holds a session's lease, in words."""
+    if holder is None or holder.released:
+        return "no one"
+    if holder.alive is False:
+        return f"no one ({named(holder)} ended without releasing it)"
+    return named(holder) if holder.alive else f"{named(holder)}, or no one if that has ended"
+
+
 def lease_held(
     key: SessionKey, holder: LeaseState, on_held: OnHeld, waited: float
 ) -> LeaseHeldError:

@@ -19,10 +19,10 @@ Errors of a driver are mapped to `perdure.errors` with the driver's error as the
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
-from typing import Literal, Protocol, TypeVar, cast
+from typing import Final, Literal, Protocol, TypeVar, cast
 
 import msgspec
 
@@ -711,6 +711,27 @@ async def all_records(log: AsyncGenerator[LogChunk, None]) -> list[Record]:
     """Return the records of ``read_log``, which is closed then."""
     async with aclosing(log):
         return [record async for chunk in log for record in chunk.records]
+
+
+NEAR: Final = 64
+"""Records between two that are wanted, which are read along with them."""
+
+
+async def records_near(
+    store: Store, key: SessionKey, seqs: Iterable[int]
+) -> AsyncGenerator[Record, None]:
+    """Yield a log's records of these numbers, and those between two that are close together."""
+    runs: list[list[int]] = []
+    for seq in sorted(seqs):
+        if runs and seq - runs[-1][1] <= NEAR:
+            runs[-1][1] = seq
+        else:
+            runs.append([seq, seq])
+    for first, last in runs:
+        async with aclosing(store.read_log(key, after=first - 1, before=last + 1)) as log:
+            async for chunk in log:
+                for record in chunk.records:
+                    yield record
 
 
 async def record_at(store: Store, key: SessionKey, seq: int) -> Record | None:

@@ -82,7 +82,7 @@ async def test_a_busy_loop() -> None:
             while not told:
                 await anyio.sleep(0.01)
     assert [line.partition(" for ")[0] for line in told] == [
-        "busy loop: something kept the event loop"
+        "busy loop: something blocked the event loop"
     ]
 
 

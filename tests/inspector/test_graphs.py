@@ -36,7 +36,14 @@ def record(*values: Any, put: Any = None, kind: str = FOREIGN, sdk: str = "langg
 
 
 def test_messages_calls_and_results_are_parts_of_a_step() -> None:
-    at = {"body": {"checkpoint": {"ts": "2026-11-25T12:23:40+00:00"}}}
+    at = {
+        "ns": "",
+        "id": "1",
+        "parent": None,
+        "channels": {},
+        "versions": {},
+        "body": {"checkpoint": {"ts": "2026-11-25T12:23:40+00:00"}},
+    }
     call = message("ai", "I look.", tool_calls=[{"name": "tide", "args": {"harbor": "x"}}])
     step = step_of(record(call, message("tool", "noon", name="tide"), put=at))
     assert step is not None

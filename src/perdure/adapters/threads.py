@@ -52,7 +52,7 @@ from perdure.session.internals import (
     tracked_of,
 )
 from perdure.session.session import Session
-from perdure.store import all_records
+from perdure.store import records_near
 
 if TYPE_CHECKING:
     from perdure.store import SessionInfo
@@ -64,8 +64,6 @@ RECENT_BYTES: Final = 32 * 1024 * 1024
 """Memory for records that were read or written."""
 KNOWN: Final = 1000
 """Threads whose index is kept in memory."""
-NEAR: Final = 64
-"""Records that are read with others rather than by two reads."""
 BEGINNINGS: Final = 100
 """Checkpoints of a thread of which it is known when they were read."""
 
@@ -382,9 +380,8 @@ class ThreadSessions:
         records = [record for record in unsaved if record.seq in missing]
         missing -= {record.seq for record in records}
         store = store_below(await self._connection.manager())
-        for first, last in _runs(missing):
-            log = store.read_log(thread.key, after=first - 1, before=last + 1)
-            records += await all_records(log)
+        async with aclosing(records_near(store, thread.key, missing)) as log:
+            records += [record async for record in log]
         for record in records:
             stored = read_record(record)
             if stored is not None:
@@ -482,14 +479,3 @@ def release_put(thread: Thread, at: tuple[str, str]) -> None:
 def has_room(session: Session) -> bool:
     """Say whether LangGraph may go on while this much is unsaved."""
     return tracked_of(session).pending_bytes < BACKLOG
-
-
-def _runs(seqs: Iterable[int]) -> list[list[int]]:
-    """Return numbers as the first and last of ranges, those close to one another in one."""
-    runs: list[list[int]] = []
-    for seq in sorted(seqs):
-        if runs and seq - runs[-1][1] <= NEAR:
-            runs[-1][1] = seq
-        else:
-            runs.append([seq, seq])
-    return runs

@@ -22,7 +22,6 @@ from perdure.session.manager import SessionManager
 from perdure.session.options import require_no_backup
 from perdure.session.session import SessionView
 from perdure.store import (
-    LeaseState,
     Store,
     SupportsIntegrityCheck,
     SupportsLocalPath,
@@ -168,13 +167,3 @@ async def load_view(sessions: SessionManager, id: str, where: SessionOption) -> 
     if view is None:
         raise no_session(where.key(id), existing(where.store))
     return view
-
-
-def holder_of(holder: LeaseState | None) -> str:
-    """Describe who holds a session's lease."""
-    if holder is None or holder.released:
-        return "no one"
-    who = f"process {holder.pid} on {holder.host}" if holder.pid else f"owner {holder.owner}"
-    if holder.alive is False:
-        return f"no one ({who} ended without releasing it)"
-    return f"{who}" if holder.alive else f"{who}, or no one if that has ended"

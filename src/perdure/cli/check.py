@@ -39,7 +39,7 @@ from perdure.errors import (
     PerdureError,
     UnsupportedVersionError,
 )
-from perdure.lease import LeaseOptions, OwnerWatch, while_beating
+from perdure.lease import LeaseOptions, OwnerWatch, named, while_beating
 from perdure.records.chunks import is_hash
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import Origin
@@ -370,16 +370,15 @@ def _document_problems(log: WholeLog, documents: Documents) -> Iterator[CheckFin
 def _lease_notes(holder: LeaseState | None) -> Iterator[CheckFinding]:
     if holder is None or holder.released or holder.deleted:
         return
-    process = f"process {holder.pid} on {holder.host}"
     if holder.alive is False:
         yield CheckFinding(
             "lease",
             "note",
-            f"{process} ended without releasing epoch {holder.epoch}",
+            f"{named(holder)} ended without releasing epoch {holder.epoch}",
             "nothing to do: the next open takes it over",
         )
     else:
-        yield CheckFinding("lease", "note", f"{process} holds it, epoch {holder.epoch}")
+        yield CheckFinding("lease", "note", f"{named(holder)} holds it, epoch {holder.epoch}")
 
 
 # Garbage blobs. A newly put blob may not be named by a record yet, so only blobs older than a grace

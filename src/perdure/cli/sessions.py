@@ -16,7 +16,6 @@ from cyclopts import Parameter, validators
 from perdure._lib.tasks import each
 from perdure.cli.access import (
     existing,
-    holder_of,
     load_view,
     managed,
     no_session,
@@ -60,6 +59,7 @@ from perdure.inspector.stored import (
     turn_records,
 )
 from perdure.inspector.threads import ThreadReader, ThreadView
+from perdure.lease import held_by
 from perdure.memory.documents import DATED_KINDS, iso_of, time_of
 from perdure.providers.context_fit import Format
 from perdure.providers.issued import stamp_of
@@ -296,7 +296,8 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
     async with managed(store) as sessions:
         view = await load_view(sessions, id, where)
         thread = await ThreadReader().read(store, view.key) if await has_thread(view) else None
-        facts = await _facts(store, view, thread)
+        holder = await store.holder(view.key)
+        facts = await _facts(store, view, thread, holder)
         if log:
             await _show_log(store, view, facts, limit, where)
         elif where.json:
@@ -304,7 +305,7 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
         else:
             newest = MESSAGES if limit is None else limit
             if thread is None:
-                lines = await _history_lines(view, newest)
+                lines = await _history_lines(store, view, newest, held=is_held(holder))
             else:
                 lines = await _thread_lines(view, thread, facts["status"], newest)
             _print_facts(facts)
@@ -312,14 +313,13 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
                 say(line)
 
 
-async def _history_lines(view: SessionView, limit: int) -> list[str]:
+async def _history_lines(store: Store, view: SessionView, limit: int, *, held: bool) -> list[str]:
     """Return lines for the newest items of a session, and for the turns among them."""
     shown = await contents_of(view).history(before=view.seq + 1, limit=limit, shown=_said)
     if not shown:
         return []
-    store = followed(store_of(view))
     records = await turn_records(store, view.key, after=shown[0][0].seq - 2)
-    turns = turns_in(records, held=is_held(await store.holder(view.key)))
+    turns = turns_in(records, held=held)
     begun = headings([heading for heading, _ in shown], turns)
     lines: list[str] = []
     for heading, said in shown:
@@ -364,10 +364,11 @@ def _turn_lines(turn: TurnShown | None) -> list[str]:
     return [f"{turn.first or '…':>6}  turn {turn.number}{said and f': {said}'}"]
 
 
-async def _facts(store: Store, view: SessionView, thread: ThreadView | None) -> dict[str, Any]:
+async def _facts(
+    store: Store, view: SessionView, thread: ThreadView | None, holder: LeaseState | None
+) -> dict[str, Any]:
     """Return what `show` says of a session first."""
     key = view.key
-    holder: LeaseState | None = await store.holder(key)
     manifest: Manifest | None = (await store.read_documents(key, ())).manifest
     folded = {} if manifest is None else manifest.documents
     status = await stored_status(store, key, holder)
@@ -381,7 +382,7 @@ async def _facts(store: Store, view: SessionView, thread: ThreadView | None) -> 
         **({} if thread is None else thread_counts(thread)),
         "status": status.name,
         "status_detail": status.detail,
-        "held_by": holder_of(holder),
+        "held_by": held_by(holder),
         "epoch": 0 if holder is None else holder.epoch,
         "in_context": len(contents_of(view).context.by_seq()),
         "rolled_back": await _rolled_back(view),

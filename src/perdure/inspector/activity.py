@@ -125,7 +125,7 @@ def _turn_status(record: Record, *, held: bool) -> SessionStatus | None:
         return unfinished(named, held=held)
     if turned.phase == "interrupted":
         return SessionStatus(
-            _cut(turned.error), f"{named} ended with {turned.error or 'no answer'}"
+            _cut_off_by(turned.error), f"{named} ended with {turned.error or 'no answer'}"
         )
     return SessionStatus("idle")
 
@@ -135,7 +135,7 @@ def _is_open_ended(record: Record, turned: TurnPayload) -> bool:
     return turned.phase == "begin" and not (record.end or turned.resumed)
 
 
-def _cut(error: str | None) -> Literal["interrupted", "failed"]:
+def _cut_off_by(error: str | None) -> Literal["interrupted", "failed"]:
     return "failed" if error and error not in CANCELED else "interrupted"
 
 
@@ -175,7 +175,7 @@ def turns_in(records: Iterable[Record], *, held: bool) -> list[TurnShown]:
             open_turn = TurnShown(first=0, number=turned.number)
             turns.append(open_turn)
         open_turn.last, open_turn.error = record.seq, turned.error or ""
-        open_turn.status = "done" if turned.phase == "end" else _cut(turned.error)
+        open_turn.status = "done" if turned.phase == "end" else _cut_off_by(turned.error)
         if open_turn.at is not None and turned.at:
             open_turn.took = max(turned.at - open_turn.at, 0.0)
         open_turn.tokens = Tokens(turned.input_tokens, turned.output_tokens)

@@ -20,6 +20,7 @@ from perdure.errors import (
     MissingExtraError,
     PerdureError,
 )
+from perdure.lease import held_by
 from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.session.manager import SessionManager
 
@@ -266,6 +267,7 @@ def _templates() -> jinja2.Environment:
         "as_json": pages.value_text,
         "clock": _clock,
         "duration": duration,
+        "held_by": held_by,
         "markdown": markdown,
         "size": _size,
     }

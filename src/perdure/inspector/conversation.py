@@ -18,16 +18,17 @@ from typing import Any, Final
 
 import msgspec
 
-from perdure.adapters.thread_log import Leaf
+from perdure.adapters.envelopes import ENVELOPE, SdkEnvelope, read_entry
+from perdure.adapters.thread_log import SDK, Leaf, ThreadRecord, read_record
 from perdure.errors import FormatError
 from perdure.inspector.activity import Tokens, TurnShown, tokens_of
-from perdure.inspector.threads import ThreadMessage, plain_value, role_of
+from perdure.inspector.threads import ThreadMessage, checkpoint_time, plain_value, role_of
 from perdure.memory.documents import TurnPayload, time_of
 from perdure.providers.issued import stamp_of
 from perdure.records.json import decode
 from perdure.records.media import decode_read
 from perdure.records.messages import Message
-from perdure.records.records import FOREIGN, MESSAGE_KINDS, TURN, Record
+from perdure.records.records import MESSAGE_KINDS, TURN, Record
 from perdure.records.types import Registry
 from perdure.session.contents import HistoryItem
 
@@ -38,7 +39,6 @@ LONGEST: Final = 4000
 IDLE: Final = 60.0
 """Seconds without a record, from which on a timeline shows a gap instead of drawing it."""
 _DATA_URL: Final = re.compile(r"data:(image/(?:png|jpeg|gif|webp));base64,", re.IGNORECASE)
-_ENVELOPE: Final = "perdure_foreign"
 
 
 class ShownPart(msgspec.Struct, frozen=True, kw_only=True):
@@ -301,7 +301,7 @@ def _image_url(part: dict[str, Any]) -> str | None:
 
 def _source(message: Message) -> str:
     """Return whose SDK or provider a message came from."""
-    envelope = message.extra.get(_ENVELOPE)
+    envelope = message.extra.get(ENVELOPE)
     if envelope is not None:
         sdk = decode(bytes(envelope)).get("sdk")
         return sdk if isinstance(sdk, str) else ""
@@ -355,28 +355,11 @@ def _formatted(text: str) -> str:
     return line if len(line) <= SHORT else msgspec.json.format(text, indent=2)
 
 
-# Records of LangGraph
+# Records of other SDKs: steps of LangGraph's, entries of the Claude Agent SDK's
 
 
-_GraphPart = tuple[str, str, Any]
+_StepPart = tuple[str, str, Any]
 """Kind, name, value."""
-
-
-class _Checkpoint(msgspec.Struct):
-    channels: dict[str, str] = {}
-    body: dict[str, Any] = {}
-
-
-class _GraphRecord(msgspec.Struct):
-    sdk: str = ""
-    values: list[list[Any]] = []
-    put: _Checkpoint | None = None
-
-    def leaves(self) -> Iterator[Leaf]:
-        """Yield what it stores of values that are not null."""
-        for kind, name, encoding, *rest in self.values:
-            if kind == "leaf" and encoding != "null":
-                yield Leaf(name, encoding, *rest)
 
 
 class SdkStep(msgspec.Struct, frozen=True):
@@ -385,34 +368,38 @@ class SdkStep(msgspec.Struct, frozen=True):
     role: str
     """Of its last message; "" if it has none."""
     at: float | None
-    parts: list[_GraphPart]
+    parts: list[_StepPart]
     kind: str
     """``checkpoint``, the state after a step; ``writes``, what a task has written before it; or
     ``entry``, of a transcript."""
-    sdk: str = "langgraph"
+    sdk: str = SDK
     names: list[str] = []
     """Of a thread: the value that each part is of."""
 
 
 def step_of(record: Record) -> SdkStep | None:
     """Return what a record of an SDK's says; None for any other record, or an unreadable one."""
-    if record.kind != FOREIGN:
-        return None
     try:
-        stored = decode(record.payload, _GraphRecord)
-        if stored.sdk == _TRANSCRIPT:
-            return _entry_of(decode(record.payload, _EntryRecord).entry)
-        if stored.sdk != "langgraph":
-            return None
-        values = [(leaf.name, plain_value(leaf)) for leaf in stored.leaves()]
-        at = _checkpoint_time(stored.put)
-    except (ValueError, TypeError, RecursionError):
+        step = read_record(record)
+        if step is not None:
+            return _graph_step(step)
+        entry = read_entry(record, _EntryRecord, sdk=_TRANSCRIPT, newest=1)
+        return None if entry is None else _entry_of(entry.entry)
+    except (FormatError, ValueError, TypeError, RecursionError):
         return None
+
+
+def _graph_step(stored: ThreadRecord) -> SdkStep:
+    values = [
+        (value.name, plain_value(value))
+        for value in stored.values
+        if isinstance(value, Leaf) and value.kind != "null"
+    ]
     roles = [role for _, value in values if (role := role_of(value))]
     parts = [(name, part) for name, value in values for part in _graph_parts(value)]
     return SdkStep(
         role=roles[-1] if roles else "",
-        at=at,
+        at=None if stored.put is None else checkpoint_time(stored.put),
         parts=[part for _, part in parts],
         kind="writes" if stored.put is None else "checkpoint",
         names=[name for name, _ in parts],
@@ -428,21 +415,21 @@ def thread_message(message: ThreadMessage, record: Record, *, in_state: bool) ->
         kind="message",
         role=message.role,
         at=message.at,
-        source="langgraph",
+        source=SDK,
         parts=tuple(_cut(part) for name, part in parts if name == message.name),
         in_context=in_state,
         checkpoint=message.checkpoint,
     )
 
 
-def _graph_parts(value: Any) -> list[_GraphPart]:
+def _graph_parts(value: Any) -> list[_StepPart]:
     role = role_of(value)
     if not role:
         return [("json", "", value)]
     content = value["content"]
     if role == "tool":
         return [("result", str(value.get("name") or ""), content)]
-    parts: list[_GraphPart] = []
+    parts: list[_StepPart] = []
     if isinstance(content, list):
         parts += map(_content_part, content)
     elif content:
@@ -452,20 +439,10 @@ def _graph_parts(value: Any) -> list[_GraphPart]:
     return parts
 
 
-def _checkpoint_time(checkpoint: _Checkpoint | None) -> float | None:
-    if checkpoint is None:
-        return None
-    text = checkpoint.body.get("checkpoint", {}).get("ts")
-    return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None
-
-
-# Records of the Claude Agent SDK
-
-
 _TRANSCRIPT: Final = "claude-agent-sdk"
 
 
-class _EntryRecord(msgspec.Struct):
+class _EntryRecord(SdkEnvelope, frozen=True):
     entry: dict[str, Any] | None = None
 
 
@@ -486,7 +463,7 @@ def _entry_of(entry: dict[str, Any] | None) -> SdkStep | None:
     return SdkStep(role, at, parts, "entry", _TRANSCRIPT)
 
 
-def _block_part(block: Any) -> _GraphPart:
+def _block_part(block: Any) -> _StepPart:
     """Return a block of a message's content, in Anthropic's shape."""
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text":

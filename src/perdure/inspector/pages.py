@@ -826,7 +826,8 @@ async def _workers(sessions: SessionManager, tenant: str) -> list[Page]:
                 "pid": lease.pid,
                 # true, false or, where the store cannot tell, None
                 "alive": lease.alive,
-                "is_here": session_open_here(sessions, info.key) is not None,
+                # true if it is this process: it has one of the sessions open
+                "is_here": False,
                 # when one of its sessions was saved last, in seconds since 1970
                 "saved_at": info.updated_at,
                 "sessions": [],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any
 
 from perdure.inspector.state import newest_records
 from perdure.inspector.threads import ThreadView, thread_status
@@ -13,10 +13,7 @@ from perdure.records.records import TURN, Record
 from perdure.session.internals import store_of
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
-from perdure.store import Store
-
-NEAR: Final = 64
-"""Records between two that are wanted, which are read along with them."""
+from perdure.store import Store, records_near
 
 
 async def has_thread(view: SessionView) -> bool:
@@ -49,16 +46,5 @@ async def turn_records(
 
 async def records_of(view: SessionView, seqs: Collection[int]) -> dict[int, Record]:
     """Return records of these numbers, which are close to one another for the most part."""
-    runs: list[list[int]] = []
-    for seq in sorted(seqs):
-        if runs and seq - runs[-1][1] <= NEAR:
-            runs[-1][1] = seq
-        else:
-            runs.append([seq, seq])
-    found: dict[int, Record] = {}
-    store = followed(store_of(view))
-    for first, last in runs:
-        async with aclosing(store.read_log(view.key, after=first - 1, before=last + 1)) as log:
-            async for chunk in log:
-                found |= {record.seq: record for record in chunk.records if record.seq in seqs}
-    return found
+    async with aclosing(records_near(followed(store_of(view)), view.key, seqs)) as log:
+        return {record.seq: record async for record in log if record.seq in seqs}

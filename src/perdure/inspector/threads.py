@@ -336,6 +336,11 @@ def _body(put: CheckpointPut) -> _Body:
         return _Body()
 
 
+def checkpoint_time(put: CheckpointPut) -> float | None:
+    """Return when a checkpoint was made; None if it does not say."""
+    return _time(_body(put).checkpoint.ts)
+
+
 def _time(text: Any) -> float | None:
     try:
         return datetime.fromisoformat(text).timestamp() if isinstance(text, str) else None

@@ -1,6 +1,7 @@
-"""The description of the API for programs: an OpenAPI document, and the answers that it describes.
+"""The description of the API for programs: an OpenAPI document, and the types of its schemas.
 
-The answers are types, which both the routes and the document are made of.
+The routes make their answers of these types, too. Messages and problems are those of
+`perdure.asgi`, which makes them itself: ``ShownMessage`` and ``ProblemShown`` describe their JSON.
 """
 
 from __future__ import annotations
@@ -88,7 +89,8 @@ class ShownMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
 
     seq: int
     role: str
-    content: str | None
+    content: str | list[Any] | None
+    """A text, or its parts in the shape of a provider."""
     reasoning: str | None = None
     tool_calls: list[ShownCall] = []
     tool_result: ShownResult | None = None
