@@ -1,6 +1,6 @@
 """A real browser for tests, Debian's chromium by Playwright: they are left out without it.
 
-With ``PERDURE_SCREENSHOTS`` they also take the documentation's pictures, into that folder.
+The documentation's pictures go into the folder ``PERDURE_SCREENSHOTS``, else into one that goes.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture
-def pictures() -> Path:
-    if PICTURES is None:
-        pytest.skip("takes pictures when asked")
-    folder = Path(PICTURES)
+def pictures(tmp_path: Path) -> Path:
+    folder = Path(PICTURES or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -165,7 +165,7 @@ def test_removing_says_what_was_there(folder: Folder) -> None:
     assert folder.remove_folder("full") is True
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="/proc")
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone has /proc")
 def test_touching_leaves_no_file_open(folder: Folder) -> None:
     folder.replace("a", b"")
     before = os.listdir("/proc/self/fd")

@@ -1,4 +1,4 @@
-"""A event lets one waiter go on, before or after it is rung, whatever became of the waiter."""
+"""An event lets one waiter go on, before or after it is rung, whatever became of the waiter."""
 
 from __future__ import annotations
 
@@ -8,16 +8,15 @@ import pytest
 from perdure._lib.loop import OneShotEvent, event_maker, post_to_loop
 
 
+async def wait(event: OneShotEvent, heard: list[str]) -> None:
+    await event.wait()
+    heard.append("rung")
+
+
 async def test_who_waits_goes_on_when_it_rings() -> None:
-    heard = []
-
-    async def wait(event: OneShotEvent) -> None:
-        await event.wait()
-        heard.append("rung")
-
-    event = event_maker()()
+    event, heard = event_maker()(), list[str]()
     async with anyio.create_task_group() as group:
-        group.start_soon(wait, event)
+        group.start_soon(wait, event, heard)
         await anyio.wait_all_tasks_blocked()
         assert heard == []
         event.set()
@@ -25,25 +24,25 @@ async def test_who_waits_goes_on_when_it_rings() -> None:
 
 
 async def test_an_event_that_was_set_keeps_nobody_waiting() -> None:
-    event = event_maker()()
+    event, heard = event_maker()(), list[str]()
     event.set()
     event.set()
-    with anyio.fail_after(60):
-        await event.wait()
+    async with anyio.create_task_group() as group:
+        group.start_soon(wait, event, heard)
+        await anyio.wait_all_tasks_blocked()
+        assert heard == ["rung"]
 
 
 async def test_it_may_ring_after_its_waiter_was_cancelled() -> None:
-    event = event_maker()()
-
-    async def wait() -> None:
-        await event.wait()
-
+    event, heard = event_maker()(), list[str]()
     async with anyio.create_task_group() as group:
-        group.start_soon(wait)
+        group.start_soon(wait, event, heard)
         await anyio.wait_all_tasks_blocked()
         group.cancel_scope.cancel()
     event.set()
     event.set()
+    assert group.cancel_scope.cancelled_caught
+    assert heard == []
 
 
 def test_one_shot_events_are_for_a_running_event_loop() -> None:

@@ -55,7 +55,7 @@ def test_who_was_killed_is_gone_at_once_and_is_swept(tmp_path: Path) -> None:
     one.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="forks")
+@pytest.mark.skipif(not hasattr(os, "register_at_fork"), reason="Windows has no fork")
 def test_a_forked_child_does_not_keep_its_parent_present(tmp_path: Path) -> None:
     one, other = present(tmp_path / "p", "one"), present(tmp_path / "p", "other")
     one._held.let_go()  # what runs in the child: it closes its copy of the lock

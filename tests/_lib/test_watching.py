@@ -13,7 +13,7 @@ from perdure._lib.files import Folder, watch_folder
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.skipif(sys.platform != "linux", reason="nobody tells elsewhere"),
+    pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells of changes by inotify"),
 ]
 
 

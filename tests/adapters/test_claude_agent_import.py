@@ -21,6 +21,7 @@ from perdure.cli import main
 from perdure.errors import ConfigError
 from tests.adapters.import_kills import killed_imports
 from tests.servers.anthropic_script import AnthropicScript
+from tests.users import as_nobody
 
 sdk: Any = pytest.importorskip("claude_agent_sdk")
 
@@ -138,10 +139,16 @@ async def test_a_damaged_line_is_reported(
     assert await PerdureSessionStore(sessions).load({**ADA, "project_key": "-home-bob"}) is None
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-async def test_what_may_not_be_read_is_reported(projects: Path, sessions: SessionManager) -> None:
-    (projects / "-home-bob" / "s1.jsonl").chmod(0)
-    assert "cannot be read" in (await imported(projects, sessions)).failed["-home-bob/s1"]
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows a mode holds no rights")
+async def test_what_may_not_be_read_is_reported(short_tmp: Path) -> None:
+    with as_nobody(short_tmp):
+        folder = short_tmp / "projects" / "-home-bob"
+        folder.mkdir(parents=True)
+        (folder / "s1.jsonl").write_text(lines(entry(1)))
+        (folder / "s1.jsonl").chmod(0)
+        async with perdure.connect("memory:") as sessions:
+            done = await imported(folder.parent, sessions)
+    assert "cannot be read" in done.failed["-home-bob/s1"]
 
 
 @pytest.mark.parametrize(("name", "reason"), [("gone", "is no folder"), (".", "has no PROJECT")])

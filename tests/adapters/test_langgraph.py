@@ -848,7 +848,9 @@ async def test_a_value_that_is_called_old_and_is_not_stored_is_stored(
         assert found["channel_values"] == wanted
 
 
-@pytest.mark.skipif(not hasattr(sys, "getrefcount"), reason="there, each reader gets copies")
+@pytest.mark.skipif(
+    not hasattr(sys, "getrefcount"), reason="PyPy counts no references: each reader gets copies"
+)
 def test_a_message_that_a_weak_reference_has_is_not_given_again() -> None:
     from perdure.adapters.thread_values import LentItems, Original
 

@@ -12,7 +12,9 @@ from tests.source_tree import ROOT
 
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(sys.platform != "linux", reason="forks, and hooks on the calls of os"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="on Linux alone: forks, and hooks on the calls of os"
+    ),
 ]
 
 

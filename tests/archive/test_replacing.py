@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -15,8 +15,8 @@ from perdure.archive import Archives
 from perdure.errors import ConfigError, StoreUnavailableError
 from tests.archive import hostile
 from tests.archive.trees import look, make
+from tests.users import as_nobody
 
-NOBODY = 65534
 DEEP = 1200
 OLD = {
     "data/a.txt": "1",
@@ -35,20 +35,6 @@ async def archives_of(home: Path, *paths: str) -> AsyncIterator[Archives]:
             yield Archives(session, home, paths=paths)
 
 
-@contextmanager
-def as_nobody(top: Path) -> Iterator[None]:
-    """Be a user whom the rights of folders hold back; root would pass."""
-    if os.name != "posix" or os.geteuid() != 0:
-        yield
-        return
-    os.chown(top, NOBODY, NOBODY)
-    os.seteuid(NOBODY)
-    try:
-        yield
-    finally:
-        os.seteuid(0)
-
-
 def dig(top: Path, steps: int) -> None:
     """Make a tree deeper than any path that the system takes in one piece."""
     here = os.open(top, os.O_RDONLY)
@@ -60,7 +46,7 @@ def dig(top: Path, steps: int) -> None:
     os.close(here)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="open folders")
+@pytest.mark.skipif(os.name != "posix", reason="Windows opens no folders")
 async def test_a_tree_deeper_than_any_stack_is_replaced_and_removed(tmp_path: Path) -> None:
     """RELIABILITY S8: what an agent digs keeps nobody from saving, restoring or starting again."""
     home = make(tmp_path / "home", {"data/a.txt": "1"})
@@ -76,7 +62,7 @@ async def test_a_tree_deeper_than_any_stack_is_replaced_and_removed(tmp_path: Pa
     }
 
 
-@pytest.mark.skipif(os.name != "posix", reason="folders have rights")
+@pytest.mark.skipif(os.name != "posix", reason="on Windows a mode holds no rights")
 async def test_folders_that_nobody_may_write_are_removed_in_the_end(short_tmp: Path) -> None:
     with as_nobody(short_tmp):
         home = make(short_tmp / "home", {"go/pkg/mod/x": "1"})
@@ -90,7 +76,7 @@ async def test_folders_that_nobody_may_write_are_removed_in_the_end(short_tmp: P
         assert not Path(done.kept).exists()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="folders have rights")
+@pytest.mark.skipif(os.name != "posix", reason="on Windows a mode holds no rights")
 @pytest.mark.parametrize("stuck", ["data", ".config/app", "gone", "other"])
 async def test_a_restore_that_the_system_refuses_half_way_is_undone(
     short_tmp: Path, stuck: str

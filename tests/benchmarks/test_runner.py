@@ -130,7 +130,7 @@ def test_imports_gives_its_figures(tmp_path: Path) -> None:
     assert names_of("imports") <= set(figures)
 
 
-@pytest.mark.skipif(not KERNEL.exists(), reason="reads are counted by /proc")
+@pytest.mark.skipif(not KERNEL.exists(), reason="Linux alone counts reads in /proc")
 def test_memory_gives_its_figures_and_reads_little(tmp_path: Path) -> None:
     """S2-24: counts of bytes, not of time."""
     figures = figures_of(tmp_path, "memory", "--entries", "300", "--folder", str(tmp_path))
@@ -140,7 +140,7 @@ def test_memory_gives_its_figures_and_reads_little(tmp_path: Path) -> None:
     assert figures["memory.open_bytes_share"] <= 10 * TARGETS["memory.open_bytes_share"]
 
 
-@pytest.mark.skipif(not KERNEL.exists(), reason="reads are counted by /proc")
+@pytest.mark.skipif(not KERNEL.exists(), reason="Linux alone counts reads in /proc")
 def test_restore_gives_its_figures_and_reads_no_history(tmp_path: Path) -> None:
     """S0-2: counts of bytes, not of time; both sessions fill the context."""
     given = ("--messages", "1200", "--few", "400", "--rounds", "1")

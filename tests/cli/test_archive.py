@@ -45,7 +45,7 @@ def test_files_are_saved_listed_and_restored(command: Command, store: Path, home
     assert command("check", *at).status == 0
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names of any bytes")
+@pytest.mark.skipif(sys.platform != "linux", reason="on Linux alone a name is any bytes")
 def test_names_of_any_bytes_are_shown(command: Command, store: Path, home: Path) -> None:
     at = ("--store", str(store))
     odd = Path(os.fsdecode(os.fsencode(home) + b"/.\xff"))

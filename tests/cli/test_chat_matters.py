@@ -138,7 +138,7 @@ def test_an_effect_of_which_nobody_knows_is_told_and_settled(say, tmp_path: Path
     assert "unknown" not in say().out
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_ctrl_c_amid_a_question_interrupts_the_turn_and_the_talk_goes_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "perdure.cli", "chat", "--ask", "--store", str(tmp_path / "s")]
     pipe = subprocess.PIPE
@@ -156,7 +156,7 @@ def test_ctrl_c_amid_a_question_interrupts_the_turn_and_the_talk_goes_on(tmp_pat
     assert chat.returncode == 0
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 @pytest.mark.anyio
 async def test_nothing_is_asked_of_a_turn_that_is_being_interrupted(
     capsys: pytest.CaptureFixture[str],

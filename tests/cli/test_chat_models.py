@@ -75,7 +75,7 @@ def test_a_chat_without_any_answer_has_failed_and_tells_that_it_waits(
     assert "waiting for the model; Ctrl-C gives up" in ran.stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such signals")
 def test_one_interrupt_ends_the_turn_and_the_next_one_leaves(
     models: Server, tmp_path: Path
 ) -> None:

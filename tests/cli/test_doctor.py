@@ -88,7 +88,7 @@ def test_a_url_that_names_no_store_is_a_problem(command: Command) -> None:
     assert "no store is known by 'nosuch'" in said(ran, "store")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes are not kept")
+@pytest.mark.skipif(os.name != "posix", reason="Windows keeps no modes")
 def test_a_store_that_others_can_write_is_a_problem(command: Command, store: Path) -> None:
     store.chmod(0o777)
     ran = command("doctor", "--store", str(store), "--json")
@@ -96,7 +96,7 @@ def test_a_store_that_others_can_write_is_a_problem(command: Command, store: Pat
     assert "chmod go-w" in said(ran, "store")
 
 
-@pytest.mark.skipif(os.name != "posix", reason="modes are not kept")
+@pytest.mark.skipif(os.name != "posix", reason="Windows keeps no modes")
 def test_a_folder_that_others_can_look_into_is_named(command: Command, store: Path) -> None:
     (store / "agents").chmod(0o755)
     ran = command("doctor", "--store", str(store), "--json")

@@ -10,7 +10,7 @@ from tests.crash.test_crash import crash
 
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(sys.platform != "linux", reason="forks"),
+    pytest.mark.skipif(sys.platform != "linux", reason="on Linux alone: forks"),
 ]
 
 

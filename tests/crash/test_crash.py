@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(sys.platform != "linux", reason="forks, SIGSTOP and /proc"),
+    pytest.mark.skipif(sys.platform != "linux", reason="on Linux alone: forks, SIGSTOP and /proc"),
 ]
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.crash.test_crash import crash
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="on Linux alone: forks")
 
 
 def test_a_killed_agent_is_shown_its_images_again() -> None:

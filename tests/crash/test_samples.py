@@ -8,7 +8,9 @@ import pytest
 
 from tests.crash.test_crash import crash
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks, SIGSTOP and /proc")
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="on Linux alone: forks, SIGSTOP and /proc"
+)
 
 
 @pytest.mark.parametrize("store", ["file", "sqlite"])

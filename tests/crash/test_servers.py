@@ -15,7 +15,7 @@ STORES = ["redis", "s3"]
 
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(sys.platform != "linux", reason="forks, SIGSTOP and /proc"),
+    pytest.mark.skipif(sys.platform != "linux", reason="on Linux alone: forks, SIGSTOP and /proc"),
     pytest.mark.parametrize("store", STORES),
 ]
 

@@ -108,7 +108,7 @@ def test_a_segment_never_leads_out_of_the_archive(name: str) -> None:
     assert not is_segment_name(name)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="pipes with a name")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no FIFOs")
 def test_a_pipe_in_a_files_place_keeps_nobody_waiting(tmp_path: Path) -> None:
     (tmp_path / "raw_traces.jsonl").write_bytes(b"")
     os.mkfifo(tmp_path / "episodic.jsonl")

@@ -106,7 +106,7 @@ async def test_a_spill_that_somebody_else_was_faster_than_is_kept_and_named(
         assert list(spill.iterdir()) == [file]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no folder in use is renamed there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no folder in use")
 async def test_a_store_that_is_moved_away_and_back_amid_turns_loses_nothing(
     tmp_path: Path,
 ) -> None:
@@ -199,7 +199,7 @@ def _judge_the_files(kind: str, name: str, one: dict[str, Any]) -> None:
     assert [path for path, _ in one["changed"] if not path.endswith(litter or "//")] == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no folder in use is renamed there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows renames no folder in use")
 def test_an_outage_is_one_line_of_the_heartbeat_and_says_when_it_is_over(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", _HEARTBEATS, str(tmp_path / "store")],

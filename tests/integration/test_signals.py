@@ -221,7 +221,7 @@ run(main)
 # a forked child
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="needs fork")
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="Windows has no fork")
 def test_a_forked_child_ends_by_sigterm(tmp_path: Path) -> None:
     code = """
 def work(): time.sleep(1000)
@@ -244,7 +244,7 @@ run(main)
     assert program(code, "asyncio", tmp_path) == (-signal.SIGTERM, "-15\n", "")
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="needs fork")
+@pytest.mark.skipif(not hasattr(signal, "SIGCHLD"), reason="Windows has no fork")
 def test_a_forked_child_that_ends_by_itself_keeps_nothing_of_its_parent_s(tmp_path: Path) -> None:
     code = """
 async def main():

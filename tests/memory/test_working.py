@@ -208,7 +208,7 @@ anyio.run(main)
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGKILL")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 @pytest.mark.parametrize("steps", range(6))
 async def test_a_kill_within_a_fold_loses_no_value(tmp_path: Path, steps: int) -> None:
     """Killed before the first blob, between two, before the documents, before the manifest."""

@@ -13,7 +13,9 @@ from tests.source_tree import ROOT
 
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="it takes means away"),
+    pytest.mark.skipif(
+        not sys.platform.startswith("linux"), reason="it takes from Linux what others lack"
+    ),
 ]
 
 WINDOWS = [

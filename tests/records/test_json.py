@@ -78,7 +78,9 @@ def test_a_circle_is_refused() -> None:
         encode(circle)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="C code counts its own levels from there")
+@pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="Python 3.12 and later count the levels of C code apart"
+)
 def test_no_stack_left_is_not_called_damage() -> None:
     data = b"[" * 190 + b"]" * 190
 

@@ -63,9 +63,10 @@ def test_a_heartbeat_whose_call_a_driver_has_cancelled_goes_on() -> None:
     async def main() -> None:
         store = Odd()
         lease = LeaseOptions(heartbeat=0.01, ttl=30)
-        async with connect(store, lease=lease, shutdown=Shutdown(signals=False)):
+        async with connect(store, lease=lease, shutdown=Shutdown(signals=False)) as sessions:
             async with asyncio.timeout(60):
                 while store.beats < 4:
                     await asyncio.sleep(0.01)
+            assert sessions.health().status == "ok"
 
     asyncio.run(main())

@@ -227,7 +227,7 @@ async def act_dying(place: Path, name: str, nth: int) -> None:
         dying.calls = -1
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes are made by fork here")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 @acts
 def test_a_kill_at_any_call_leaves_what_can_be_done_again(name: str, tmp_path: Path) -> None:

@@ -354,7 +354,7 @@ async def test_use_from_another_thread_is_refused(again: Connect) -> None:
         assert "thread" in str(errors[0])
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no fork there")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 async def test_use_in_a_forked_child_is_refused(again: Connect) -> None:
     async with again() as sessions:

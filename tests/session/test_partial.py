@@ -295,7 +295,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="kills by a signal")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGKILL")
 @pytest.mark.parametrize("resume", [False, True])
 @pytest.mark.parametrize("place", ["file:{}/store", "sqlite:///{}/s.db"])
 async def test_a_killed_process_leaves_what_was_saved(

@@ -86,6 +86,11 @@ async def test_a_listing_by_a_prefix_shows_no_scope() -> None:
 
 async def test_ids_that_only_begin_alike_are_sessions() -> None:
     async with perdure.connect("memory:", shutdown=Shutdown(signals=False)) as sessions:
+        place: Any = {"session": "perdure:keyring", "tenant": "perdure:x"}
         for id in ("perdure", "Perdure:keyring", "my perdure:keyring"):
-            async with sessions.open(id, session="perdure:keyring", tenant="perdure:x") as session:
+            async with sessions.open(id, **place) as session:
                 session.append(Message.user("hi"))
+                await session.save()
+            view = await sessions.load(id, **place)
+            assert view is not None
+            assert [message.text for message in view.context()] == ["hi"]

@@ -19,7 +19,7 @@ from perdure import Shutdown
 
 pytestmark = pytest.mark.skipif(
     (3, 12, 0) <= sys.version_info[:3] < (3, 12, 2),
-    reason="starts no thread when the main one has ended: what is unsaved is spilled",
+    reason="this Python starts no thread when the main one has ended: what is unsaved is spilled",
 )
 
 BEGIN = """
@@ -151,7 +151,7 @@ def test_an_executor_that_was_never_shut_down_does_not_hold_it_up(tmp_path: Path
     assert texts(tmp_path / "agents") == ["accepted", *["from a worker"] * 4]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 def test_a_forked_child_that_ends_leaves_the_parent_alone(tmp_path: Path) -> None:
     body = """
     import warnings

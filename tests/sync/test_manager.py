@@ -282,7 +282,7 @@ def test_ctrl_c_in_a_body_saves_what_was_accepted(again: Connect, backing: Memor
         assert phases(backing, session) == ["begin", "interrupted"]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_a_forked_child_is_refused_and_does_not_hang(again: Connect) -> None:
     with again() as sessions, sessions.open("mia") as session:

@@ -127,7 +127,7 @@ async def test_a_server_that_dies_when_it_is_asked_again_may_have_done_it() -> N
         await tools.call("pay", {"amount": 1})
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="sends a signal")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP")
 async def test_a_server_that_hangs_does_not_hang_its_agent(tmp_path: Path) -> None:
     """S1-9: the call ends, and its effect is unknown."""
     tools = McpServer([sys.executable, str(SCRIPT), str(tmp_path)], call_timeout=0.2)

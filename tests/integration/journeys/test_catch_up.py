@@ -11,7 +11,7 @@ import pytest
 from tests.integration.journeys.catch_up import RUNS, catch_up
 
 pytestmark = [
-    pytest.mark.skipif(sys.platform == "win32", reason="the servers' wheels"),
+    pytest.mark.skipif(sys.platform == "win32", reason="the servers have no wheels for Windows"),
     pytest.mark.timeout(600),
 ]
 

@@ -11,7 +11,7 @@ from tests.integration.journeys.chain import HOPS, chain
 
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(sys.platform == "win32", reason="the servers' wheels"),
+    pytest.mark.skipif(sys.platform == "win32", reason="the servers have no wheels for Windows"),
     pytest.mark.timeout(400),
 ]
 

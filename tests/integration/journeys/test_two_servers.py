@@ -23,7 +23,7 @@ from tests.integration.journeys.writer import AGENT
 
 pytestmark = [
     pytest.mark.deep,
-    pytest.mark.skipif(sys.platform == "win32", reason="SIGSTOP"),
+    pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGSTOP"),
 ]
 
 ROUNDS = 6

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import gc
 import os
+import sys
 import threading
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -66,8 +67,8 @@ def writers() -> int:
 def open_folders(root: Path) -> set[str]:
     """Return the folders of agents of which this process has a file open."""
     here, agents = Path("/proc/self/fd"), root.resolve() / "agents"
-    if not here.exists():
-        pytest.skip("the kernel does not tell which files are open")
+    if sys.platform != "linux":
+        pytest.skip("Linux alone tells in /proc which files are open")
     found = set()
     for one in here.iterdir():
         with contextlib.suppress(OSError):  # the listing's own

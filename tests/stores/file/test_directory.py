@@ -63,7 +63,7 @@ async def test_no_limit_below_one_gives_anything(store) -> None:
     assert await store.sessions(SessionQuery(limit=0)) == []
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="names are any bytes there")
+@pytest.mark.skipif(sys.platform != "linux", reason="on Linux alone a name is any bytes")
 async def test_names_that_are_no_text_hide_nothing(store, root: Path) -> None:
     await folded(store, KEY, b"{}")
     strange = os.fsencode(root) + b"/%s/\xff\xfe~"

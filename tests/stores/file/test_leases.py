@@ -98,7 +98,7 @@ FORK_AND_DIE = """
     os._exit(0)"""
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 async def test_a_forked_child_does_not_keep_its_parent_alive(store, root: Path) -> None:
     process = holder_process(root, FORK_AND_DIE.strip())
     assert process.stdin is not None
@@ -116,7 +116,7 @@ async def test_a_forked_child_does_not_keep_its_parent_alive(store, root: Path) 
     assert holder.alive is False
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 async def test_a_store_is_of_no_use_in_a_forked_child(store) -> None:
     grant = await take(store)
     here = store._opened

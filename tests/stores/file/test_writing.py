@@ -299,7 +299,7 @@ async def test_an_error_of_the_disk_while_writing_leads_to_a_new_segment(
         assert tuple(entries(await read(reader))) == SENT
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="no such limit")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no such limit")
 async def test_limits_of_the_kernel_s_own_are_met_and_lifted(root: Path) -> None:
     program = f"""
 import anyio, resource

@@ -119,7 +119,8 @@ def test_an_endpoint_without_encryption_is_refused(host: str) -> None:
 
 def test_an_endpoint_on_this_machine_needs_no_encryption() -> None:
     for host in ("127.0.0.1:9000", "127.1.2.3", "[::1]:9000", "localhost:9000", "s3.localhost"):
-        store_for(f"s3://bucket/prefix?endpoint=http://{host}")
+        store = store_for(f"s3://bucket/prefix?endpoint=http://{host}")
+        assert store.location.endswith(f"http://{host}")
 
 
 @pytest.mark.anyio

@@ -37,7 +37,7 @@ async def used(path: Path) -> SqliteStore:
     return store
 
 
-@pytest.mark.skipif(os.name == "nt", reason="two slashes are a server there")
+@pytest.mark.skipif(os.name == "nt", reason="on Windows two slashes are a server")
 async def test_two_slashes_before_a_path_are_one(path: Path) -> None:
     path.parent.mkdir(mode=0o700)
     store = SqliteStore(f"/{path}")
@@ -251,7 +251,7 @@ def many(path: Path, *more: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 def test_processes_that_open_at_once_make_one_database(path: Path) -> None:
     many(path)
     con = sqlite3.connect(path)
@@ -261,7 +261,7 @@ def test_processes_that_open_at_once_make_one_database(path: Path) -> None:
     assert [one.name for one in path.parent.iterdir() if "tmp" in one.name] == []
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="forks")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 async def test_processes_that_open_at_once_migrate_once(path: Path) -> None:
     await (await used(path)).aclose()
     many(path, "with a step to the next format")
@@ -300,7 +300,11 @@ def test_an_open_that_is_cancelled_leaves_nothing_open(steps: int, tmp_path: Pat
                     break
                 except ConfigError:
                     await asyncio.sleep(0.01)
-        await again.aclose()
+            await again.aclose()
+            # SQLite removes them when the last connection is closed.
+            while beside := list(tmp_path.glob("s.db-[sw]*")):
+                await asyncio.sleep(0.01)
+        assert beside == []
 
     asyncio.run(main())
 

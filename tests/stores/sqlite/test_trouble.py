@@ -425,7 +425,7 @@ async def test_a_trim_keeps_the_rest_readable_from_both_ends(path: Path) -> None
     await store.aclose()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork")
 async def test_a_forked_child_keeps_its_hands_off(path: Path) -> None:
     store = await opened(path)
     here = store._database

@@ -632,7 +632,7 @@ def test_keys_come_from_the_environment(tmp_path: Path) -> None:
         assert wrong.get("PERDURE_KEY", "no such key") not in str(caught.value)
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="rights are not in the file's mode")
+@pytest.mark.skipif(sys.platform == "win32", reason="on Windows a mode holds no rights")
 @pytest.mark.parametrize("mode", [0o640, 0o620, 0o610, 0o604, 0o602, 0o601, 0o644, 0o777])
 def test_a_key_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> None:
     file = tmp_path / "the key"
