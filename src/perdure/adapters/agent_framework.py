@@ -20,7 +20,13 @@ from weakref import WeakKeyDictionary
 
 from perdure._lib.lazy import from_extra
 from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
-from perdure.adapters.items import AdapterManager, Recent, StoreAdapter, newest_messages
+from perdure.adapters.items import (
+    AdapterManager,
+    Recent,
+    StoreAdapter,
+    append_turn,
+    newest_messages,
+)
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import InvalidArgumentError, NotStorableError, TooLargeError
 from perdure.records.keys import SessionKey, session_key
@@ -29,9 +35,7 @@ from perdure.records.records import Entry
 from perdure.session.internals import (
     LogPlace,
     accept,
-    begin_turn,
     place_of,
-    running_turn,
     state_entry,
 )
 from perdure.session.manager import SessionManager
@@ -201,10 +205,8 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
             new = len(filter_new_messages(known[-count:], given))
             fresh = encoded[len(given) - new :]
             entries = tuple(entry for _, each in fresh for entry in each)
-            if new and fresh[0][0].role == "user" and not running_turn(session):
-                begin_turn(session, *entries, at=time.time())
-            elif new:
-                accept(session, entries)
+            if new:
+                append_turn(session, entries, is_asked=fresh[0][0].role == "user")
             end = [*known, *(message for message, _ in fresh)][-END:]
             self._ends[session] = session.version, end
             return True

@@ -64,7 +64,7 @@ from perdure.adapters.google_adk_shared import (
     user_of,
 )
 from perdure.adapters.imports import diverged
-from perdure.adapters.items import Adapter, AdapterManager, Recent, named_key, quoted
+from perdure.adapters.items import Adapter, AdapterManager, Recent, append_turn, named_key, quoted
 from perdure.adapters.versions import require_readable
 from perdure.errors import (
     LeaseLostError,
@@ -77,7 +77,6 @@ from perdure.records.values import is_plain
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     accept,
-    begin_turn,
     contents_of,
     has_content,
     in_background,
@@ -85,7 +84,6 @@ from perdure.session.internals import (
     parts_of,
     read_stored,
     release_unused,
-    running_turn,
     session_open_here,
 )
 from perdure.session.manager import SessionManager
@@ -720,10 +718,7 @@ class _Change:
 
     def append_to(self, held: Session, entries: tuple[Entry, ...]) -> None:
         """Append its records; a user's message begins a turn."""
-        if self.is_asked and not running_turn(held):
-            begin_turn(held, *entries, at=self.event.timestamp)
-        else:
-            accept(held, entries)
+        append_turn(held, entries, is_asked=self.is_asked, at=self.event.timestamp)
 
     def stored(self, seq: int) -> StoredEvent:
         """Return the event as it is stored, its last message being that record."""

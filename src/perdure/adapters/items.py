@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -37,9 +38,11 @@ from perdure.records.json import encode
 from perdure.records.keys import SessionKey, session_key
 from perdure.records.media import decode_read
 from perdure.records.messages import Message
+from perdure.records.records import Entry
 from perdure.session.internals import (
     LogPlace,
     accept,
+    begin_turn,
     contents_of,
     discard_lost,
     has_content,
@@ -47,6 +50,7 @@ from perdure.session.internals import (
     let_go,
     loop_of,
     other_holder,
+    running_turn,
     session_open_here,
     store_of,
     working_context,
@@ -94,6 +98,24 @@ class Recent(Generic[K, V]):
             oldest = next(iter(self._values))
             del self._values[oldest]
             self._room += self._sizes.pop(oldest)
+
+
+def append_turn(
+    session: Session, entries: Sequence[Entry], *, is_asked: bool, at: float | None = None
+) -> None:
+    """Append entries in one group; a user's message begins a turn with them, unless one runs.
+
+    Args:
+        session: Where to.
+        entries: What is appended.
+        is_asked: Whether they begin with a user's message.
+        at: When the turn begins, in seconds since 1970; None for now.
+
+    """
+    if is_asked and not running_turn(session):
+        begin_turn(session, *entries, at=time.time() if at is None else at)
+    else:
+        accept(session, tuple(entries))
 
 
 def at_path(value: Mapping[str, Any], path: str) -> Any:

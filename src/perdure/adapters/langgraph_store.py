@@ -468,8 +468,8 @@ class VectorIndex:
             size = 4 * len(query)
             if any(len(each) != size for each in data):
                 message = (
-                    f"stored vectors do not have the {len(query)} dimensions of this query: put "
-                    "these items again with the current embedding"
+                    f"vectors are stored that have not the {len(query)} dimensions of this query: "
+                    "put these items again with today's embedding"
                 )
                 raise InvalidArgumentError(message, option="index")
             matrix = np.frombuffer(b"".join(data), dtype="<f4").reshape(len(data), len(query))

@@ -28,6 +28,7 @@ from perdure.adapters.items import (
     AdapterManager,
     Recent,
     SessionAdapter,
+    append_turn,
     deleted,
     named_key,
     newest_messages,
@@ -54,15 +55,12 @@ from perdure.records.records import Entry
 from perdure.records.values import is_plain
 from perdure.session.internals import (
     LogPlace,
-    accept,
-    begin_turn,
     has_content,
     let_go,
     place_of,
     refusal_of,
     release_unused,
     replace_tail,
-    running_turn,
     session_open_here,
     store_of,
     working_context,
@@ -260,11 +258,7 @@ class PerdureSession(SessionAdapter):
         first = items[0]
         is_asked = isinstance(first, Mapping) and first.get("role") == "user"
         async with self._write() as session:
-            stored = await claimed(session, entries)
-            if is_asked and not running_turn(session):
-                begin_turn(session, *stored, at=time.time())
-            else:
-                accept(session, stored)
+            append_turn(session, await claimed(session, entries), is_asked=is_asked)
 
     async def pop_item(self, *, wrapper: Any = None) -> Any | None:
         """Take the newest item away, and return it; None if there is none.

@@ -32,7 +32,14 @@ from perdure.adapters.envelopes import (
     read_parts,
 )
 from perdure.adapters.exact import dumped_by, loaded_by, not_json_at, shown
-from perdure.adapters.items import AdapterManager, Recent, StoreAdapter, named_key, newest_messages
+from perdure.adapters.items import (
+    AdapterManager,
+    Recent,
+    StoreAdapter,
+    append_turn,
+    named_key,
+    newest_messages,
+)
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
 from perdure.errors import (
     InvalidArgumentError,
@@ -48,13 +55,10 @@ from perdure.records.messages import Message, ToolCall, encode_message
 from perdure.records.records import Entry
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
-    accept,
-    begin_turn,
     delete_unchanged,
     fork_at,
     messages_in_log,
     replace_tail,
-    running_turn,
     state_entry,
     store_below,
 )
@@ -396,10 +400,7 @@ class PerdureConversationStore(StoreAdapter, sdk.ConversationStore):
         if change.base != (None if stored is None else stored.head_id):
             after, copied = await self._rewind(session, change)
             return await replace_tail(session, after, *copied, *entries, version=version)
-        if change.is_asked and not running_turn(session):
-            begin_turn(session, *entries, at=time.time())
-        else:
-            accept(session, entries)
+        append_turn(session, entries, is_asked=change.is_asked)
         self._records[session] = session.version, change.text
         return True
 
