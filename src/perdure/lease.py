@@ -326,7 +326,7 @@ class _Asking:
         self._epoch = 0
         self._pause = SOON
         self.is_in_doubt = False
-        """Whether an answer was lost."""
+        """True if an answer was lost."""
 
     async def answer(self, terms: Terms) -> Held | Taken | None:
         """Return the store's answer; None if it was lost, once: the lease may be ours."""

@@ -337,7 +337,7 @@ class ContextBudget:
 
     @property
     def policy(self) -> CompactionPolicy:
-        """When to compact: as was said, and as the session and the model's window allow."""
+        """Policy of compactions: the one given, as the session and the model's window allow."""
         policy = self._policy.within(internals.working_context(self._session).limit)
         if self._room is None or self._room >= (policy.max_tokens or self._room + 1):
             return policy

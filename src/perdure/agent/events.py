@@ -29,7 +29,7 @@ class UnfinishedMessage(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     message: Message
     at: float
-    """When it was posted, in seconds since 1970."""
+    """Time at which it was posted, in seconds since 1970."""
     turn_id: str | None = None
     """The turn that was begun for it; None if none was."""
     attempts: int = 0

@@ -393,7 +393,7 @@ class Core:
     # To the store.
 
     def may_capture(self, now: float) -> bool:
-        """Whether `capture` would return something."""
+        """Return whether `capture` would return something."""
         if self.stopped or not len(self.schedule.ready):
             return False
         return self.breaker.allowance(now, self.in_flight) > 0
@@ -613,7 +613,7 @@ class Core:
 
     @property
     def is_calm(self) -> bool:
-        """Whether the store works, and keeps up: `answered` would change nothing if it did well."""
+        """True if the store works, and keeps up: `answered` would change nothing if it did well."""
         breaker, registry = self.breaker, self.registry
         if breaker.failed_in_a_row or breaker.state != "closed":
             return False

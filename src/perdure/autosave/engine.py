@@ -390,7 +390,7 @@ class Autosaver:
 
     @property
     def crowded(self) -> bool:
-        """Whether the queue is full: `exclusive` would refuse a job that is not urgent."""
+        """True if the queue is full: `exclusive` would refuse a job that is not urgent."""
         return self._jobs.full
 
     def retry(self, t: Tracked) -> None:

@@ -35,11 +35,11 @@ class SaveFailed(msgspec.Struct, frozen=True, kw_only=True):
     key: SessionKey
     attempt: int
     in_doubt: bool
-    """Whether the records may have been written although the save failed."""
+    """True if the records may have been written although the save failed."""
     error: Exception | None
     retry_in: float
     first: bool
-    """Whether no other session was failing."""
+    """True if no other session was failing."""
 
 
 class Recovered(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ class Degraded(msgspec.Struct, frozen=True, kw_only=True):
     dirty_bytes: int
     oldest_age: float
     blocking: bool
-    """Whether a limit is reached, so that appends wait or are rejected."""
+    """True if a limit is reached, so that appends wait or are rejected."""
 
 
 class LoopBlocked(msgspec.Struct, frozen=True, kw_only=True):

@@ -80,7 +80,7 @@ class BackgroundJobs:
 
     @property
     def full(self) -> bool:
-        """Whether a job that can wait would be refused."""
+        """True if a job that can wait would be refused."""
         return self._waiting >= QUEUE
 
     def freed(self, t: Tracked) -> None:
@@ -253,7 +253,7 @@ class StateCapture:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a contributor is being asked."""
+        """True if a contributor is being asked."""
         return bool(self._runners)
 
     async def idle(self) -> None:

@@ -95,7 +95,7 @@ class AutosaveStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The same with the debounce in force where none was given. Both times are 0 while everything
     is saved at once: beyond ``dirty_soft``, and while the process stops."""
     inherited: bool = False
-    """Whether it is the manager's, and changes with it. False for a manager."""
+    """True if it is the manager's, and changes with it. False for a manager."""
 
 
 class Shutdown(Options, frozen=True, kw_only=True):
@@ -150,7 +150,7 @@ class EngineOptions(Options, frozen=True, kw_only=True):
     debounce_min: float = 0.1
     """Shortest debounce, in seconds, while the store has room and no debounce was given."""
     eager: bool = True
-    """Whether it becomes shorter at all. A debounce that was given never does."""
+    """True if it becomes shorter at all. A debounce that was given never does."""
     jitter: float = 0.1
     """A due time is moved earlier by up to this share of its delay."""
     max_concurrent_batches: int | None = None

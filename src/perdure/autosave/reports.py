@@ -191,7 +191,7 @@ class ShutdownReport(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaul
     duration: float
     """Seconds that stopping took."""
     clean: bool
-    """Whether everything that was accepted is durable or spilled."""
+    """True if everything that was accepted is durable or spilled."""
     saved: int = 0
     """Sessions that were saved while stopping."""
     unsaved: tuple[Unsaved, ...] = ()

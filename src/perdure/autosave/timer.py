@@ -12,6 +12,7 @@ from typing import Final, final
 import anyio
 from anyio.lowlevel import checkpoint
 
+from perdure._lib.logs import log_facts
 from perdure._lib.loop import loop_timer
 from perdure._lib.tasks import Host
 from perdure.autosave.core import Core
@@ -293,6 +294,7 @@ class Timer:
         saying = f"due, unsaved for {age:.0f} s, and its timer has not fired"
         self._stalled = f"session {t.key}{more}: {saying}{cause}"
         if first:
-            log.error("autosave has stalled, it is tried again: %s", self._stalled)
+            message = "autosave has stalled, it is tried again: %(reason)s"
+            log_facts(log, logging.ERROR, message, reason=self._stalled)
             event = Stalled(reason=self._stalled, sessions=len(unsaved), error=error)
             self._core.registry.events.append(event)

@@ -293,7 +293,7 @@ class Tracked(_Hot):
 
     @property
     def clean(self) -> bool:
-        """Whether everything accepted is durable, and nothing is with the store."""
+        """True if everything accepted is durable, and nothing is with the store."""
         return self.version == self.durable and self.inflight is None
 
     @property
@@ -305,17 +305,17 @@ class Tracked(_Hot):
 
     @property
     def undecided(self) -> bool:
-        """Whether it is lost, and its records have yet to be forked or discarded."""
+        """True if it is lost, and its records have yet to be forked or discarded."""
         return self.end is State.LOST and (self.version > self.durable or self.missing > 0)
 
     @property
     def quarantined(self) -> bool:
-        """Whether the store refuses a record permanently."""
+        """True if the store refuses a record permanently."""
         return self.end is State.QUARANTINED
 
     @property
     def writable(self) -> bool:
-        """Whether the session itself accepts an append."""
+        """True if the session itself accepts an append."""
         if self.sealed and not self.contributing:
             return False
         return self.end is None or self.end is State.QUARANTINED
@@ -446,7 +446,7 @@ class SessionRegistry:
 
     @property
     def blocking(self) -> bool:
-        """Whether a limit is reached, and the policy enforces it."""
+        """True if a limit is reached, and the policy enforces it."""
         if self._engine.outage_policy == "continue":
             return False
         return self.overdue or self.dirty_bytes >= self._engine.dirty_hard

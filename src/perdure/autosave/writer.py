@@ -51,9 +51,9 @@ class _InFlightBatch:
         self.saves = saves
         self.began = began
         self.until = until
-        """When it is given up."""
+        """Time at which it is given up."""
         self.sent = False
-        """Whether the store has it; not while its task has yet to begin."""
+        """True if the store has it; False while its task has yet to begin."""
         self.scope: anyio.CancelScope | None = None
         """Of that task, where the store needs one."""
         self.captured = 0
@@ -198,7 +198,7 @@ class Writer:
             self._begin_due()
 
     def _has_slot(self) -> bool:
-        """Whether the store takes one batch more.
+        """Return whether the store takes one batch more.
 
         One more than it works on waits in its queue, at least half full, and only while the store
         is fast: waiting counts against the timeout, and a batch that is given up there runs all
@@ -451,7 +451,7 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is in flight, or about to be; one that was given up if it will end."""
+        """True if a save is in flight, or about to be; a given-up one counts if it will end."""
         if self._out or self._joined_at is not None:
             return True
         return any(flight.scope is not None for flight in self._doubtful)

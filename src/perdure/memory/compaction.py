@@ -222,7 +222,7 @@ TARGET_SHARE: Final = 0.6
 
 
 class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When to compact, and what stays raw.
+    """Policy of compactions: when they are due, and what stays raw.
 
     Args:
         max_bytes: Compact once the working context's JSON is larger than this, or than three

@@ -81,7 +81,7 @@ class MemoryChange(MemoryEntry):
     """The payload of a record that sets an entry."""
 
     touched: dict[str, int] | UnsetType = UNSET
-    """When entries were read since the last change, in milliseconds since 1970."""
+    """Times at which entries were read since the last change, in milliseconds since 1970."""
 
 
 class DroppedPayload(msgspec.Struct):

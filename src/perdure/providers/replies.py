@@ -235,7 +235,7 @@ class PlainHistory(msgspec.Struct):
     system: Any
     """The instructions, where they came apart from the conversation; None for none."""
     name: str = "history"
-    """What errors call it: the field of a request that has the entries, such as ``messages``."""
+    """Its name in errors: the field of a request that has the entries, such as ``messages``."""
 
 
 def entries_of(history: object, format: Format) -> PlainHistory:

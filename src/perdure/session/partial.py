@@ -18,6 +18,7 @@ from perdure.errors import InvalidArgumentError, PerdureError, StoreUnavailableE
 from perdure.memory.context import RetractionPayload
 from perdure.providers.context_fit import Format, clean
 from perdure.providers.issued import Issuer
+from perdure.providers.replies import as_dict
 from perdure.records.json import encode
 from perdure.records.messages import CUT_OFF, Message
 from perdure.records.records import RETRACT, Entry
@@ -118,8 +119,6 @@ class PartialReply:
 
     def _read(self, event: Any) -> tuple[str, str]:
         if self._answer is not None:
-            from perdure.providers.replies import as_dict
-
             return self._answer.take(as_dict(event))
         if isinstance(event, str):
             return clean(event), ""

@@ -110,7 +110,8 @@ def exists(folder: str) -> bool:
         return False
     except OSError as error:
         # Another user's, or no folder at all: nothing of this process's can be there.
-        log.warning("spill files in %s cannot be looked for: %s", folder, error.strerror)
+        message = "spill files in %(path)s cannot be looked for: %(reason)s"
+        log_facts(log, logging.WARNING, message, path=folder, reason=error.strerror)
         return False
 
 

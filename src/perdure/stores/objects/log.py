@@ -64,7 +64,7 @@ class Said(msgspec.Struct):
     turns: int | None = None
     about: About | None = None
     at: float = 0.0
-    """When the last save was; 0.0 before the first."""
+    """Time of the last save; 0.0 before the first."""
     listed_at: float = 0.0
 
 

@@ -132,7 +132,7 @@ class Calls:
 
     @property
     def is_in_this_process(self) -> bool:
-        """Whether it was opened in this process, not in its parent."""
+        """True if it was opened in this process, not in its parent."""
         return self._pid == os.getpid()
 
     def pool(self) -> ConnectionPool:

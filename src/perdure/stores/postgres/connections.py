@@ -72,7 +72,7 @@ class PostgresSettings(msgspec.Struct, frozen=True, kw_only=True):
     secrets: tuple[str, ...] = ()
     """Strings that no message may show."""
     has_password: bool = False
-    """Whether the URL holds one."""
+    """True if the URL holds one."""
 
     def __repr__(self) -> str:
         return f"Settings({self.location!r})"

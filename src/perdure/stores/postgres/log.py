@@ -59,12 +59,12 @@ class SessionState(NamedTuple):
 
     @property
     def is_draft(self) -> bool:
-        """Whether it is a draft that is not published."""
+        """True if it is a draft that is not published."""
         return self.deleted and self.draft is not None
 
     @property
     def is_over(self) -> bool:
-        """Whether it was deleted, and is not hidden as a draft only."""
+        """True if it was deleted, and is not hidden as a draft only."""
         return self.deleted and self.draft is None
 
 

@@ -261,7 +261,7 @@ class _SharedWrite(msgspec.Struct, eq=False):
     reads_first: bool
     since: float
     is_awaited: bool = True
-    """Whether its caller waits for it: if not, it is not begun any more."""
+    """True if its caller waits for it: if not, it is not begun any more."""
     is_done: bool = False
     error: Exception | None = None
     value: Any = None

@@ -60,12 +60,12 @@ class SessionRow(msgspec.Struct, frozen=True):
 
     @property
     def is_deleted(self) -> bool:
-        """Whether it has no holder any more."""
+        """True if it has no holder any more."""
         return bool(self.state & DELETED)
 
     @property
     def is_hidden(self) -> bool:
-        """Whether there is no session for readers: it was deleted, or is a draft."""
+        """True if there is no session for readers: it was deleted, or is a draft."""
         return bool(self.state & HIDDEN)
 
     @property

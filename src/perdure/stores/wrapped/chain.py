@@ -170,7 +170,7 @@ class ChainWriter:
         self.chain = chain
         self.epoch = epoch
         self.remembers_all: bool = False
-        """Whether it remembers the ends of all batches."""
+        """True if it remembers the ends of all batches."""
         self._encrypted_to = encrypted_to
         self._links: OrderedDict[int, ChainLink] = OrderedDict()
         self._folds: list[tuple[int, int]] = [(0, folded)]

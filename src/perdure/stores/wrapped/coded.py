@@ -145,7 +145,7 @@ class CodedStore(DelegatingStore, ABC):
     _hidden_agent: str | None = None
     """An agent id that is used for the store's own sessions."""
     _accepts_plain: bool = False
-    """Whether what was stored without this is read unchanged."""
+    """True if what was stored without this is read unchanged."""
 
     def __init__(self, store: Store, max_payload: int) -> None:
         super().__init__(store)

@@ -90,7 +90,7 @@ class UnwrappedKey(msgspec.Struct, frozen=True):
 
     key: bytes
     is_current: bool
-    """Whether the current master key wraps it, in the current format."""
+    """True if the current master key wraps it, in the current format."""
     chained: int
     """The first record with a link hash, 0 for none."""
     below: int

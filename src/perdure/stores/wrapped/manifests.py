@@ -38,7 +38,7 @@ class HiddenManifest(msgspec.Struct, frozen=True, omit_defaults=True):
     proof: ManifestProof | None = None
     """None for a session that was not opened since hash chains were introduced."""
     is_begun: bool = False
-    """Whether nothing was folded yet: the manifest only lists the data key's document."""
+    """True if nothing was folded yet: the manifest only lists the data key's document."""
 
 
 def proof_of(
