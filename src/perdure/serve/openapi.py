@@ -29,11 +29,11 @@ class Answered(msgspec.Struct, kw_only=True):
 
     agent: str
     turn: str
-    """Its id: the request's `Idempotency-Key`, or one that the server gave."""
+    """Its id: the request's `Idempotency-Key`, or one that the server made."""
     text: str
     version: int
     replayed: bool
-    """Whether the turn had ended before: this is the answer of then."""
+    """True if the turn had already ended: this is its stored answer."""
 
 
 class AgentShown(msgspec.Struct, kw_only=True):
@@ -45,7 +45,7 @@ class AgentShown(msgspec.Struct, kw_only=True):
     tags: list[str]
     turns: int
     open: bool
-    """Whether it runs in the process that answers."""
+    """True if it runs in the process that answers."""
 
 
 class AgentListed(msgspec.Struct, kw_only=True):
@@ -65,7 +65,7 @@ class AgentPage(msgspec.Struct, kw_only=True):
 
     agents: list[AgentListed]
     after: str | None
-    """What the request for the next page gives as `after`; null: this is the last one."""
+    """Cursor of the next page, to pass as `after`; null on the last page."""
 
 
 class ShownCall(msgspec.Struct, kw_only=True):
@@ -97,7 +97,7 @@ class ShownMessage(msgspec.Struct, kw_only=True, omit_defaults=True):
     created_at: float | None = None
     """Seconds since 1970."""
     interrupted: bool = False
-    """Whether the answer was cut off."""
+    """True if the answer was cut off."""
 
 
 class MessagePage(msgspec.Struct, kw_only=True):
@@ -105,7 +105,7 @@ class MessagePage(msgspec.Struct, kw_only=True):
 
     messages: list[ShownMessage]
     before: int | None
-    """What the request for the page before this one gives as `before`; null: there is none."""
+    """Cursor of the page of older messages, to pass as `before`; null on the first page."""
 
 
 class ProblemShown(msgspec.Struct, kw_only=True, omit_defaults=True):
@@ -144,8 +144,8 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
 
     Args:
         is_open: Whether requests need no token.
-        max_page: How many agents or messages a page has at the most.
-        max_turn: How many characters an Idempotency-Key has at the most.
+        max_page: The most agents or messages on a page.
+        max_turn: The most characters of an Idempotency-Key.
 
     """
     _, schemas = msgspec.json.schema_components(_TYPES, ref_template=_REF)
@@ -158,12 +158,12 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
     limit = _query(
         "limit",
         {"type": "integer", "minimum": 1, "maximum": max_page, "default": 50},
-        "How many there are on a page at the most.",
+        "Maximum number on a page.",
     )
     seen = _header("Last-Event-ID", "The id of the last event that was received.")
     turn = _header(
         "Idempotency-Key",
-        f"The id of the turn, of at most {max_turn} characters: the same for each try.",
+        f"The id of the turn, of at most {max_turn} characters; a retry sends the same one.",
     )
     paths: dict[str, Any] = {
         "/agents": {
@@ -172,12 +172,12 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                 "summary": "List agents",
                 "parameters": [
                     limit,
-                    _query("after", {"type": "string"}, "`after` of the page before."),
-                    _query("prefix", {"type": "string"}, "What their ids begin with."),
+                    _query("after", {"type": "string"}, "`after` of the previous page."),
+                    _query("prefix", {"type": "string"}, "Prefix of their ids."),
                     _query(
                         "order",
                         {"type": "string", "enum": ["newest", "id"], "default": "newest"},
-                        "Those first that were saved last, or by id.",
+                        "By last save, the newest first, or by id.",
                     ),
                 ],
                 "responses": {"200": _answer("A page of agents.", {JSON: _schema(AgentPage)})},
@@ -211,7 +211,7 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
             },
             "post": {
                 "operationId": "postMessage",
-                "summary": "Send a message, and get the answer",
+                "summary": "Send a message and get the answer",
                 "parameters": [turn, seen],
                 "requestBody": {
                     "required": True,
@@ -219,7 +219,7 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
                 },
                 "responses": {
                     "200": _answer(
-                        "The answer, once it is durable; with `Accept: text/event-stream` the "
+                        "The answer, once it is durable; with `Accept: text/event-stream`, the "
                         "events of its turn.",
                         {JSON: _schema(Answered), **events},
                     )
@@ -244,7 +244,7 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
             }
         },
     }
-    for probe, what in (("/healthz", "lives"), ("/readyz", "takes requests")):
+    for probe, what in (("/healthz", "is alive"), ("/readyz", "accepts requests")):
         content = {JSON: {"schema": {"type": "object"}}}
         responses = {"200": _answer("Yes.", content)}
         if probe == "/readyz":
@@ -252,7 +252,7 @@ def describe(*, is_open: bool, max_page: int, max_turn: int) -> dict[str, Any]:
         paths[probe] = {
             "get": {
                 "operationId": f"get{probe[1:].capitalize()}",
-                "summary": f"Whether the process {what}",
+                "summary": f"Check that the process {what}",
                 "responses": responses,
                 "security": [],
             }
