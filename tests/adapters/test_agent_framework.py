@@ -140,8 +140,8 @@ def as_the_framework(processes: list[list[Any]], *, skips: bool) -> None:
         asyncio.run(run(folder))
 
 
-@settings(max_examples=8)
-@given(st.lists(st.lists(saves, max_size=5), max_size=3), st.booleans())
+@settings(max_examples=12)
+@given(st.lists(st.lists(saves, min_size=4, max_size=5), min_size=2, max_size=3), st.booleans())
 def test_it_does_what_the_framework_s_own_providers_do(
     processes: list[list[Any]], skips: bool
 ) -> None:

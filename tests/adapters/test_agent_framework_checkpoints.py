@@ -180,8 +180,8 @@ def as_the_framework(processes: list[list[Any]]) -> None:
         asyncio.run(run(folder))
 
 
-@settings(max_examples=8)
-@given(st.lists(st.lists(acts, max_size=6), max_size=3))
+@settings(max_examples=12)
+@given(st.lists(st.lists(acts, min_size=4, max_size=6), min_size=2, max_size=3))
 def test_it_does_what_the_framework_s_own_storages_do(processes: list[list[Any]]) -> None:
     as_the_framework(processes)
 

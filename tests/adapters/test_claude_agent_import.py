@@ -141,13 +141,16 @@ async def test_a_damaged_line_is_reported(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="on Windows a mode holds no rights")
 async def test_what_may_not_be_read_is_reported(short_tmp: Path) -> None:
-    with as_nobody(short_tmp):
-        folder = short_tmp / "projects" / "-home-bob"
-        folder.mkdir(parents=True)
-        (folder / "s1.jsonl").write_text(lines(entry(1)))
-        (folder / "s1.jsonl").chmod(0)
-        async with perdure.connect("memory:") as sessions:
-            done = await imported(folder.parent, sessions)
+    file = short_tmp / "projects" / "-home-bob" / "s1.jsonl"
+    file.parent.mkdir(parents=True)
+    file.write_text(lines(entry(1)))
+    async with perdure.connect("memory:") as sessions:
+        # All modules are imported here: another user may not read root's Python.
+        assert (await imported(file.parents[1], sessions)).failed == {}
+        for path, mode in ((file.parents[1], 0o755), (file.parent, 0o755), (file, 0)):
+            path.chmod(mode)
+        with as_nobody(short_tmp):
+            done = await imported(file.parents[1], sessions)
     assert "cannot be read" in done.failed["-home-bob/s1"]
 
 

@@ -35,6 +35,14 @@ async def archives_of(home: Path, *paths: str) -> AsyncIterator[Archives]:
             yield Archives(session, home, paths=paths)
 
 
+@pytest.fixture
+async def imported(tmp_path: Path) -> None:
+    """Import all that the calls of a test import: another user may not read root's Python."""
+    async with archives_of(make(tmp_path / "imported", {"data/a.txt": "1"})) as archives:
+        await archives.save()
+        await archives.restore()
+
+
 def dig(top: Path, steps: int) -> None:
     """Make a tree deeper than any path that the system takes in one piece."""
     here = os.open(top, os.O_RDONLY)
@@ -62,6 +70,7 @@ async def test_a_tree_deeper_than_any_stack_is_replaced_and_removed(tmp_path: Pa
     }
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.skipif(os.name != "posix", reason="on Windows a mode holds no rights")
 async def test_folders_that_nobody_may_write_are_removed_in_the_end(short_tmp: Path) -> None:
     with as_nobody(short_tmp):
@@ -76,6 +85,7 @@ async def test_folders_that_nobody_may_write_are_removed_in_the_end(short_tmp: P
         assert not Path(done.kept).exists()
 
 
+@pytest.mark.usefixtures("imported")
 @pytest.mark.skipif(os.name != "posix", reason="on Windows a mode holds no rights")
 @pytest.mark.parametrize("stuck", ["data", ".config/app", "gone", "other"])
 async def test_a_restore_that_the_system_refuses_half_way_is_undone(
