@@ -57,7 +57,10 @@ def _joined(merged: list[Any], part: list[Any]) -> list[Any]:
 
 
 class _Answer:
-    """An answer whose events are still coming."""
+    """An answer whose events are still coming.
+
+    Its subclasses write the types of its attributes again: pyright takes none from a base.
+    """
 
     def __init__(self) -> None:
         self.complete: bool = False
@@ -70,6 +73,10 @@ class _Answer:
 
 class ChatAnswer(_Answer):
     """An answer of Chat Completions, from its chunks."""
+
+    complete: bool
+    error: Any
+    usage: dict[str, Any] | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,6 +119,10 @@ class ChatAnswer(_Answer):
 class ResponsesAnswer(_Answer):
     """An answer of the Responses API, from its events."""
 
+    complete: bool
+    error: Any
+    usage: dict[str, Any] | None
+
     _TEXT: Final = frozenset({"response.output_text.delta", "response.refusal.delta"})
     _REASONING: Final = frozenset(
         {"response.reasoning_text.delta", "response.reasoning_summary_text.delta"}
@@ -149,6 +160,10 @@ class ResponsesAnswer(_Answer):
 
 class AnthropicAnswer(_Answer):
     """An answer of the Messages API, from its events."""
+
+    complete: bool
+    error: Any
+    usage: dict[str, Any] | None
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,6 +218,10 @@ class AnthropicAnswer(_Answer):
 
 class GeminiAnswer(_Answer):
     """An answer of generateContent, from its chunks; its client raises its errors."""
+
+    complete: bool
+    error: Any
+    usage: dict[str, Any] | None
 
     def __init__(self) -> None:
         super().__init__()
