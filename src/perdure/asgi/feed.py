@@ -15,6 +15,7 @@ from typing import Any, Final, Self, final
 import anyio
 import msgspec
 
+from perdure.autosave.events import Saved
 from perdure.memory.context import RetractionPayload
 from perdure.memory.documents import MetadataPayload, TurnPayload
 from perdure.records.json import decode
@@ -22,6 +23,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.media import decode_read
 from perdure.records.messages import CUT_OFF, Message
 from perdure.records.records import MESSAGE_KINDS, META, RETRACT, TURN, Record
+from perdure.session.events import Closed
 from perdure.session.internals import durable_head, log_of, session_open_here
 from perdure.session.manager import SessionManager
 from perdure.session.session import Session
@@ -133,8 +135,8 @@ class Feed:
         self._channels: dict[SessionKey, Channel] = {}
         self.draining: bool = False
         """True once streams end that wait for nothing in particular."""
-        sessions.on("saved", self._saved)
-        sessions.on("closed", self._closed)
+        sessions.on("saved", self._wake)
+        sessions.on("closed", self._wake)  # perhaps it is deleted
         sessions.on("lost", lambda _: self.wake_all())
 
     def drain(self) -> None:
@@ -147,15 +149,10 @@ class Feed:
         for channel in tuple(self._channels.values()):
             channel.wake()
 
-    def _saved(self, event: Any) -> None:
+    def _wake(self, event: Saved | Closed) -> None:
         channel = self._channels.get(event.key)
         if channel is not None:
             channel.wake()
-
-    def _closed(self, event: Any) -> None:
-        for key, channel in tuple(self._channels.items()):
-            if str(key) == event.session:  # perhaps it is deleted
-                channel.wake()
 
     @contextlib.contextmanager
     def channel(self, key: SessionKey) -> Iterator[Channel]:

@@ -19,6 +19,7 @@ from perdure.session.internals import store_below
 from perdure.session.manager import SessionManager
 
 if TYPE_CHECKING:
+    from perdure.autosave.events import LoopBlocked, Saved
     from perdure.session.events import EventName
 
 APART: Final = 0.5
@@ -66,12 +67,12 @@ class Live:
         self._saves = self._records = 0
         self._slowest = self._lag = 0.0
 
-    def _saved(self, event: Any) -> None:
+    def _saved(self, event: Saved) -> None:
         self._saves += 1
         self._records += event.records
         self._slowest = max(self._slowest, event.took)
 
-    def _blocked(self, event: Any) -> None:
+    def _blocked(self, event: LoopBlocked) -> None:
         self._lag = max(self._lag, event.delay)
 
     def _note(self, name: EventName, event: Any) -> None:
