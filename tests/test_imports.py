@@ -27,6 +27,7 @@ SURFACES = {
             "perdure.adapters.google_adk",
             "perdure.adapters.google_adk_events",
             "perdure.adapters.google_adk_import",
+            "perdure.adapters.google_adk_shared",
         ),
         frozenset({"asyncio", "httpx", "pydantic", "rich", "ssl"}),
     ),
@@ -66,6 +67,9 @@ SURFACES = {
 DISTRIBUTIONS = {
     "agent_framework": "agent_framework_core",
     "google": "google_adk",
+    "markdown_it": "markdown_it_py",
+    "markupsafe": "jinja2",
+    "pydantic_core": "pydantic_ai_slim",
     "sqlalchemy": "google_adk",
     "opentelemetry": "opentelemetry_api",
     "pydantic_ai": "pydantic_ai_slim",

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import msgspec
+import psutil
 
 from tests.servers import free_port, until_up
 
@@ -55,7 +56,11 @@ class Served:
         return self.process.communicate(timeout=60)[1]
 
     def close(self) -> None:
+        """Kill it and its workers: they hold its stderr open."""
         self.client.close()
+        if self.process.poll() is None:
+            for worker in psutil.Process(self.process.pid).children(recursive=True):
+                worker.kill()
         self.process.kill()
         self.process.communicate()
 

@@ -6,6 +6,7 @@ other worker. Some go away in the middle of an answer and never come back.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 from collections import Counter
@@ -161,8 +162,13 @@ async def test_a_rolling_restart_under_load_loses_and_doubles_nothing(
 
 
 def workers_of(served: Served) -> set[int]:
-    children = psutil.Process(served.process.pid).children()
-    return {child.pid for child in children if "spawn_main" in " ".join(child.cmdline())}
+    """Return the processes of its workers that have not ended."""
+    workers: set[int] = set()
+    for child in psutil.Process(served.process.pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if "spawn_main" in " ".join(child.cmdline()):
+                workers.add(child.pid)
+    return workers
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])

@@ -210,7 +210,7 @@ def test_an_outage_is_one_line_of_the_heartbeat_and_says_when_it_is_over(tmp_pat
     )
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    said = [line.partition(":")[0] for line in lines]
+    said = [line.partition(" (")[0].partition(":")[0] for line in lines]
     assert [said.pop(0), *said[-2:]] == ["INFO connected", "INFO draining", "INFO stopped"]
     assert said[:-2] == [
         "WARNING heartbeat failed, trying again",

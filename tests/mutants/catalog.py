@@ -230,7 +230,7 @@ g4  verdict : never test 5
 g5  AgentLedger._leftovers : without bool 2 2
 g6  AgentLedger.answer : set name waiting[-1].id 1 waiting[0].id
 g7  _asked : drop call save 1
-g8  calls:_answered : set compare 1 not answer
+g8  calls:refusal : set compare 8 not answer
 g9  agent:refusal : without bool 2 2
 g10 Permissions.verdict : drop if 1
 g11 Permissions.block : drop call _forget 2

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import sqlite3
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, closing
 from functools import partial
@@ -287,6 +286,8 @@ def events_by_time(
     if is_in_order:
         yield from events
         return
+    import sqlite3
+
     # A database without a name is in a temporary file, as is its sorting, once it is large.
     with closing(sqlite3.connect("", check_same_thread=False)) as sorting:
         sorting.execute("CREATE TABLE event (time INTEGER, line INTEGER, json BLOB)")
