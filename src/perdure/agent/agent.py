@@ -20,6 +20,7 @@ from perdure._connect import connect
 from perdure._lib.designs import lookup, pointer
 from perdure._lib.ids import random_id
 from perdure._lib.misnamed import Misnamed
+from perdure._lib.options import meant
 from perdure.agent.bootstrap import unfinished, unknown
 from perdure.agent.context import AgentConfig, AgentContext, AgentRuntimeState
 from perdure.agent.effects import is_intact, is_unknown
@@ -47,7 +48,12 @@ from perdure.agent.tools import Toolbox
 from perdure.agent.worker import AgentRuntime, let_go
 from perdure.autosave.options import Autosave
 from perdure.config.locations import check_state_key
-from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
+from perdure.errors import (
+    InvalidArgumentError,
+    SessionClosedError,
+    SessionError,
+    SessionNotFoundError,
+)
 from perdure.memory.compaction import Compactor
 from perdure.memory.traces import BEGIN
 from perdure.memory.working_memory import Lazy
@@ -262,6 +268,7 @@ class Agent:
     if not TYPE_CHECKING:
         aclose = Misnamed("await agent.stop()")
         close = Misnamed("await agent.stop()")
+        run = Misnamed("await agent.ask(message)")
 
     async def stop(self, *, finish: bool = True) -> None:
         """Stop, and let go of the session; does nothing the second time.
@@ -844,9 +851,15 @@ def merged(
     """
     unknown = sorted(set(options) - set(AgentConfig.__struct_fields__))
     if unknown:
+        end = pointer(unknown[0])
+        question = (
+            ""
+            if end
+            else meant(unknown[0], [*AgentConfig.__struct_fields__, "sessions", "if_exists"])
+        )
         raise InvalidArgumentError(
-            f"Agent.create: {unknown[0]!r} is no option: see AgentConfig for those there are"
-            f"{pointer(unknown[0])}",
+            f"Agent.create: {unknown[0]!r} is no option: "
+            f"{question or 'see AgentConfig for those there are'}{end}",
             option=unknown[0],
         )
     if config is not None:
@@ -988,9 +1001,12 @@ class AgentFactory:
         if memory_dir is None:
             sessions, release = self._sessions, None
         else:
-            sessions, release = await self._share(os.fspath(memory_dir))
+            sessions, release = await self._share(agent_id, os.fspath(memory_dir))
         try:
-            session = await open_session(sessions, agent_id, config, create=False)
+            try:
+                session = await open_session(sessions, agent_id, config, create=False)
+            except SessionNotFoundError as error:
+                raise _no_agent(agent_id, memory_dir) from error
             return await assemble(Agent, session, config, sessions, restore=True, release=release)
         except BaseException:
             if release is not None:
@@ -998,9 +1014,12 @@ class AgentFactory:
                     await release()
             raise
 
-    async def _share(self, memory_dir: str) -> tuple[SessionManager, Release]:
+    async def _share(self, agent_id: str, memory_dir: str) -> tuple[SessionManager, Release]:
         """Return a manager of another folder, the same for all agents that use it."""
-        path = str(await (await anyio.Path(memory_dir).expanduser()).resolve())
+        folder = await (await anyio.Path(memory_dir).expanduser()).resolve()
+        path = str(folder)
+        if not await folder.exists():  # connecting would make it
+            raise _no_agent(agent_id, memory_dir)
         shared = self._elsewhere.get(path)
         if shared is None:
             shared = self._elsewhere[path] = _Shared(connect(f"file:{path}"))
@@ -1020,6 +1039,14 @@ class AgentFactory:
                 await release()
             raise
         return shared.sessions, release
+
+
+def _no_agent(agent_id: str, memory_dir: str | os.PathLike[str] | None) -> SessionNotFoundError:
+    where = "" if memory_dir is None else f" in {os.fspath(memory_dir)}"
+    return SessionNotFoundError(
+        f"there is no agent {agent_id!r}{where}, or not any more: create_agent makes it",
+        agent=agent_id,
+    )
 
 
 class _Shared:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 
 import msgspec
 
+from perdure._lib.options import Options
 from perdure.agent.events import AgentEvent, InputQueues
 from perdure.agent.ledger import AgentLedger
 from perdure.agent.llm import named_model
@@ -211,7 +212,23 @@ Setup = Callable[[AgentContext], Awaitable[object] | object]
 Renderer = Callable[[Sequence[Message]], Sequence[Any]]
 
 
-class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+_LISTS: Final = (
+    "tools",
+    "mcp",
+    "system_prompt_processors",
+    "input_processors",
+    "tool_result_processors",
+    "lifecycle_hooks",
+    "redact_arguments",
+)
+_GROUPS: Final[dict[str, type]] = {
+    "compaction": CompactionPolicy,
+    "restore": WorkingContextSnapshotBootstrapOptions,
+    "features": Features,
+}
+
+
+class AgentConfig(Options, frozen=True, kw_only=True):
     """Configuration of an agent.
 
     Args:
@@ -314,6 +331,22 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         kept_as(self.persistent_session)
+        for name in _LISTS:
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise InvalidArgumentError(
+                    f"agent: invalid {name}={value!r}: give a list, such as [{value!r}]",
+                    option=name,
+                    value=value,
+                )
+        for name, kind in _GROUPS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise InvalidArgumentError(
+                    f"agent: invalid {name}={value!r}: give {kind.__name__}(…)",
+                    option=name,
+                    value=value,
+                )
         for name in ("inbox_size", "max_model_calls", "max_inline_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:

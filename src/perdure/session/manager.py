@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 from perdure._lib.designs import lookup
 from perdure._lib.logs import card
 from perdure._lib.misnamed import Misnamed
+from perdure._lib.options import names_options
 from perdure._lib.tasks import wait_through
 from perdure.autosave.options import (
     INHERIT,
@@ -129,6 +130,8 @@ class SessionManager:
             """Never called: it makes `with` get as far as the message."""
 
         close = Misnamed("await sessions.aclose()")
+        create = Misnamed("async with sessions.open(id) as session")
+        get = Misnamed("async with sessions.open(id) as session, or await sessions.load(id)")
 
     async def __aenter__(self) -> Self:
         return await self._start()
@@ -175,6 +178,7 @@ class SessionManager:
 
     # sessions
 
+    @names_options
     def open(
         self,
         id: str,
