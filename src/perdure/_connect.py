@@ -183,7 +183,7 @@ def _store_at(url: str) -> Store:
     if make is None:
         is_shown = _SCHEME.fullmatch(scheme)  # else it may hold a password
         shown = repr(scheme) if is_shown else "what is before its colon"
-        question = meant(scheme.lower(), [*_SCHEMES]) if is_shown else ""
+        question = meant(scheme.lower(), [*_SCHEMES], cutoff=0.75) if is_shown else ""
         message = (
             f"no store is known by {shown}: {f'{question} Use' if question else 'use'} a path, or "
             "one of "

@@ -114,6 +114,8 @@ async def test_an_option_that_an_open_does_not_have_is_named_with_the_nearest() 
 def test_a_kind_of_store_that_is_misspelt_is_named_with_the_nearest(url: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"did you mean {meant}. Use a path"):
         connect(url)
+    with pytest.raises(ConfigError, match="by 'mysql': use a path"):
+        connect("mysql://host/x")
 
 
 async def test_what_is_async_says_so_where_it_is_entered_by_with() -> None:

@@ -12,13 +12,15 @@ import msgspec
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def meant(name: str, known: Sequence[str]) -> str:
+def meant(name: str, known: Sequence[str], *, cutoff: float = 0.5) -> str:
     """Return a question with the known name that is closest to an unknown one; empty for none.
+
+    A higher *cutoff* wants more of the name, where another word is no slip.
 
     >>> meant("keep_turn", ["keep_days", "keep_turns"])
     "did you mean 'keep_turns'?"
     """
-    near = get_close_matches(name[:60], known, n=1, cutoff=0.5)
+    near = get_close_matches(name[:60], known, n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else ""
 
 
