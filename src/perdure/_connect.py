@@ -242,7 +242,7 @@ def _object(place: Any) -> Store:
 
         return StateStore(place)
     message = (
-        f"a {type(place).__name__} is no place for sessions: give a path, a URL, a store, or a "
+        f"{type(place).__name__} is no place for sessions: give a path, a URL, a store, or a "
         "storage with save, load, exists, delete, get_path and get_last_modified"
     )
     raise ConfigError(message, option="url", type=type(place).__name__)

@@ -46,7 +46,7 @@ from perdure.agent.plugins import AgentPlugins
 from perdure.agent.requests import LLMRequestAssembler
 from perdure.agent.tools import Toolbox
 from perdure.agent.worker import AgentRuntime, let_go
-from perdure.autosave.options import Autosave
+from perdure.autosave.options import KEEP, Autosave
 from perdure.config.locations import check_state_key
 from perdure.errors import (
     InvalidArgumentError,
@@ -885,22 +885,9 @@ async def _created(
     persistent_session: Persistence,
     if_exists: IfExists,
 ) -> A:
-    """Return the agent of ``Agent.create``, with a manager of its own where it has none."""
-    featured = True if config.features.persistent_session else None
-    configured = persistence_of(config.persistent_session, featured)
-    persistence = persistence_of(persistent_session, configured)
-    persistent = persistence if isinstance(persistence, PersistentSession) else PersistentSession()
-    if persistent.storage is not None and sessions is not None:
-        raise InvalidArgumentError(
-            "two places for one agent: give sessions, or PersistentSession(storage=…)"
-        )
-    if isinstance(persistence, PersistentSession):
-        interval = persistent.autosave_interval
-        config = msgspec.structs.replace(
-            config,
-            autosave=None if interval == 0 else Autosave(max_delay=interval),
-            memory_storage=memory_of(persistent, config.memory_storage),
-        )
+    """Return an agent that is made, with a manager of its own where it has none."""
+    persistence = _persistence(config, persistent_session)
+    persistent, config = _with_persistence(config, persistence, sessions)
     release: Release | None = None
     if sessions is None or persistence is False:
         # Not persistent: the same road, over a store in memory, and no file anywhere.
@@ -927,6 +914,38 @@ async def _created(
             with anyio.CancelScope(shield=True):
                 await release()
         raise
+
+
+def _persistence(config: AgentConfig, given: Persistence = None) -> bool | PersistentSession | None:
+    """Return the setting that counts, of an argument, the config, and its features."""
+    featured = True if config.features.persistent_session else None
+    return persistence_of(given, persistence_of(config.persistent_session, featured))
+
+
+def _with_persistence(
+    config: AgentConfig,
+    persistence: bool | PersistentSession | None,
+    sessions: SessionManager | None,
+) -> tuple[PersistentSession, AgentConfig]:
+    """Return the options that count, and the config with what they say of it."""
+    if not isinstance(persistence, PersistentSession):
+        return PersistentSession(), config
+    if persistence.storage is not None and sessions is not None:
+        raise InvalidArgumentError(
+            "two places for one agent: give sessions, or PersistentSession(storage=…)"
+        )
+    interval, autosave = persistence.autosave_interval, config.autosave
+    if autosave is KEEP:
+        autosave = None if interval == 0 else Autosave(max_delay=interval)
+    elif interval != PersistentSession().autosave_interval:
+        raise InvalidArgumentError(
+            "autosave is given twice: give autosave=…, or PersistentSession(autosave_interval=…)",
+            option="autosave",
+        )
+    memory_storage = memory_of(persistence, config.memory_storage)
+    return persistence, msgspec.structs.replace(
+        config, autosave=autosave, memory_storage=memory_storage
+    )
 
 
 async def close_own(sessions: SessionManager) -> None:
@@ -966,14 +985,13 @@ class AgentFactory:
             if_exists: What to do if there is something stored under the id.
 
         Raises:
+            InvalidArgumentError: The config names another storage than the factory's sessions.
             SessionAlreadyActiveError: An agent runs on this session here.
             SessionError: It exists, and ``if_exists`` is "error".
             LeaseHeldError: Another process keeps holding it.
 
         """
-        agent_id = agent_id or f"{config.name}-{random_id()}"
-        session = await session_for(self._sessions, agent_id, config, if_exists)
-        return await assemble(Agent, session, config, self._sessions)
+        return await _created(Agent, config, agent_id, self._sessions, None, if_exists)
 
     async def restore_agent(
         self,
@@ -993,11 +1011,21 @@ class AgentFactory:
                 closed with the agent.
 
         Raises:
+            InvalidArgumentError: The config says not to continue what is stored, or names another
+                storage.
             SessionNotFoundError: There is no such agent; nothing was made.
             SessionAlreadyActiveError: An agent runs on this session here.
             LeaseHeldError: Another process keeps holding it.
 
         """
+        persistence = _persistence(config)
+        persistent, config = _with_persistence(config, persistence, self._sessions)
+        if persistence is False or not persistent.load_on_create:
+            raise InvalidArgumentError(
+                "restore_agent continues what is stored: leave out persistent_session=False and "
+                "load_on_create=False, or make the agent by create_agent",
+                option="persistent_session",
+            )
         if memory_dir is None:
             sessions, release = self._sessions, None
         else:
@@ -1007,7 +1035,15 @@ class AgentFactory:
                 session = await open_session(sessions, agent_id, config, create=False)
             except SessionNotFoundError as error:
                 raise _no_agent(agent_id, memory_dir) from error
-            return await assemble(Agent, session, config, sessions, restore=True, release=release)
+            return await assemble(
+                Agent,
+                session,
+                config,
+                sessions,
+                restore=True,
+                save_on_close=persistent.save_on_close,
+                release=release,
+            )
         except BaseException:
             if release is not None:
                 with anyio.CancelScope(shield=True):
