@@ -924,7 +924,7 @@ def _persistence(config: AgentConfig, given: Persistence = None) -> bool | Persi
 
 def _with_persistence(
     config: AgentConfig,
-    persistence: bool | PersistentSession | None,
+    persistence: Persistence,
     sessions: SessionManager | None,
 ) -> tuple[PersistentSession, AgentConfig]:
     """Return the options that count, and the config with what they say of it."""
