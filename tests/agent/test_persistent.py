@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Autosave, ConfigError, Message, connect
+from perdure import Autosave, ConfigError, Message, connect, sync
 from perdure.agent import Agent, AgentConfig, AgentFactory, EchoModel, PersistentSession
 from perdure.agent.options import persistence_of
 
@@ -131,6 +131,22 @@ async def test_a_factory_heeds_what_a_config_says_of_it(tmp_path: Path) -> None:
         for contradiction in (options, False, {"storage": tmp_path / "elsewhere"}):
             with pytest.raises(ConfigError, match="restore_agent continues|two places"):
                 await factory.restore_agent("ada", config(contradiction))
+
+
+@pytest.mark.parametrize("place", ["sqlite:///agents.db", None, 5])
+def test_what_is_no_manager_is_refused_where_it_is_given(place: Any) -> None:
+    said = "is no session manager of async code: give .*persistent_session=url"
+    with pytest.raises(ConfigError, match=said):
+        AgentFactory(place)
+    if place is not None:
+        with pytest.raises(ConfigError, match=said):
+            Agent.create("ada", model=EchoModel(), sessions=place)
+
+
+def test_the_manager_of_blocking_code_is_refused() -> None:
+    with sync.connect("memory:") as sessions:
+        with pytest.raises(ConfigError, match="perdure.sync.* is no session manager of async"):
+            Agent.create("ada", model=EchoModel(), sessions=sessions)  # type: ignore[arg-type]
 
 
 async def test_timers_of_the_config_count_before_the_default_interval() -> None:

@@ -69,6 +69,7 @@ from perdure.session.internals import (
     is_draining,
     time_to_leave,
 )
+from perdure.session.manager import require_manager
 
 if TYPE_CHECKING:
     from perdure.agent.ledger import Decision
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
 
+_PLACE: Final = "Agent.create(…, persistent_session=url)"
 
 IfExists = Literal["resume", "error", "replace"]
 """Treatment of an agent of the same id: continue it, refuse, or delete it first."""
@@ -166,6 +168,8 @@ class Agent:
 
         """
         kept_as(persistent_session)
+        if sessions is not None:
+            require_manager(sessions, _PLACE)
         settings = merged(
             config,
             id,
@@ -967,6 +971,7 @@ class AgentFactory:
     """
 
     def __init__(self, sessions: SessionManager) -> None:
+        require_manager(sessions, _PLACE)
         self._sessions = sessions
         self._elsewhere: dict[str, _Shared] = {}
 

@@ -886,3 +886,22 @@ class SessionManager:
         """
         key, terms = session_key(id, session, tenant), HandoverTerms(on_held, wait)
         return await self._check().rebuild(key, terms, dry_run=dry_run)
+
+
+def require_manager(sessions: object, instead: str) -> None:
+    """Refuse what is no session manager, such as a URL, or one of perdure.sync.
+
+    Raises:
+        InvalidArgumentError: It is none; the message names *instead*.
+
+    """
+    if not isinstance(sessions, SessionManager):
+        kind = type(sessions)
+        shown = (
+            kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        )
+        raise InvalidArgumentError(
+            f"{shown} is no session manager of async code: give the one that `async with "
+            f"perdure.connect(url) as sessions` has opened, or use {instead}",
+            option="sessions",
+        )
