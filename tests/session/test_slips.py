@@ -72,6 +72,9 @@ def test_an_option_that_a_group_does_not_have_is_named_with_the_nearest(
         (lambda: Retention(keep_turns="10"), r"keep_turns='10'\): it must be a number"),  # type: ignore[arg-type]
         (lambda: agent(tools=print), "invalid tools=.*: give a list"),
         (lambda: agent(mcp="uvx server"), "invalid mcp=.*: give a list, such as .'uvx server'"),
+        (lambda: agent(tool_timeout="5"), "invalid tool_timeout='5': give seconds above 0"),
+        (lambda: agent(summarizer=5), "invalid summarizer=5: it needs a method summarize"),
+        (lambda: agent(memory_storage={}), "invalid memory_storage={}: it needs a method flush"),
         (lambda: agent(compaction=5), r"invalid compaction=5: give CompactionPolicy\("),
         (lambda: agent(features={"memory": True}), r"invalid features=.*: give Features\("),
         (lambda: EncryptedStore("sqlite:///a.db", b"k" * 32), "a str in place of a store"),  # type: ignore[arg-type]
