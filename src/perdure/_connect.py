@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perdure._lib.options import meant, names_options
 from perdure.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ class _Default:
 DEFAULT: Any = _Default()
 
 
+@names_options
 def connect(
     url: str | os.PathLike[str] | Store | StateStorage | None = None,
     *,
@@ -179,9 +181,12 @@ def _store_at(url: str) -> Store:
 
         make = _redis(scheme) if SEVERAL.fullmatch(scheme.lower()) else None
     if make is None:
-        shown = repr(scheme) if _SCHEME.fullmatch(scheme) else "what is before its colon"
+        is_shown = _SCHEME.fullmatch(scheme)  # else it may hold a password
+        shown = repr(scheme) if is_shown else "what is before its colon"
+        question = meant(scheme.lower(), [*_SCHEMES], cutoff=0.75) if is_shown else ""
         message = (
-            f"no store is known by {shown}: use a path, or one of "
+            f"no store is known by {shown}: {f'{question} Use' if question else 'use'} a path, or "
+            "one of "
             f"{', '.join(f'{name}:' for name in _SCHEMES)} "
             "(for a path with a colon in it, file:PATH)"
         )
@@ -237,7 +242,7 @@ def _object(place: Any) -> Store:
 
         return StateStore(place)
     message = (
-        f"a {type(place).__name__} is no place for sessions: give a path, a URL, a store, or a "
+        f"{type(place).__name__} is no place for sessions: give a path, a URL, a store, or a "
         "storage with save, load, exists, delete, get_path and get_last_modified"
     )
     raise ConfigError(message, option="url", type=type(place).__name__)

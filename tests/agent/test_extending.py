@@ -201,8 +201,11 @@ async def test_an_agent_is_restored_from_a_folder_of_its_own(
         assert agent.context.state.restore_options is not None  # S0-21
         async with agent:
             assert [one.text for one in agent.session.context()][0] == "remember"
-        with pytest.raises(SessionNotFoundError):
+        with pytest.raises(SessionNotFoundError, match="in .*backup.*: create_agent makes it"):
             await factory.restore_agent("bea", configured(), memory_dir=tmp_path / "backup")
+        with pytest.raises(SessionNotFoundError, match="in .*nowhere.*: create_agent makes it"):
+            await factory.restore_agent("ada", configured(), memory_dir=tmp_path / "nowhere")
+        assert not (tmp_path / "nowhere").exists()
         assert await sessions.exists("ada") is False
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from perdure import Autosave, ConfigError
-from perdure.agent import Agent, AgentConfig, EchoModel, PersistentSession
+from perdure import Autosave, ConfigError, Message, connect, sync
+from perdure.agent import Agent, AgentConfig, AgentFactory, EchoModel, PersistentSession
 from perdure.agent.options import persistence_of
 
 FIVE = PersistentSession(autosave_interval=5.0)
@@ -101,3 +101,60 @@ async def test_what_says_neither_whether_nor_how_is_refused_by_name(
     with pytest.raises(ConfigError, match=said):
         AgentConfig(name="ada", model=EchoModel(), persistent_session=given)
     assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_factory_heeds_what_a_config_says_of_it(tmp_path: Path) -> None:
+    """S2-13, S2-14: both ways to make an agent mean the same."""
+
+    def config(persistent_session: Any) -> AgentConfig:
+        return AgentConfig(name="ada", model=EchoModel(), persistent_session=persistent_session)
+
+    options = {"autosave_interval": 0, "save_on_close": False, "load_on_create": False}
+    async with connect(tmp_path, autosave=None) as sessions:
+        factory = AgentFactory(sessions)
+        for known in (0, 1):
+            async with await factory.create_agent(config(options), agent_id="ada") as agent:
+                assert agent.context.config.autosave is None
+                assert await agent.load_persisted_session() is bool(known)
+                await agent.ask("Hello")
+                agent.session.append(Message.user("dropped"))
+        async with await factory.restore_agent("ada", config({"save_on_close": False})) as agent:
+            assert [message.text for message in agent.session.context()][-1] == "You said: Hello"
+            agent.session.append(Message.user("dropped"))
+        view = await sessions.load("ada")
+        assert view is not None
+        assert "dropped" not in [message.text for message in view.context()]
+        # Not persistent: nothing of it is stored.
+        async with await factory.create_agent(config(False), agent_id="bob") as agent:
+            await agent.ask("Hello")
+        assert await sessions.exists("bob") is False
+        for contradiction in (options, False, {"storage": tmp_path / "elsewhere"}):
+            with pytest.raises(ConfigError, match="restore_agent continues|two places"):
+                await factory.restore_agent("ada", config(contradiction))
+
+
+@pytest.mark.parametrize("place", ["sqlite:///agents.db", None, 5])
+def test_what_is_no_manager_is_refused_where_it_is_given(place: Any) -> None:
+    said = "is no session manager of async code: give .*persistent_session=url"
+    with pytest.raises(ConfigError, match=said):
+        AgentFactory(place)
+    if place is not None:
+        with pytest.raises(ConfigError, match=said):
+            Agent.create("ada", model=EchoModel(), sessions=place)
+
+
+def test_the_manager_of_blocking_code_is_refused() -> None:
+    with sync.connect("memory:") as sessions:
+        with pytest.raises(ConfigError, match="perdure.sync.* is no session manager of async"):
+            Agent.create("ada", model=EchoModel(), sessions=sessions)  # type: ignore[arg-type]
+
+
+async def test_timers_of_the_config_count_before_the_default_interval() -> None:
+    mine = Autosave(debounce=0.5)
+    options: Any = {"model": EchoModel(), "autosave": mine}
+    kept = PersistentSession(storage="memory:")
+    async with Agent.create("ada", persistent_session=kept, **options) as agent:
+        assert agent.session.autosave.setting == mine
+    kept = PersistentSession(storage="memory:", autosave_interval=5)
+    with pytest.raises(ConfigError, match="autosave is given twice"):
+        await Agent.create("ada", persistent_session=kept, **options)

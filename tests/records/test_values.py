@@ -19,6 +19,7 @@ from hypothesis import given, strategies as st
 
 from perdure.errors import CorruptRecordError, NotStorableError, PerdureError, TooLargeError
 from perdure.records.json import MAX_VALUE_DEPTH
+from perdure.records.types import Registry
 from perdure.records.values import OpaqueValue, decode_value, encode_value, is_plain, lift
 
 INTERNAL = [
@@ -217,7 +218,12 @@ class Point(msgspec.Struct):
 )
 def test_what_cannot_be_stored_is_named_by_path_type_and_cure(value: Any, said: str) -> None:
     with pytest.raises(NotStorableError, match=said):
-        encode_value({"a": [0, value]})
+        encode_value({"a": [0, value]}, Registry())
+
+
+def test_where_no_type_can_be_registered_the_cure_is_to_convert() -> None:
+    with pytest.raises(NotStorableError, match="the Point at .*: it is not JSON: convert it first"):
+        encode_value({"a": Point()})
 
 
 @pytest.mark.parametrize("rich", [None, b"x"])

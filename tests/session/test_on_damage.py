@@ -72,7 +72,7 @@ async def test_a_damaged_log_is_set_aside_and_a_new_one_begins(
     quarantine = store / "agents" / "ada" / "quarantine"
     async with connected(store) as sessions:
         for _ in range(2):
-            with pytest.raises(CorruptRecordError):
+            with pytest.raises(CorruptRecordError, match="open it with on_damage='fresh'"):
                 await sessions.open("ada")
         with caplog.at_level(logging.WARNING, "perdure"):
             async with sessions.open("ada", on_damage="fresh") as session:

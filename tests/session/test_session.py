@@ -331,6 +331,9 @@ async def test_describe_shows_in_info_and_listing(again: Connect) -> None:
             await session.aclose()
         [info] = await sessions.list()
         assert (info.title, info.owner, info.tags) == ("A talk", "o1", ("t1",))
+        view = await sessions.load("a")
+        assert view is not None
+        assert view.info.metadata.custom == {"mood": "calm"}
 
 
 async def test_what_was_said_long_ago_is_not_kept_one_by_one(tmp_path: Path) -> None:

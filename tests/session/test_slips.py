@@ -25,12 +25,17 @@ from perdure import (
     Shutdown,
     WrongLoopError,
     connect,
+    sync,
 )
-from perdure.agent import Agent, ScriptedModel
+from perdure.agent import Agent, AgentConfig, CompactionPolicy, ScriptedModel
 from perdure.stores.wrapped.compressed import CompressedStore
 from perdure.stores.wrapped.encrypted import EncryptedStore
 
 pytestmark = pytest.mark.anyio
+
+
+def agent(**options: Any) -> AgentConfig:
+    return AgentConfig(name="ada", model=ScriptedModel("Yes"), **options)
 
 
 @pytest.mark.parametrize(
@@ -43,6 +48,10 @@ pytestmark = pytest.mark.anyio
         (lambda: Shutdown(deadlines=3), r"Shutdown\(\) .*: did you mean 'deadline'\?"),  # type: ignore[call-arg]
         (lambda: LeaseOptions(hearbeat=3), r"LeaseOptions\(\) .* 'hearbeat': did you mean 'heartb"),  # type: ignore[call-arg]
         (lambda: Retention(keep_turn=3), "did you mean 'keep_turns'"),  # type: ignore[call-arg]
+        (lambda: AgentConfig(modle="x"), "did you mean 'model'"),  # type: ignore[call-arg]
+        (lambda: CompactionPolicy(max_token=3), "did you mean 'max_tokens'"),  # type: ignore[call-arg]
+        (lambda: connect("memory:", autosav=None), r"connect\(\) .*: did you mean 'autosave'\?"),  # type: ignore[call-arg]
+        (lambda: sync.connect("memory:", limit=None), "did you mean 'limits'"),  # type: ignore[call-arg]
     ],
 )
 def test_an_option_that_a_group_does_not_have_is_named_with_the_nearest(
@@ -60,6 +69,14 @@ def test_an_option_that_a_group_does_not_have_is_named_with_the_nearest(
         (lambda: LeaseOptions(ttl="9"), "numbers of seconds"),  # type: ignore[arg-type]
         (lambda: Limits(record_bytes=32 << 20), "no store takes a record of more than 16777216"),
         (lambda: Message.user(5), "content of type int: give text"),  # type: ignore[arg-type]
+        (lambda: Retention(keep_turns="10"), r"keep_turns='10'\): it must be a number"),  # type: ignore[arg-type]
+        (lambda: agent(tools=print), "invalid tools=.*: give a list"),
+        (lambda: agent(mcp="uvx server"), "invalid mcp=.*: give a list, such as .'uvx server'"),
+        (lambda: agent(tool_timeout="5"), "invalid tool_timeout='5': give seconds above 0"),
+        (lambda: agent(summarizer=5), "invalid summarizer=5: it needs a method summarize"),
+        (lambda: agent(memory_storage={}), "invalid memory_storage={}: it needs a method flush"),
+        (lambda: agent(compaction=5), r"invalid compaction=5: give CompactionPolicy\("),
+        (lambda: agent(features={"memory": True}), r"invalid features=.*: give Features\("),
         (lambda: EncryptedStore("sqlite:///a.db", b"k" * 32), "a str in place of a store"),  # type: ignore[arg-type]
         (lambda: CompressedStore("a"), "CompressedStore got a str in place of a store"),  # type: ignore[arg-type]
     ],
@@ -82,6 +99,28 @@ async def test_a_path_that_names_a_database_is_refused(tmp_path: Path) -> None:
         pass
 
 
+async def test_an_option_that_an_open_does_not_have_is_named_with_the_nearest() -> None:
+    async with connect("memory:") as sessions:
+        with pytest.raises(TypeError, match=r"open\(\) has no option 'ownr': .* 'owner'\?"):
+            sessions.open("ada", ownr="x")  # type: ignore[call-arg]
+        with pytest.raises(TypeError, match="open"):
+            sessions.open()  # type: ignore[call-arg]
+    with pytest.raises(InvalidArgumentError, match="'instruction' is no option: .* 'instructions'"):
+        await Agent.create("ada", model=ScriptedModel("Yes"), instruction="Be brief.")
+    with pytest.raises(InvalidArgumentError, match="5 is no tool: give a function"):
+        await Agent.create("ada", model=ScriptedModel("Yes"), tools=[5])  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("url", "meant"), [("postgre://host/x", "'postgres'"), ("sqllite:///x", "'sqlite'")]
+)
+def test_a_kind_of_store_that_is_misspelt_is_named_with_the_nearest(url: str, meant: str) -> None:
+    with pytest.raises(ConfigError, match=f"did you mean {meant}. Use a path"):
+        connect(url)
+    with pytest.raises(ConfigError, match="by 'mysql': use a path"):
+        connect("mysql://host/x")
+
+
 async def test_what_is_async_says_so_where_it_is_entered_by_with() -> None:
     async with connect("memory:") as sessions, sessions.open("ada") as session:
         with pytest.raises(TypeError, match="`async with sessions.open"):
@@ -92,11 +131,20 @@ async def test_what_is_async_says_so_where_it_is_entered_by_with() -> None:
                 pass
 
 
-async def test_a_close_by_another_name_says_its_name() -> None:
+async def test_a_method_by_another_name_says_its_name() -> None:
     async with connect("memory:") as sessions, sessions.open("ada") as session:
         agent = await Agent.create("bob", model=ScriptedModel("Yes"))
-        names = [(sessions, "close", "sessions.aclose"), (session, "close", "session.aclose")]
-        for thing, name, cure in [*names, (agent, "aclose", "agent.stop")]:
+        names = [
+            (sessions, "close", "sessions.aclose"),
+            (sessions, "create", "sessions.open"),
+            (sessions, "get", "sessions.open.*sessions.load"),
+            (session, "close", "session.aclose"),
+            (session, "messages", "session.context"),
+            (session, "add_message", r"session.append\(Message.user"),
+            (agent, "aclose", "agent.stop"),
+            (agent, "run", "agent.ask"),
+        ]
+        for thing, name, cure in names:
             assert not hasattr(thing, name)
             with pytest.raises(AttributeError, match=cure) as raised:
                 getattr(thing, name)

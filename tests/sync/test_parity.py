@@ -10,6 +10,7 @@ import pytest
 import perdure
 import perdure.sync
 import perdure.types
+from perdure._lib.misnamed import Misnamed
 from perdure.archive import archives
 from perdure.checkpoints import engine, engine as reader, events
 from perdure.memory import state, working_memory
@@ -46,7 +47,11 @@ pairs = pytest.mark.parametrize(("theirs", "ours"), PAIRS, ids=lambda cls: cls._
 
 
 def public(cls: type) -> set[str]:
-    names = {name for name in dir(cls) if not name.startswith("_")}
+    names = {
+        name
+        for name in dir(cls)
+        if not name.startswith("_") and not isinstance(inspect.getattr_static(cls, name), Misnamed)
+    }
     return {RENAMED.get(name, name) for name in names - INTERNAL.get(cls, set())}
 
 

@@ -55,7 +55,7 @@ from perdure.session.internals import (
     store_of,
     working_context,
 )
-from perdure.session.manager import SessionManager
+from perdure.session.manager import SessionManager, require_manager
 from perdure.session.runtime import wrong_loop
 from perdure.session.session import Session, SessionView
 from perdure.store import SessionInfo, all_records
@@ -286,12 +286,8 @@ class AdapterManager:
         on_held: OnHeld = "handover",
         wait: float = 10.0,
     ) -> None:
-        if sessions is not None and not isinstance(sessions, SessionManager):
-            message = (
-                f"a {type(sessions).__name__} is no session manager: give the one that `async with "
-                f"perdure.connect(url) as sessions` has opened, or use {instead}"
-            )
-            raise InvalidArgumentError(message, option="sessions")
+        if sessions is not None:
+            require_manager(sessions, instead)
         self.tenant: str = tenant
         self.wait: float = wait
         self._owner = owner

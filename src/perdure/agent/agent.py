@@ -20,6 +20,7 @@ from perdure._connect import connect
 from perdure._lib.designs import lookup, pointer
 from perdure._lib.ids import random_id
 from perdure._lib.misnamed import Misnamed
+from perdure._lib.options import meant
 from perdure.agent.bootstrap import unfinished, unknown
 from perdure.agent.context import AgentConfig, AgentContext, AgentRuntimeState
 from perdure.agent.effects import is_intact, is_unknown
@@ -45,9 +46,14 @@ from perdure.agent.plugins import AgentPlugins
 from perdure.agent.requests import LLMRequestAssembler
 from perdure.agent.tools import Toolbox
 from perdure.agent.worker import AgentRuntime, let_go
-from perdure.autosave.options import Autosave
+from perdure.autosave.options import KEEP, Autosave
 from perdure.config.locations import check_state_key
-from perdure.errors import InvalidArgumentError, SessionClosedError, SessionError
+from perdure.errors import (
+    InvalidArgumentError,
+    SessionClosedError,
+    SessionError,
+    SessionNotFoundError,
+)
 from perdure.memory.compaction import Compactor
 from perdure.memory.traces import BEGIN
 from perdure.memory.working_memory import Lazy
@@ -63,6 +69,7 @@ from perdure.session.internals import (
     is_draining,
     time_to_leave,
 )
+from perdure.session.manager import require_manager
 
 if TYPE_CHECKING:
     from perdure.agent.ledger import Decision
@@ -79,6 +86,7 @@ if TYPE_CHECKING:
     from perdure.session.manager import SessionManager
     from perdure.session.session import Session
 
+_PLACE: Final = "Agent.create(…, persistent_session=url)"
 
 IfExists = Literal["resume", "error", "replace"]
 """Treatment of an agent of the same id: continue it, refuse, or delete it first."""
@@ -160,6 +168,8 @@ class Agent:
 
         """
         kept_as(persistent_session)
+        if sessions is not None:
+            require_manager(sessions, _PLACE)
         settings = merged(
             config,
             id,
@@ -262,6 +272,7 @@ class Agent:
     if not TYPE_CHECKING:
         aclose = Misnamed("await agent.stop()")
         close = Misnamed("await agent.stop()")
+        run = Misnamed("await agent.ask(message)")
 
     async def stop(self, *, finish: bool = True) -> None:
         """Stop, and let go of the session; does nothing the second time.
@@ -844,9 +855,15 @@ def merged(
     """
     unknown = sorted(set(options) - set(AgentConfig.__struct_fields__))
     if unknown:
+        end = pointer(unknown[0])
+        question = (
+            ""
+            if end
+            else meant(unknown[0], [*AgentConfig.__struct_fields__, "sessions", "if_exists"])
+        )
         raise InvalidArgumentError(
-            f"Agent.create: {unknown[0]!r} is no option: see AgentConfig for those there are"
-            f"{pointer(unknown[0])}",
+            f"Agent.create: {unknown[0]!r} is no option: "
+            f"{question or 'see AgentConfig for those there are'}{end}",
             option=unknown[0],
         )
     if config is not None:
@@ -872,22 +889,9 @@ async def _created(
     persistent_session: Persistence,
     if_exists: IfExists,
 ) -> A:
-    """Return the agent of ``Agent.create``, with a manager of its own where it has none."""
-    featured = True if config.features.persistent_session else None
-    configured = persistence_of(config.persistent_session, featured)
-    persistence = persistence_of(persistent_session, configured)
-    persistent = persistence if isinstance(persistence, PersistentSession) else PersistentSession()
-    if persistent.storage is not None and sessions is not None:
-        raise InvalidArgumentError(
-            "two places for one agent: give sessions, or PersistentSession(storage=…)"
-        )
-    if isinstance(persistence, PersistentSession):
-        interval = persistent.autosave_interval
-        config = msgspec.structs.replace(
-            config,
-            autosave=None if interval == 0 else Autosave(max_delay=interval),
-            memory_storage=memory_of(persistent, config.memory_storage),
-        )
+    """Return an agent that is made, with a manager of its own where it has none."""
+    persistence = _persistence(config, persistent_session)
+    persistent, config = _with_persistence(config, persistence, sessions)
     release: Release | None = None
     if sessions is None or persistence is False:
         # Not persistent: the same road, over a store in memory, and no file anywhere.
@@ -916,6 +920,38 @@ async def _created(
         raise
 
 
+def _persistence(config: AgentConfig, given: Persistence = None) -> bool | PersistentSession | None:
+    """Return the setting that counts, of an argument, the config, and its features."""
+    featured = True if config.features.persistent_session else None
+    return persistence_of(given, persistence_of(config.persistent_session, featured))
+
+
+def _with_persistence(
+    config: AgentConfig,
+    persistence: Persistence,
+    sessions: SessionManager | None,
+) -> tuple[PersistentSession, AgentConfig]:
+    """Return the options that count, and the config with what they say of it."""
+    if not isinstance(persistence, PersistentSession):
+        return PersistentSession(), config
+    if persistence.storage is not None and sessions is not None:
+        raise InvalidArgumentError(
+            "two places for one agent: give sessions, or PersistentSession(storage=…)"
+        )
+    interval, autosave = persistence.autosave_interval, config.autosave
+    if autosave is KEEP:
+        autosave = None if interval == 0 else Autosave(max_delay=interval)
+    elif interval != PersistentSession().autosave_interval:
+        raise InvalidArgumentError(
+            "autosave is given twice: give autosave=…, or PersistentSession(autosave_interval=…)",
+            option="autosave",
+        )
+    memory_storage = memory_of(persistence, config.memory_storage)
+    return persistence, msgspec.structs.replace(
+        config, autosave=autosave, memory_storage=memory_storage
+    )
+
+
 async def close_own(sessions: SessionManager) -> None:
     """Close a manager that was opened for an agent; raise `UnsavedChangesError` if it must."""
     report = await sessions.aclose()
@@ -935,6 +971,7 @@ class AgentFactory:
     """
 
     def __init__(self, sessions: SessionManager) -> None:
+        require_manager(sessions, _PLACE)
         self._sessions = sessions
         self._elsewhere: dict[str, _Shared] = {}
 
@@ -953,14 +990,13 @@ class AgentFactory:
             if_exists: What to do if there is something stored under the id.
 
         Raises:
+            InvalidArgumentError: The config names another storage than the factory's sessions.
             SessionAlreadyActiveError: An agent runs on this session here.
             SessionError: It exists, and ``if_exists`` is "error".
             LeaseHeldError: Another process keeps holding it.
 
         """
-        agent_id = agent_id or f"{config.name}-{random_id()}"
-        session = await session_for(self._sessions, agent_id, config, if_exists)
-        return await assemble(Agent, session, config, self._sessions)
+        return await _created(Agent, config, agent_id, self._sessions, None, if_exists)
 
     async def restore_agent(
         self,
@@ -980,27 +1016,51 @@ class AgentFactory:
                 closed with the agent.
 
         Raises:
+            InvalidArgumentError: The config says not to continue what is stored, or names another
+                storage.
             SessionNotFoundError: There is no such agent; nothing was made.
             SessionAlreadyActiveError: An agent runs on this session here.
             LeaseHeldError: Another process keeps holding it.
 
         """
+        persistence = _persistence(config)
+        persistent, config = _with_persistence(config, persistence, self._sessions)
+        if persistence is False or not persistent.load_on_create:
+            raise InvalidArgumentError(
+                "restore_agent continues what is stored: leave out persistent_session=False and "
+                "load_on_create=False, or make the agent by create_agent",
+                option="persistent_session",
+            )
         if memory_dir is None:
             sessions, release = self._sessions, None
         else:
-            sessions, release = await self._share(os.fspath(memory_dir))
+            sessions, release = await self._share(agent_id, os.fspath(memory_dir))
         try:
-            session = await open_session(sessions, agent_id, config, create=False)
-            return await assemble(Agent, session, config, sessions, restore=True, release=release)
+            try:
+                session = await open_session(sessions, agent_id, config, create=False)
+            except SessionNotFoundError as error:
+                raise _no_agent(agent_id, memory_dir) from error
+            return await assemble(
+                Agent,
+                session,
+                config,
+                sessions,
+                restore=True,
+                save_on_close=persistent.save_on_close,
+                release=release,
+            )
         except BaseException:
             if release is not None:
                 with anyio.CancelScope(shield=True):
                     await release()
             raise
 
-    async def _share(self, memory_dir: str) -> tuple[SessionManager, Release]:
+    async def _share(self, agent_id: str, memory_dir: str) -> tuple[SessionManager, Release]:
         """Return a manager of another folder, the same for all agents that use it."""
-        path = str(await (await anyio.Path(memory_dir).expanduser()).resolve())
+        folder = await (await anyio.Path(memory_dir).expanduser()).resolve()
+        path = str(folder)
+        if not await folder.exists():  # connecting would make it
+            raise _no_agent(agent_id, memory_dir)
         shared = self._elsewhere.get(path)
         if shared is None:
             shared = self._elsewhere[path] = _Shared(connect(f"file:{path}"))
@@ -1020,6 +1080,14 @@ class AgentFactory:
                 await release()
             raise
         return shared.sessions, release
+
+
+def _no_agent(agent_id: str, memory_dir: str | os.PathLike[str] | None) -> SessionNotFoundError:
+    where = "" if memory_dir is None else f" in {os.fspath(memory_dir)}"
+    return SessionNotFoundError(
+        f"there is no agent {agent_id!r}{where}, or not any more: create_agent makes it",
+        agent=agent_id,
+    )
 
 
 class _Shared:

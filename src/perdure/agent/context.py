@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, cast, final
 
 import msgspec
 
+from perdure._lib.options import Options
 from perdure.agent.events import AgentEvent, InputQueues
 from perdure.agent.ledger import AgentLedger
 from perdure.agent.llm import named_model
@@ -211,7 +212,24 @@ Setup = Callable[[AgentContext], Awaitable[object] | object]
 Renderer = Callable[[Sequence[Message]], Sequence[Any]]
 
 
-class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
+_LISTS: Final = (
+    "tools",
+    "mcp",
+    "system_prompt_processors",
+    "input_processors",
+    "tool_result_processors",
+    "lifecycle_hooks",
+    "redact_arguments",
+)
+_GROUPS: Final[dict[str, type]] = {
+    "compaction": CompactionPolicy,
+    "restore": WorkingContextSnapshotBootstrapOptions,
+    "features": Features,
+}
+_PARTS: Final = {"summarizer": "summarize", "memory_storage": "flush"}
+
+
+class AgentConfig(Options, frozen=True, kw_only=True):
     """Configuration of an agent.
 
     Args:
@@ -314,6 +332,7 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         kept_as(self.persistent_session)
+        _require_kinds(self)
         for name in ("inbox_size", "max_model_calls", "max_inline_bytes"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
@@ -334,7 +353,8 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
                 option="approve",
                 value=self.approve,
             )
-        if self.tool_timeout is not None and not self.tool_timeout > 0:
+        timeout: object = self.tool_timeout
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout > 0):
             raise InvalidArgumentError(
                 f"agent: invalid tool_timeout={self.tool_timeout!r}: give seconds above 0",
                 option="tool_timeout",
@@ -350,3 +370,24 @@ class AgentConfig(msgspec.Struct, frozen=True, kw_only=True):
                 "stream(messages, tools) that yields chunks; or give a name, as 'openai:NAME'",
                 option="model",
             )
+
+
+def _require_kinds(config: AgentConfig) -> None:
+    for name in _LISTS:
+        value = getattr(config, name)
+        if isinstance(value, str) or not isinstance(value, Iterable):
+            raise _of_another_kind(name, value, f"give a list, such as [{value!r}]")
+    for name, kind in _GROUPS.items():
+        value = getattr(config, name)
+        if not isinstance(value, kind):
+            raise _of_another_kind(name, value, f"give {kind.__name__}(…)")
+    for name, method in _PARTS.items():
+        value = getattr(config, name)
+        if value is not None and not callable(getattr(value, method, None)):
+            raise _of_another_kind(name, value, f"it needs a method {method}")
+
+
+def _of_another_kind(name: str, value: object, cure: str) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"agent: invalid {name}={value!r}: {cure}", option=name, value=value
+    )

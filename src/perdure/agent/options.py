@@ -113,8 +113,8 @@ def persistence_of(given: Persistence, configured: Persistence) -> bool | Persis
     if given == configured:
         return given
     raise InvalidArgumentError(
-        "persistent_session is given twice, and not the same: "
-        "give it in the config or to create, not both"
+        "persistent_session is given twice, and not the same: give it once, to create, in the "
+        "config, or as a feature"
     )
 
 

@@ -89,6 +89,10 @@ class Tool:
     ) -> None:
         _check_choice("effect", effect, (None, *get_args(Policy)))
         _check_choice("unstorable", unstorable, get_args(OnUnstorable))
+        if not callable(function):
+            raise InvalidArgumentError(
+                f"{function!r} is no tool: give a function, or a Tool of one", option="tools"
+            )
         self.function = function
         self.unstorable: OnUnstorable = unstorable
         self.name: str = str(name or getattr(function, "__name__", type(function).__name__))

@@ -239,7 +239,9 @@ def _section(
                 del values[name]
                 fault = f"{name}: {fault}"
                 if name in _CURES:
-                    fault = f"{name} is {kind_of(fields[name])}: {_CURES[name]}"
+                    plain = fields[name].plain
+                    found = shown(plain) if isinstance(plain, str) else kind_of(fields[name])
+                    fault = f"{name} is {found}: {_CURES[name]}"
                 problems.add(fields[name], f"{parent}: {fault}")
                 continue
             if len(problems.entries) == before:  # else it may only lack what was left out

@@ -221,7 +221,7 @@ TARGET_SHARE: Final = 0.6
 """The share that prompt, memories and raw turns may take after a compaction."""
 
 
-class CompactionPolicy(msgspec.Struct, frozen=True, kw_only=True):
+class CompactionPolicy(Options, frozen=True, kw_only=True):
     """Policy of compactions: when they are due, and what stays raw.
 
     Args:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -152,6 +152,12 @@ class SessionLabels(msgspec.Struct, omit_defaults=True, kw_only=True, gc=False):
     tags: tuple[str, ...] = ()
     owner: str | None = None
     extra: dict[str, msgspec.Raw] = {}
+    """The JSON of all other metadata; `custom` has its values."""
+
+    @property
+    def custom(self) -> dict[str, Any]:
+        """Return a copy of the metadata that ``describe(**metadata)`` was given."""
+        return {name: decode(bytes(value)) for name, value in self.extra.items()}
 
 
 class HistorySource(msgspec.Struct, gc=False):

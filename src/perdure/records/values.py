@@ -383,7 +383,11 @@ class ValueEncoder:
     def _part(self, value: Any) -> Any:
         """Lower a type that only registered instances contain, whose annotations name it."""
         data = self._types.part(value) if self._inside else UNKNOWN
-        return self._unstorable(value, _cure(value)) if data is UNKNOWN else self.lower(data)
+        return (
+            self._unstorable(value, _cure(value, self._types))
+            if data is UNKNOWN
+            else self.lower(data)
+        )
 
     # Lists and dicts recurse by two frames a level: within any sane stack at the deepest value.
 
@@ -517,7 +521,7 @@ def _key_problem(value: dict[Any, Any]) -> str:
     return ""
 
 
-def _cure(value: Any) -> str:
+def _cure(value: Any, types: Types) -> str:
     name = type(value).__name__
     if isinstance(value, PurePath):
         return "store a Path, or str(path)"
@@ -525,6 +529,8 @@ def _cure(value: Any) -> str:
         return f"it is a subclass that would come back as another type: convert the {name} first"
     if isinstance(value, msgspec.Raw):
         return "decode it first"
+    if types is NO_TYPES:  # where none can be registered, such as in a file of plain JSON
+        return "it is not JSON: convert it first"
     return "it is neither JSON nor registered: register it, connect(types=[…]), or convert it first"
 
 

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, final
 
 import msgspec
 
+from perdure._lib.options import Options
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.memory.retrieval import Retriever
 from perdure.memory.traces import BEGIN
@@ -38,7 +39,7 @@ PromptPolicy = Literal["replace", "rebuild", "keep", "error"]
 replace it, rebuild the context, keep the old one, or raise."""
 
 
-class WorkingContextSnapshotBootstrapOptions(msgspec.Struct, frozen=True, kw_only=True):
+class WorkingContextSnapshotBootstrapOptions(Options, frozen=True, kw_only=True):
     """Options for restoring a working context.
 
     Args:

@@ -74,14 +74,24 @@ class WorkingContextSnapshotStore:
         self._primed: Callable[[], bytes | None] = primed
 
     async def exists(self, agent_id: str) -> bool:
-        """Return whether there is an undamaged snapshot."""
+        """Return whether there is an undamaged snapshot.
+
+        Raises:
+            ConfigError: This is the store of another agent's snapshot.
+
+        """
         self._check(agent_id)
         if (known := self._primed()) is not None:
             return bool(known)
         return SNAPSHOT in (await self._store.read_documents(self._key, {SNAPSHOT})).found
 
     async def read(self, agent_id: str) -> JSON | None:
-        """Return the snapshot; None if there is none, or its bytes are no JSON object."""
+        """Return the snapshot; None if there is none, or its bytes are no JSON object.
+
+        Raises:
+            ConfigError: This is the store of another agent's snapshot.
+
+        """
         self._check(agent_id)
         known, self._primed = self._primed(), lambda: None  # it may be large
         if known:

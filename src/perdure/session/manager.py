@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Self, final
 from perdure._lib.designs import lookup
 from perdure._lib.logs import card
 from perdure._lib.misnamed import Misnamed
+from perdure._lib.options import names_options
 from perdure._lib.tasks import wait_through
 from perdure.autosave.options import (
     INHERIT,
@@ -129,6 +130,8 @@ class SessionManager:
             """Never called: it makes `with` get as far as the message."""
 
         close = Misnamed("await sessions.aclose()")
+        create = Misnamed("async with sessions.open(id) as session")
+        get = Misnamed("async with sessions.open(id) as session, or await sessions.load(id)")
 
     async def __aenter__(self) -> Self:
         return await self._start()
@@ -175,6 +178,7 @@ class SessionManager:
 
     # sessions
 
+    @names_options
     def open(
         self,
         id: str,
@@ -882,3 +886,22 @@ class SessionManager:
         """
         key, terms = session_key(id, session, tenant), HandoverTerms(on_held, wait)
         return await self._check().rebuild(key, terms, dry_run=dry_run)
+
+
+def require_manager(sessions: object, instead: str) -> None:
+    """Refuse what is no session manager, such as a URL, or one of perdure.sync.
+
+    Raises:
+        InvalidArgumentError: It is none; the message names *instead*.
+
+    """
+    if not isinstance(sessions, SessionManager):
+        kind = type(sessions)
+        shown = (
+            kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
+        )
+        raise InvalidArgumentError(
+            f"{shown} is no session manager of async code: give the one that `async with "
+            f"perdure.connect(url) as sessions` has opened, or use {instead}",
+            option="sessions",
+        )

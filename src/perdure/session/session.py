@@ -267,6 +267,8 @@ class Session(SessionBase):
 
     if not TYPE_CHECKING:
         close = Misnamed("await session.aclose()")
+        add_message = Misnamed("session.append(Message.user(…))")
+        messages = Misnamed("session.context(), or await session.history()")
 
     async def aclose(self) -> None:
         """Save, fold and release the session for every caller in this process.

@@ -28,6 +28,8 @@ from perdure import _connect
 from perdure._connect import DEFAULT
 from perdure._lib import signals
 from perdure._lib.loop import in_event_loop
+from perdure._lib.misnamed import Misnamed
+from perdure._lib.options import names_options
 from perdure.autosave.options import INHERIT, KEEP
 from perdure.errors import SessionClosedError, StoreError
 from perdure.records.keys import DEFAULT_SESSION
@@ -74,6 +76,7 @@ _BY_SIGNAL = 128 + signal.SIGTERM
 """The status that shells make of it."""
 
 
+@names_options
 def connect(
     url: str | os.PathLike[str] | Store | StateStorage | None = None,
     *,
@@ -105,7 +108,7 @@ def connect(
             "perdure.sync blocks the event loop that runs in this thread: use `perdure` in async "
             "code, or perdure.sync in a thread of its own, such as by anyio.to_thread.run_sync",
             RuntimeWarning,
-            stacklevel=2,
+            stacklevel=3,  # past the check of the options' names
         )
     inner = _connect.connect(
         url,
@@ -205,6 +208,11 @@ class SessionManager:
 
     # sessions
 
+    if not TYPE_CHECKING:
+        create = Misnamed("with sessions.open(id) as session")
+        get = Misnamed("with sessions.open(id) as session, or sessions.load(id)")
+
+    @names_options
     def open(
         self,
         id: str,

@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast, f
 import anyio
 from anyio import to_thread
 
+from perdure._lib.misnamed import Misnamed
 from perdure._lib.task_scope import enter, turns
 from perdure.archive import archives
 from perdure.archive.limits import ArchiveLimits
@@ -896,6 +897,10 @@ class Session(Rendered[session.Session], Appended[session.Session]):
     @awaited
     def wait_durable(self, version: int | None = None) -> Receipt:
         """Wait until a version (None: the newest) is durable, without hurrying the save."""
+
+    if not TYPE_CHECKING:
+        add_message = Misnamed("session.append(Message.user(…))")
+        messages = Misnamed("session.context(), or session.history()")
 
     def close(self) -> None:
         """Save, fold and let go of the session for everybody in this process.

@@ -32,6 +32,11 @@ _CHUNK = 1024 * 1024
 _NEAR = 8 * 1024
 _PROBE = 4 * 1024
 
+_WITHOUT_A_COPY = (
+    "or save what is readable of the session with `perdure export ID --salvage --out FILE`; if it "
+    "has to open now, open it with on_damage='fresh': that sets the log aside and begins a new one"
+)
+
 
 class SegmentEnd(msgspec.Struct, frozen=True, rename={"number": "n"}):
     """The end of the previous segment: its sealed length, last seq and checksum."""
@@ -379,8 +384,7 @@ def damage_error(
         else ": restore the file from a copy"
     )
     return CorruptRecordError(
-        f"{path} is damaged at byte {offset}{of}; it was left as it is{why}, or save what is "
-        "readable of the session with `perdure export ID --salvage --out FILE`",
+        f"{path} is damaged at byte {offset}{of}; it was left as it is{why}, {_WITHOUT_A_COPY}",
         path=path,
         offset=offset,
     )
@@ -392,8 +396,7 @@ def _open(log: Folder, name: str) -> int:
     except FileNotFoundError as error:
         raise CorruptRecordError(
             f"{log.path}/{name} is missing, and the log continues after it: restore the file "
-            "from a copy, or save what is readable of the session with `perdure export ID "
-            "--salvage --out FILE`",
+            f"from a copy, {_WITHOUT_A_COPY}",
             path=f"{log.path}/{name}",
             offset=0,
         ) from error
