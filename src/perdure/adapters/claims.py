@@ -94,6 +94,11 @@ def encode_item(
         return [Large(shown[0], whole, whole.id, now, refusal)]
 
 
+def check_storable(store: Store, size: int, at: str) -> None:
+    """Raise TooLargeError for what neither a record nor the blobs of a claim can hold."""
+    check_size(size, MOST * PART if store.capabilities.blobs else MAX_RECORD_BYTES, at=at)
+
+
 async def put(store: Store, key: SessionKey, data: bytes) -> tuple[str, ...] | None:
     """Put data of a session into blobs, and return their names.
 
