@@ -39,6 +39,7 @@ from perdure.session.internals import (
     store_of,
 )
 from perdure.session.manager import SessionManager
+from perdure.session.reach import CLAIM
 from perdure.session.session import Session, SessionView
 from perdure.store import all_records
 
@@ -385,7 +386,8 @@ async def _entries_in(source: Session | SessionView, records: Iterable[Record]) 
     """Return the entries that records hold."""
     entries: list[Any] = []
     for record in records:
-        whole = await filled_record(source, record)
+        # A call for each of 20,000 entries is a tenth of what their load costs.
+        whole = await filled_record(source, record) if CLAIM in record.payload else record
         stored = read_entry(whole, EntryRecord, sdk=SDK, newest=SHAPE)
         if stored is not None:
             entries.append(json.loads(stored.text) if stored.text else stored.entry)
