@@ -249,9 +249,11 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
 
         owner = None if self._owner_of is None else self._owner_of(namespace)
         scope = await self._scope(namespace, owner)
-        there = await scope.keys()
-        if any(op.value is not None or op.key in there for op in changes):
-            await change_of(scope, change)
+        if all(op.value is None for op in changes):
+            there = await scope.keys()
+            if not any(op.key in there for op in changes):
+                return  # no scope begins for a deletion
+        await change_of(scope, change)
 
     async def _search(self, op: sdk.SearchOp) -> list[sdk.SearchItem]:
         wanted = max(op.offset + op.limit, 0)
