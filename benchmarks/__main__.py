@@ -11,6 +11,7 @@ from typing import Any
 from benchmarks import (
     adapters,
     adapters_adk,
+    adapters_cpu,
     adapters_openai,
     adapters_pydantic,
     checkpoints,
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     measured = _run(given)
     print(measured.table())
+    if given.benchmark == "adapters":  # the rows of docs/performance.md
+        print(*report.adapters_part(measured.document()), sep="\n")
     if given.json is not None:
         measured.save(given.json)
     return 1 if given.check and not measured.met else 0
@@ -63,7 +66,8 @@ def _run(given: argparse.Namespace) -> Report:
         few, fewer = min(given.turns, 200), min(given.turns, 100)
         openai = adapters_openai.run(adapters_openai.Options(few, few, folder=given.folder))
         pydantic = adapters_pydantic.run(adapters_pydantic.Options(fewer, folder=given.folder))
-        others = {"adk": adk, "openai": openai, "pydantic_ai": pydantic}
+        cpu = adapters_cpu.run(adapters_cpu.Options(few, max(few // 5, 1), folder=given.folder))
+        others = {"adk": adk, "openai": openai, "pydantic_ai": pydantic, "cpu": cpu}
         rows = [row for each in (found, *others.values()) for row in each.rows]
         return Report(rows, found.details | {name: each.details for name, each in others.items()})
     if given.benchmark == "live":

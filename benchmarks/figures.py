@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 __all__ = ["AT_LEAST", "TARGETS", "Report", "Row"]
 
 TARGETS = {
+    "adapters.agent_framework.checkpoint_cpu": 1.5,
+    "adapters.agent_framework.cpu": 1.2,
+    "adapters.claude.cpu": 3.5,
     "adapters.langgraph.bytes": 0.005,
     "adapters.langgraph.bytes_delta": 1.5,
     "adapters.langgraph.disk": 0.005,
@@ -173,15 +176,18 @@ class Report(NamedTuple):
             for line in lines
         )
 
-    def save(self, path: Path) -> None:
-        """Write figures, environment and details as JSON."""
-        document = {
+    def document(self) -> dict[str, Any]:
+        """Return figures, environment and details, as they are written."""
+        return {
             "figures": {row.name: row.value for row in self.rows},
             "targets": {row.name: row.target for row in self.rows if row.target is not None},
             "environment": environment(),
             "details": self.details,
         }
-        path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+    def save(self, path: Path) -> None:
+        """Write figures, environment and details as JSON."""
+        path.write_text(json.dumps(self.document(), indent=2) + "\n", encoding="utf-8")
 
 
 def _cells(row: Row) -> tuple[str, str, str, str, str]:

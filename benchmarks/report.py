@@ -8,11 +8,12 @@ Nothing is measured here, so the page says of each figure what the file says, an
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = ["Options", "page"]
+__all__ = ["Options", "adapters_part", "page"]
 
 LABELS = {
     "file": "perdure, files",
@@ -91,7 +92,7 @@ def page(options: Options) -> str:
         ]
     lines += _ratios(document)
     if options.adapters is not None:
-        lines += _adapters(json.loads(options.adapters.read_text("utf-8")))
+        lines += adapters_part(json.loads(options.adapters.read_text("utf-8")))
     return "\n".join(lines) + "\n"
 
 
@@ -206,31 +207,45 @@ ADAPTERS = {
     "adapters.openai.turns_many": "the same, of 200 sessions at once",
     "adapters.adk.turns": "Google ADK, turns a second, over `DatabaseSessionService` on SQLite",
     "adapters.pydantic_ai.overhead": "Pydantic AI, time of a turn, over one of perdure's own",
+    "adapters.agent_framework.cpu": "Agent Framework, CPU of a run's history: read all of it, add "
+    "a question and an answer, over `FileHistoryProvider`, which does not sync",
+    "adapters.agent_framework.checkpoint_cpu": "the same, CPU of a workflow's checkpoint, over "
+    "`FileCheckpointStorage`",
+    "adapters.claude.cpu": "Claude Agent SDK, CPU of a turn, over a synced line of JSON an entry",
+    "adapters.claude.cpu_over_memory": "the same, over `InMemorySessionStore`",
 }
 
 
-def _adapters(document: dict[str, Any]) -> list[str]:
+def adapters_part(document: dict[str, Any]) -> list[str]:
     """Return what the adapters cost, over the SDKs' own stores."""
     figures, targets = document["figures"], document["targets"]
+    ranges = document.get("details", {}).get("cpu", {}).get("ranges", {})
     return [
         "",
         "## With another SDK",
         "",
         "The adapters, over the store that comes with the SDK, in one run; models answer at once.",
+        "CPU is that of all threads, the median of 9 rounds with the lowest and the highest.",
         "[benchmarks/adapters](../benchmarks/adapters.py) has the code.",
         "",
         "| | ratio | target |",
         "|---|---:|---:|",
         *(
-            f"| {label} | {figures[name]:.3g} | {_bound(name, targets[name])} |"
+            f"| {label} | {_ratio(figures[name], ranges.get(name))} | {_bound(name, targets)} |"
             for name, label in ADAPTERS.items()
             if name in figures
         ),
     ]
 
 
-def _bound(name: str, target: float) -> str:
-    return f"{target:g} at {'least' if '.turns' in name else 'most'}"
+def _ratio(median: float, ends: Sequence[float] | None) -> str:
+    return f"{median:.3g}" + (f" ({ends[0]:.3g} to {ends[1]:.3g})" if ends else "")
+
+
+def _bound(name: str, targets: Mapping[str, float]) -> str:
+    if name not in targets:
+        return ""
+    return f"{targets[name]:g} at {'least' if '.turns' in name else 'most'}"
 
 
 def _plot(part: _Part) -> str:

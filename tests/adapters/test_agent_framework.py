@@ -13,6 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from agent_framework import (
     Agent,
@@ -39,6 +40,8 @@ from perdure import (
     TooLargeError,
 )
 from perdure.adapters import PerdureHistoryProvider
+from perdure.store import Capabilities
+from perdure.stores.delegate import DelegatingStore
 from perdure.testing import MemoryBacking, MemoryStore
 from tests.servers.postgres import schema_of, shared
 
@@ -392,14 +395,47 @@ async def test_a_session_that_another_process_holds_is_named(tmp_path: Path) -> 
         assert [each.text for each in found] == ["Hello.", "Bye."]
 
 
+async def test_a_message_and_the_state_of_a_session_may_be_large(tmp_path: Path) -> None:
+    large = said("x" * (17 * 1024 * 1024))
+    async with perdure.connect(tmp_path / "store") as sessions:
+        history = PerdureHistoryProvider(sessions)
+        await history.save_messages("ada", [said("Hello."), large])
+        await history.save_messages("ada", [said("Hello."), large, said("Bye.")])
+        session = AgentSession(session_id="ada")
+        session.state["log"] = "y" * (17 * 1024 * 1024)
+        await history.save_session(session)
+    async with perdure.connect(tmp_path / "store") as sessions:
+        history = PerdureHistoryProvider(sessions)
+        found = await history.get_messages("ada")
+        assert shown(found) == shown([said("Hello."), large, said("Bye.")])
+        assert (await history.load_session("ada")).state == session.state
+        view = await sessions.load("ada")
+        assert view is not None
+        assert len(repr(view.context())) < 1000
+
+
+async def test_without_blobs_a_large_message_is_named_and_nothing_is_stored() -> None:
+    async with perdure.connect(Plain(MemoryStore())) as sessions:
+        history = PerdureHistoryProvider(sessions)
+        large = said("x" * (17 * 1024 * 1024))
+        with pytest.raises(TooLargeError, match=r"messages\[1\]: "):
+            await history.save_messages("ada", [said("Hello."), large])
+        assert await history.get_messages("ada") == []
+
+
+class Plain(DelegatingStore):
+    """A store that keeps no blobs."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(self.inner.capabilities, blobs=False)
+
+
 async def test_what_cannot_be_stored_is_named_and_nothing_is(sessions: SessionManager) -> None:
     history = PerdureHistoryProvider(sessions)
     unstorable = Message("user", [Content.from_text("\ud800")])
     with pytest.raises(NotStorableError, match=r"messages\[1\] is not JSON"):
         await history.save_messages("ada", [said("Hello."), unstorable])
-    large = said("x" * (17 * 1024 * 1024))
-    with pytest.raises(TooLargeError, match=r"messages\[0\]: "):
-        await history.save_messages("ada", [large])
     session = AgentSession(session_id="ada")
     session.state["socket"] = object()
     with (

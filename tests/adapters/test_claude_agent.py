@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgspec
 import pytest
 from hypothesis import given, strategies as st
 
@@ -29,9 +30,13 @@ from perdure import (
     SessionError,
     SessionManager,
     StoreUnavailableError,
+    TooLargeError,
     UnsupportedVersionError,
 )
+from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey
+from perdure.store import Capabilities
+from perdure.stores.delegate import DelegatingStore
 from perdure.testing import FaultyStore, MemoryBacking, MemoryStore
 from perdure.testing.faulty import How
 from tests.servers.anthropic_script import AnthropicScript, call, said, text
@@ -40,7 +45,7 @@ from tests.session.test_folds import ReadsCounted
 sdk: Any = pytest.importorskip("claude_agent_sdk")
 testing: Any = pytest.importorskip("claude_agent_sdk.testing")
 
-from perdure.adapters import PerdureSessionStore, claude_agent  # noqa: E402  # behind the skip
+from perdure.adapters import PerdureSessionStore  # noqa: E402  # behind the skip
 
 ROOT = Path(__file__).parents[2]
 KEY: Any = {"project_key": "harbor", "session_id": "s"}
@@ -174,8 +179,8 @@ def nested(depth: int) -> Any:
         2**80,
         nested(150),
         nested(400),
-        "x" * (claude_agent.PART + 1),
-        '"\n\u00e9\u2603' * (claude_agent.PART // 3),
+        "x" * MAX_RECORD_BYTES,
+        '"\n\ud800\u2603' * (MAX_RECORD_BYTES // 16),
     ],
     ids=["surrogate", "infinity", "large number", "deep", "deeper", "large", "large and escaped"],
 )
@@ -188,6 +193,25 @@ async def test_what_is_large_or_odd_comes_back(sessions: SessionManager, value: 
     again = PerdureSessionStore(sessions)
     await again.append(KEY, around)
     assert await again.load(KEY) == around
+
+
+async def test_without_blobs_a_large_entry_is_named_and_nothing_is_stored() -> None:
+    async with perdure.connect(Plain(MemoryStore())) as sessions:
+        store = PerdureSessionStore(sessions)
+        large = {"type": "x", "uuid": "2", "value": "x" * MAX_RECORD_BYTES}
+        with pytest.raises(TooLargeError, match=r"the value at entries\[1\] takes"):
+            await store.append(KEY, [*entries(1), large])
+        assert await store.load(KEY) is None
+        await store.append(KEY, entries(1))
+        assert await store.load(KEY) == entries(1)
+
+
+class Plain(DelegatingStore):
+    """A store that keeps no blobs."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return msgspec.structs.replace(self.inner.capabilities, blobs=False)
 
 
 @pytest.mark.parametrize("value", [{1, 2}, b"x", object()], ids=["set", "bytes", "object"])
@@ -254,7 +278,7 @@ async def test_what_a_newer_release_wrote_is_refused(sessions: SessionManager) -
     with pytest.raises(UnsupportedVersionError, match="upgrade perdure"):
         await store.load(KEY)
     async with sessions.open("claude/other/s") as session:
-        accept(session, (Entry(FOREIGN, b'{"sdk": "claude-agent-sdk", "v": 1, "more": 1}'),))
+        accept(session, (Entry(FOREIGN, b'{"sdk": "claude-agent-sdk", "v": 1, "text": 1}'),))
         await session.save()
     with pytest.raises(CorruptRecordError):
         await store.load({**KEY, "project_key": "other"})

@@ -218,7 +218,7 @@ def test_a_session_is_listed_shown_and_checked(adapted: Adapted, store: str, com
     assert listed["head"] > 0
     shown = command("show", *adapted.id, "--store", store)
     assert id_ in shown
-    if adapted.is_conversation:
+    if adapted.is_conversation or id_.startswith("claude/"):
         assert "low tide" in shown
     assert json.loads(command("show", *adapted.id, "--store", store, "--json"))
     assert json.loads(command("check", "--store", store, "--json"))["problems"] == 0

@@ -103,10 +103,13 @@ def test_the_adapters_have_rows_of_their_own(
     file = tmp_path / "adapters.json"
     found = {"adapters.adk.turns": 15.3, "adapters.langgraph.bytes": 0.00154}
     targets = {"adapters.adk.turns": 10.0, "adapters.langgraph.bytes": 0.005}
-    file.write_text(json.dumps({"figures": found, "targets": targets}))
+    found["adapters.claude.cpu_over_memory"] = 52.4
+    details = {"cpu": {"ranges": {"adapters.claude.cpu_over_memory": [45.1, 68.8]}}}
+    file.write_text(json.dumps({"figures": found, "targets": targets, "details": details}))
     images = str(tmp_path / "images")
     assert main(["report", str(figures), "--images", images, "--adapters", str(file)]) == 0
     page = capsys.readouterr().out
     assert "over `DatabaseSessionService` on SQLite | 15.3 | 10 at least |" in page
     assert "over `AsyncSqliteSaver` | 0.00154 | 0.005 at most |" in page
+    assert "over `InMemorySessionStore` | 52.4 (45.1 to 68.8) |  |" in page
     assert "Pydantic AI" not in page

@@ -390,6 +390,28 @@ asyncio.run(main())
 """
 
 
+def test_show_has_the_newest_entries_of_a_transcript(command: Command, store: Path) -> None:
+    pytest.importorskip("claude_agent_sdk")
+    from perdure.adapters import PerdureSessionStore
+
+    said = [("user", "When?"), ("assistant", "At noon.")]
+
+    async def write() -> None:
+        async with PerdureSessionStore.from_url(store) as kept:
+            entries = [
+                {"type": role, "uuid": role, "message": {"role": role, "content": text}}
+                for role, text in said
+            ]
+            await kept.append({"project_key": "-harbor", "session_id": "tides"}, entries)
+
+    anyio.run(write)
+    given = ("show", "claude/-harbor/tides", "--store", str(store))
+    facts, _, lines = command(*given).out.partition("\n\n")
+    assert " records of a transcript\n" in facts
+    assert [tuple(line.split(maxsplit=2)[1:]) for line in lines.splitlines()] == said
+    assert "messages" in command(*given, "--limit", "0").out
+
+
 def test_show_has_the_times_of_a_session_that_was_killed_in_its_first_run(
     command: Command, tmp_path: Path
 ) -> None:

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, Final, final
 from weakref import WeakKeyDictionary
 
 from perdure._lib.lazy import from_extra
-from perdure.adapters.envelopes import PartEnvelope, Piece, encode_parts, joined, read_parts
+from perdure.adapters.claims import Large, claimed, encode_item, storable, unwrapped
+from perdure.adapters.envelopes import PartEnvelope, Piece, joined, read_parts
 from perdure.adapters.items import (
     AdapterManager,
     Recent,
@@ -28,7 +29,7 @@ from perdure.adapters.items import (
     newest_messages,
 )
 from perdure.adapters.versions import require_readable, unreadable, warn_untested
-from perdure.errors import InvalidArgumentError, NotStorableError, TooLargeError
+from perdure.errors import InvalidArgumentError, NotStorableError
 from perdure.records.keys import SessionKey, session_key
 from perdure.records.messages import Message, ToolCall
 from perdure.records.records import Entry
@@ -185,7 +186,8 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
 
         Raises:
             NotStorableError: A message is not JSON, or could not be read back; nothing was stored.
-            TooLargeError: A message is larger than the limit for a record; nothing was stored.
+            TooLargeError: A message is larger than 256 MiB, or than the limit for a record, and the
+                store keeps no blobs; nothing was stored.
             LeaseHeldError: Another process keeps holding the session.
             LeaseLostError: It was deleted since it was read here, or another process has taken it
                 over meanwhile, which the error names.
@@ -200,11 +202,11 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
             seen, known = self._ends.get(session, (0, []))
             if seen != version or len(known) < count:
                 known = await _newest(session, count)
-            if session.version != version:
-                return False
             new = len(filter_new_messages(known[-count:], given))
             fresh = encoded[len(given) - new :]
-            entries = tuple(entry for _, each in fresh for entry in each)
+            entries = await claimed(session, (entry for _, each in fresh for entry in each))
+            if session.version != version:
+                return False
             if new:
                 append_turn(session, entries, is_asked=fresh[0][0].role == "user")
             end = [*known, *(message for message, _ in fresh)][-END:]
@@ -229,10 +231,10 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
             message = f"{what} is not JSON ({error}): register its types with register_state_type"
             raise NotStorableError(message, path="state") from error
         require_readable(what, PACKAGE, partial(_session, text, session.session_id))
-        entry = state_entry(SESSION_STATE, text)
 
         async def append(stored: Session) -> bool:
-            accept(stored, (entry,))
+            state = await storable(stored, {SESSION_STATE: text})
+            accept(stored, (state_entry(SESSION_STATE, state[SESSION_STATE]),))
             return True
 
         await self._change(key, append, _owner_in(session.state.get(self.source_id)))
@@ -246,9 +248,10 @@ class PerdureHistoryProvider(StoreAdapter, sdk.HistoryProvider):
         """
         key = self._key(session_id)
         source = await self._peek(key)
-        text = None if source is None else await source.state.get(SESSION_STATE)
-        if text is None:
+        state = None if source is None else await source.state.get(SESSION_STATE)
+        if source is None or state is None:
             return sdk.AgentSession(session_id=session_id)
+        text = (await unwrapped(source, {SESSION_STATE: state}))[SESSION_STATE]
         try:
             return _session(text, session_id)
         except (ValueError, TypeError, KeyError) as error:
@@ -290,12 +293,11 @@ def _session(text: str, session_id: str) -> sdk.AgentSession:
 # Messages as they are stored
 
 
-def _encoded(message: sdk.Message, at: int) -> tuple[sdk.Message, list[Entry]]:
+def _encoded(message: sdk.Message, at: int) -> tuple[sdk.Message, list[Entry | Large]]:
     """Return a message as it will be read back, and as records.
 
     Raises:
         NotStorableError: It is not JSON.
-        TooLargeError: It is larger than a record may be.
 
     """
     path = f"messages[{at}]"
@@ -312,10 +314,8 @@ def _encoded(message: sdk.Message, at: int) -> tuple[sdk.Message, list[Entry]]:
             SDK, SHAPE, id=str(message.message_id or ""), at=at, of=of, pieces=pieces
         )
 
-    try:
-        return copy, encode_parts(data, _shown(json.loads(data)), envelope, now=time.time())
-    except TooLargeError as error:
-        raise TooLargeError(f"{path}: {error}", path=path, size=len(data)) from error
+    shown = _shown(json.loads(data))
+    return copy, encode_item(data, shown, envelope, now=time.time(), what=path, path=path)
 
 
 def _decoded(data: bytes) -> sdk.Message:

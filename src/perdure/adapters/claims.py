@@ -94,6 +94,11 @@ def encode_item(
         return [Large(shown[0], whole, whole.id, now, refusal)]
 
 
+def check_storable(store: Store, size: int, at: str) -> None:
+    """Raise TooLargeError for what neither a record nor the blobs of a claim can hold."""
+    check_size(size, MOST * PART if store.capabilities.blobs else MAX_RECORD_BYTES, at=at)
+
+
 async def put(store: Store, key: SessionKey, data: bytes) -> tuple[str, ...] | None:
     """Put data of a session into blobs, and return their names.
 
@@ -212,17 +217,17 @@ async def filled(
     return whole
 
 
-async def claimed_record(session: Session, payload: bytes, sdk: str) -> Entry:
+async def claimed_record(session: Session, payload: bytes, sdk: str, *, at: str = "$") -> Entry:
     """Return a record of an SDK's own; what is large is in blobs then.
 
     Raises:
-        TooLargeError: The store keeps no blobs.
+        TooLargeError: The store keeps no blobs, or it is larger than 256 MiB: what is *at* there.
 
     """
     if len(payload) > MAX_RECORD_BYTES:
         names = await put(store_of(session), session.key, payload)
         if names is None:
-            check_size(len(payload))
+            check_storable(store_of(session), len(payload), at)
         else:
             payload = msgspec.json.encode(Claim(sdk, SHAPE, names))
     return Entry(FOREIGN, payload)

@@ -1,7 +1,8 @@
 """A session store of the Claude Agent SDK in a store of perdure: `PerdureSessionStore`.
 
-A transcript is one session, and an entry of it one record, with the entry's own JSON. A subagent's
-transcript is a session of the same agent id, so that it is listed and removed with the main one.
+A transcript is one session, and an entry of it one record, with the entry's own JSON; a large one
+is in blobs (`perdure.adapters.claims`). A subagent's transcript is a session of the same agent id,
+so that it is listed and removed with the main one.
 
 What one call appends is one group of the log, with the summary of the main transcript: a crash
 leaves all of it or nothing.
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, final
 import msgspec
 
 from perdure._lib.lazy import import_extra
+from perdure.adapters.claims import claimed_record, filled_record
 from perdure.adapters.envelopes import SdkEnvelope, read_entry
 from perdure.adapters.items import AdapterManager, Recent, StoreAdapter, quoted
 from perdure.adapters.versions import warn_untested
@@ -25,7 +27,7 @@ from perdure.memory.documents import StateSet
 from perdure.memory.state import FOLDER
 from perdure.records.json import MAX_VALUE_DEPTH, decode, encode, is_deeper
 from perdure.records.keys import DEFAULT_SESSION, SessionKey, session_key
-from perdure.records.records import FOREIGN, STATE, Entry, Record
+from perdure.records.records import STATE, Entry, Record
 from perdure.session.contents import meta_entry
 from perdure.session.internals import (
     LogPlace,
@@ -37,7 +39,8 @@ from perdure.session.internals import (
     store_of,
 )
 from perdure.session.manager import SessionManager
-from perdure.session.session import Session
+from perdure.session.reach import CLAIM
+from perdure.session.session import Session, SessionView
 from perdure.store import all_records
 
 if TYPE_CHECKING:
@@ -58,10 +61,6 @@ PREFIX: Final = "claude/"
 """The beginning of all ids: the SDK's project keys begin with a dash, as options of commands do."""
 SUMMARY: Final = f"{FOLDER}{SDK}.json"
 """The named state that keeps the summary of a main transcript."""
-PART: Final = 4 * 1024 * 1024
-"""Bytes of an entry in one record; a larger one is stored as text, in pieces."""
-PIECE: Final = 1024 * 1024
-"""Characters of such a piece."""
 UUID_BYTES: Final = 150
 """Memory for the uuid of an entry, in bytes."""
 KNOWN_BYTES: Final = 64 * 1024 * 1024
@@ -69,13 +68,11 @@ KNOWN_BYTES: Final = 64 * 1024 * 1024
 
 
 class EntryRecord(SdkEnvelope, frozen=True, omit_defaults=True):
-    """One entry of a transcript, or a piece of one."""
+    """One entry of a transcript."""
 
     entry: Any = None
     text: str = ""
-    """The JSON of an entry that is large, or that msgspec would not read back as it is."""
-    more: bool = False
-    """Whether the text goes on in the next record."""
+    """The JSON of an entry that msgspec would not read back as it is."""
 
 
 class TranscriptSummary(msgspec.Struct, frozen=True):
@@ -172,7 +169,8 @@ class PerdureSessionStore(StoreAdapter):
         Raises:
             InvalidArgumentError: The key cannot be used.
             NotStorableError: An entry is not JSON; nothing was stored.
-            TooLargeError: A part of an entry is larger than the limit for a record.
+            TooLargeError: An entry is larger than 256 MiB, or than the limit for a record, and the
+                store keeps no blobs; nothing was stored.
             SessionError: The session has messages, and is no transcript.
             LeaseHeldError: Another process keeps holding the session.
             LeaseLostError: The transcript was deleted since it was read or written here; or
@@ -182,7 +180,7 @@ class PerdureSessionStore(StoreAdapter):
         if not entries:
             return
         transcript = self._key(key)
-        encoded = [tuple(_records(entry, f"entries[{at}]")) for at, entry in enumerate(entries)]
+        encoded = [_encoded(entry, f"entries[{at}]") for at, entry in enumerate(entries)]
         known = self._known(transcript)
 
         async def add(session: Session) -> bool:
@@ -193,8 +191,14 @@ class PerdureSessionStore(StoreAdapter):
                 return False
             fresh = known.fresh(entries)
             if fresh:
+                version = session.version
                 added = [entries[at] for at in fresh]
-                records = [record for at in fresh for record in encoded[at]]
+                records = [
+                    await claimed_record(session, encoded[at], SDK, at=f"entries[{at}]")
+                    for at in fresh
+                ]
+                if session.version != version:
+                    return False
                 summary = None
                 if transcript.session == DEFAULT_SESSION:
                     summary = _folded(known.summary, key, added)
@@ -225,10 +229,10 @@ class PerdureSessionStore(StoreAdapter):
         records: list[Record] = []
         if source is not None:
             records = await all_records(store_of(source).read_log(transcript))
-        if not records:
+        if source is None or not records:
             self._forget(transcript)
             return None
-        entries = list(_entries_in(records))
+        entries = await _entries_in(source, records)
         sessions = await self._connection.manager()
         if session_open_here(sessions, transcript) is None:  # else that knows it better
             known = _Known()
@@ -301,10 +305,11 @@ class PerdureSessionStore(StoreAdapter):
             stored = await all_records(store_of(session).read_log(session.key, after=begin.seq))
             records = {record.seq: record for record in (*unsaved, *stored)}
             newer = [records[seq] for seq in sorted(records) if seq > begin.seq]
+            entries = await _entries_in(session, newer)
             data = await contents_of(session).state_document(SUMMARY)
             if known.at != begin:
                 return False
-            known.add(_entries_in(newer), LogPlace(newer[-1].seq, newer[-1].epoch))
+            known.add(entries, LogPlace(newer[-1].seq, newer[-1].epoch))
             known.summary = None if data is None else decode(data, TranscriptSummary)
         return known.at.seq == session.version
 
@@ -355,8 +360,8 @@ def _subpath(session: str) -> str:
 # What is stored
 
 
-def _records(entry: Mapping[str, Any], at: str) -> Iterator[Entry]:
-    """Yield the records that an entry is stored as: one, or several of a large one.
+def _encoded(entry: Mapping[str, Any], at: str) -> bytes:
+    """Return an entry as a record has it.
 
     Raises:
         NotStorableError: It is not JSON.
@@ -367,33 +372,26 @@ def _records(entry: Mapping[str, Any], at: str) -> Iterator[Entry]:
         is_same = not is_deeper(data, MAX_VALUE_DEPTH) and msgspec.json.decode(data) == entry
     except (TypeError, ValueError, RecursionError, msgspec.MsgspecError):
         data, is_same = b"", False
-    if is_same and len(data) <= PART:
-        yield Entry(FOREIGN, encode(EntryRecord(SDK, SHAPE, entry=msgspec.Raw(data))))
-        return
+    if is_same:
+        return encode(EntryRecord(SDK, SHAPE, entry=msgspec.Raw(data)))
     try:
         text = json.dumps(entry)
     except (TypeError, ValueError, RecursionError) as error:
         message = f"{at} is not JSON ({error}): append entries as the SDK gives them, dicts"
         raise NotStorableError(message, path=at, type=type(entry).__name__) from error
-    for begin in range(0, len(text), PIECE):
-        piece, more = text[begin : begin + PIECE], begin + PIECE < len(text)
-        yield Entry(FOREIGN, encode(EntryRecord(SDK, SHAPE, text=piece, more=more)))
+    return encode(EntryRecord(SDK, SHAPE, text=text))
 
 
-def _entries_in(records: Iterable[Record]) -> Iterator[Any]:
-    """Yield the entries that records hold; one whose beginning is not among them is left out."""
-    pieces: list[str] = []
+async def _entries_in(source: Session | SessionView, records: Iterable[Record]) -> list[Any]:
+    """Return the entries that records hold."""
+    entries: list[Any] = []
     for record in records:
-        stored = read_entry(record, EntryRecord, sdk=SDK, newest=SHAPE)
-        if stored is None:
-            continue
-        if not stored.text:
-            yield stored.entry
-            continue
-        pieces.append(stored.text)
-        if not stored.more:
-            text, pieces = "".join(pieces), []
-            yield json.loads(text)
+        # A call for each of 20,000 entries is a tenth of what their load costs.
+        whole = await filled_record(source, record) if CLAIM in record.payload else record
+        stored = read_entry(whole, EntryRecord, sdk=SDK, newest=SHAPE)
+        if stored is not None:
+            entries.append(json.loads(stored.text) if stored.text else stored.entry)
+    return entries
 
 
 def _folded(

@@ -2,7 +2,7 @@
 
 A namespace is a scope (`perdure.session.scope`), so what a graph remembers has a history, can be
 forgotten, and is backed up and encrypted with everything else. An item is one value of it, with
-its vectors; a large one has parts, which are values, too.
+its vectors; the content of a large one is in blobs (`perdure.adapters.claims`).
 """
 
 from __future__ import annotations
@@ -11,19 +11,25 @@ import math
 import time
 from asyncio import _get_running_loop
 from base64 import b64decode, b64encode
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from urllib.parse import quote, unquote
 
+import msgspec
+
 from perdure._lib.lazy import from_extra
+from perdure.adapters.claims import check_storable, get, put
 from perdure.adapters.items import AdapterManager, BlockingAdapter, at_path
 from perdure.errors import InvalidArgumentError, NotStorableError
+from perdure.records.json import decode, encode
 from perdure.records.keys import SCOPES
 from perdure.records.values import Tags, decode_value, encode_value
-from perdure.session.internals import parts_of, store_below
+from perdure.session.internals import change_of, parts_of, scope_source, store_below, store_of
 from perdure.session.manager import SessionManager
+from perdure.session.scope import Scope, change_values
+from perdure.session.session import Session, SessionView
 from perdure.store import SessionQuery
 
 with from_extra("langgraph", used_by="PerdureStore", name="LangGraph", extra="langgraph"):
@@ -33,16 +39,16 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
     from perdure.records.types import Registry
-    from perdure.session.scope import Scope
 
 PREFIX: Final = "langgraph:"
 """Of the ids of the scopes."""
 PAGE: Final = 200
 """Scopes that are listed at a time."""
-PART: Final = 4 * 1024 * 1024
-"""Characters of a large item's JSON in one value."""
-OF_PART: Final = "\0"
-"""Between the key of an item and the number of a part; no key has it."""
+LARGE: Final = 4 * 1024 * 1024
+"""Bytes of JSON above which the content of an item is in blobs."""
+CLAIM: Final = "claim"
+"""The field of such an item that names them."""
+CONTENT: Final = ("value", "vectors")
 MINUTE: Final = 60.0
 FRESH: Final = 0.01
 """Share of a time to live by which a read must extend it for that to be stored."""
@@ -51,6 +57,14 @@ T = TypeVar("T")
 Namespace = tuple[str, ...]
 At = tuple[Namespace, str]
 """A namespace and a key."""
+
+
+class ItemContent(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Content of a large item, as its blobs have it."""
+
+    value: msgspec.Raw
+    tags: Tags | None = None
+    vectors: dict[str, str] = {}
 
 
 @final
@@ -73,6 +87,8 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
         ttl: LangGraph's configuration for items that expire: ``default_ttl`` in minutes, and
             ``refresh_on_read``. What has expired is not returned; `sweep_ttl` removes it.
         tenant: Whose it is, where customers share a store.
+        owner: Returns whose a namespace is, or None for nobody's, when something is put there: by
+            this label `SessionManager.forget` finds what the store has of somebody.
         wait: Seconds that a put waits for another process that writes the same namespace.
 
     Raises:
@@ -90,10 +106,12 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
         index: sdk.IndexConfig | None = None,
         ttl: sdk.TTLConfig | None = None,
         tenant: str = "",
+        owner: Callable[[Namespace], str | None] | None = None,
         wait: float = 10.0,
     ) -> None:
         instead = "PerdureStore.from_conn_string(url)"
         self._connection = AdapterManager(sessions, instead=instead, tenant=tenant, wait=wait)
+        self._owner_of = owner
         self.index_config: sdk.IndexConfig | None = index
         self.ttl_config = ttl
         self._index = None if index is None else VectorIndex(index)
@@ -116,13 +134,19 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
         Raises:
             InvalidNamespaceError: A label of a namespace is empty, no text, or has a period.
             NotStorableError: A value cannot be stored; nothing has changed.
+            TooLargeError: A value is larger than 256 MiB, or than the limit for a record, and the
+                store keeps no blobs; nothing has changed.
             LeaseHeldError: Another process keeps writing a namespace.
+            OwnerMismatchError: A namespace is somebody else's than ``owner`` says.
 
         """
         ops = list(ops)
         puts = _puts(ops)  # before anything is done
         registry = await self._registry()
         encoded = {at: _encoded(op, registry) for at, op in puts.items() if op.value is not None}
+        store = store_below(await self._connection.manager())
+        for (namespace, key), (data, _) in encoded.items():
+            check_storable(store, len(data), f"the value of {key!r} in {namespace}")
         results: list[sdk.Result] = []
         for op in ops:
             result: sdk.Result = None
@@ -161,57 +185,78 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
                 scope = await self._scope(namespace)
                 there = await scope.values()
                 gone = [key for key, item in there.items() if _is_expired(item)]
-                await scope.delete(*_with_parts(gone, there))
+                await scope.delete(*gone)
                 removed += len(gone)
         return removed
 
     async def _get(self, op: sdk.GetOp) -> sdk.Item | None:
         scope = await self._scope(op.namespace)
-        stored = await scope.get(op.key)
-        if stored is None or OF_PART in op.key or _is_expired(stored):
+        source = await scope_source(scope)
+        stored = None if source is None else await source.memory.get(op.key)
+        if source is None or stored is None or _is_expired(stored):
             return None
         if op.refresh_ttl:
             await _refresh(scope, {op.key: stored})
-        if "parts" in stored:
-            parts = await scope.values(f"{op.key}{OF_PART}")
-            stored = _joined(op.key, stored, parts, await self._registry())
-        return sdk.Item(**_item(op.namespace, op.key, stored))
+        return sdk.Item(**_item(op.namespace, op.key, await self._whole(source, stored)))
+
+    async def _whole(
+        self, source: Session | SessionView, stored: Mapping[str, Any]
+    ) -> Mapping[str, Any]:
+        """Return an item with its content, which may be in blobs."""
+        if CLAIM not in stored:
+            return stored
+        content = decode(await get(source, stored[CLAIM]), ItemContent)
+        value = decode_value(bytes(content.value), content.tags, await self._registry())
+        return {**stored, "value": value, "vectors": content.vectors}
 
     async def _put(
         self,
         namespace: Namespace,
-        changes: Iterable[sdk.PutOp],
+        changes: Sequence[sdk.PutOp],
         encoded: Mapping[At, tuple[bytes, Tags | None]],
         vectors: Mapping[At, dict[str, str]],
     ) -> None:
-        scope = await self._scope(namespace)
-        now = datetime.now(UTC)
-        values: dict[str, Any] = {}
-        replaced: list[str] = []
-        for op in changes:
-            known = await scope.get(op.key)
-            replaced += [op.key] if known is not None else []
-            if op.value is None:
-                continue
-            is_new = known is None or _is_expired(known)
-            stored = {
-                "value": dict(op.value),
-                "created_at": now.isoformat() if is_new else known["created_at"],
-                "updated_at": now.isoformat(),
-            }
-            found = vectors.get((namespace, op.key))
-            if found:
-                stored["vectors"] = found
-            if op.ttl is not None:
-                stored["ttl"] = op.ttl
-                stored["expires_at"] = now.timestamp() + op.ttl * MINUTE
-            values |= _split(op.key, stored, *encoded[namespace, op.key])
-        keys = await scope.keys() if replaced else []
-        gone = [key for key in _with_parts(replaced, keys) if key not in values]
-        await scope.update(values, delete=gone)
+        async def change(session: Session) -> None:
+            now = datetime.now(UTC)
+            values: dict[str, Any] = {}
+            for op in changes:
+                if op.value is None:
+                    continue
+                known = await session.memory.get(op.key)
+                is_new = known is None or _is_expired(known)
+                stored = {
+                    "created_at": now.isoformat() if is_new else known["created_at"],
+                    "updated_at": now.isoformat(),
+                }
+                data, tags = encoded[namespace, op.key]
+                found = vectors.get((namespace, op.key), {})
+                names = None
+                if len(data) > LARGE:
+                    content = encode(ItemContent(msgspec.Raw(data), tags, found))
+                    names = await put(store_of(session), session.key, content)
+                if names is not None:
+                    stored[CLAIM] = names
+                else:
+                    stored["value"] = dict(op.value)
+                    if found:
+                        stored["vectors"] = found
+                if op.ttl is not None:
+                    stored["ttl"] = op.ttl
+                    stored["expires_at"] = now.timestamp() + op.ttl * MINUTE
+                values[op.key] = stored
+            gone = [op.key for op in changes if op.value is None]
+            await change_values(session, values, gone)
+
+        owner = None if self._owner_of is None else self._owner_of(namespace)
+        scope = await self._scope(namespace, owner)
+        if all(op.value is None for op in changes):
+            there = await scope.keys()
+            if not any(op.key in there for op in changes):
+                return  # no scope begins for a deletion
+        await change_of(scope, change)
 
     async def _search(self, op: sdk.SearchOp) -> list[sdk.SearchItem]:
-        wanted, registry = max(op.offset + op.limit, 0), await self._registry()
+        wanted = max(op.offset + op.limit, 0)
         query = None
         if op.query and self._index is not None:
             query = await self._index.query(op.query)
@@ -223,13 +268,15 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
                 is_full = query is None and len(found) >= wanted
                 if wanted == 0 or (is_full and _at(found[wanted - 1]) >= saved_at):
                     break  # whatever else there is was put earlier
-                scope = await self._scope(namespace)
-                there = await scope.values()
-                for key, each in there.items():
-                    if OF_PART not in key and not _is_expired(each):
-                        stored = _joined(key, each, there, registry)
-                        if _fits(stored["value"], op.filter or {}):
-                            found.append((_item(namespace, key, stored), stored))
+                source = await scope_source(await self._scope(namespace))
+                if source is None:  # it was removed since it was listed
+                    continue
+                for key in sorted(await source.memory.keys()):
+                    stored = await source.memory.get(key)
+                    if stored is not None and not _is_expired(stored):
+                        whole = await self._whole(source, stored)
+                        if _fits(whole["value"], op.filter or {}):
+                            found.append((_item(namespace, key, whole), whole))
                 found.sort(key=_at, reverse=True)
                 if query is None:
                     del found[wanted:]
@@ -260,9 +307,7 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
 
     async def _has_items(self, scope: Scope) -> bool:
         for key in await scope.keys():
-            if OF_PART not in key and (
-                self.ttl_config is None or not _is_expired(await scope.get(key))
-            ):
+            if self.ttl_config is None or not _is_expired(await scope.get(key)):
                 return True
         return False
 
@@ -271,11 +316,11 @@ class PerdureStore(BlockingAdapter, sdk.BaseStore):
     async def _registry(self) -> Registry:
         return parts_of(await self._connection.manager()).runtime.registry
 
-    async def _scope(self, namespace: Namespace) -> Scope:
+    async def _scope(self, namespace: Namespace, owner: str | None = None) -> Scope:
         sessions = await self._connection.manager()
         about = self._connection
         try:
-            return sessions.scope(_id(namespace), tenant=about.tenant, wait=about.wait)
+            return sessions.scope(_id(namespace), tenant=about.tenant, owner=owner, wait=about.wait)
         except InvalidArgumentError as error:
             message = str(error).replace("session id", "the namespace, with its escapes,")
             raise InvalidArgumentError(message, option="namespace", value=namespace) from None
@@ -302,7 +347,6 @@ def _puts(ops: Iterable[sdk.Op]) -> dict[At, sdk.PutOp]:
 
     Raises:
         InvalidNamespaceError: A namespace of one of the operations cannot be one.
-        InvalidArgumentError: A key cannot be one.
 
     """
     puts: dict[At, sdk.PutOp] = {}
@@ -311,9 +355,6 @@ def _puts(ops: Iterable[sdk.Op]) -> dict[At, sdk.PutOp]:
         if isinstance(op, sdk.PutOp):
             if not op.namespace:
                 raise sdk.InvalidNamespaceError("Namespace cannot be empty.")
-            if OF_PART in op.key:
-                message = f"key {op.key!r} holds a control character: remove it"
-                raise InvalidArgumentError(message, option="key", value=op.key)
             namespace = tuple(op.namespace)
             puts[namespace, op.key] = op._replace(namespace=namespace)
     return puts
@@ -333,33 +374,7 @@ def _encoded(op: sdk.PutOp, registry: Registry) -> tuple[bytes, Tags | None]:
         raise type(error)(message, **{**error.facts, "key": op.key}) from error
 
 
-# Large items, and those that expire
-
-
-def _split(key: str, stored: dict[str, Any], data: bytes, tags: Tags | None) -> dict[str, Any]:
-    """Return an item as values of a scope: one, or with the parts of a large one."""
-    if len(data) <= PART:
-        return {key: stored}
-    text = data.decode()
-    parts = [text[at : at + PART] for at in range(0, len(text), PART)]
-    first = {**stored, "value": None, "parts": len(parts), "tags": tags}
-    return {key: first} | {f"{key}{OF_PART}{at}": part for at, part in enumerate(parts)}
-
-
-def _joined(
-    key: str, stored: Mapping[str, Any], there: Mapping[str, Any], registry: Registry
-) -> Mapping[str, Any]:
-    """Return an item with its value, which may be in parts."""
-    if "parts" not in stored:
-        return stored
-    text = "".join(there[f"{key}{OF_PART}{at}"] for at in range(stored["parts"]))
-    return {**stored, "value": decode_value(text.encode(), stored["tags"], registry)}
-
-
-def _with_parts(keys: Iterable[str], there: Iterable[str]) -> list[str]:
-    """Return keys of items with those of their parts."""
-    wanted = set(keys)
-    return [key for key in there if key.partition(OF_PART)[0] in wanted]
+# Items that expire
 
 
 def _is_expired(stored: Any) -> bool:
@@ -374,8 +389,8 @@ async def _refresh(scope: Scope, items: Mapping[str, Mapping[str, Any]]) -> None
         expires_at = time.time() + lives
         if lives and expires_at - stored["expires_at"] > FRESH * lives:
             fresh[key] = {**stored, "expires_at": expires_at}
-            if "parts" in stored:
-                fresh[key]["value"] = None
+            if CLAIM in stored:
+                fresh[key] = {name: fresh[key][name] for name in fresh[key] if name not in CONTENT}
     await scope.update(fresh)
 
 

@@ -50,7 +50,7 @@ from perdure.inspector.activity import (
     tokens_of,
     turns_in,
 )
-from perdure.inspector.conversation import thread_message
+from perdure.inspector.conversation import ShownItem, shown_step, thread_message
 from perdure.inspector.state import stored_status
 from perdure.inspector.stored import (
     has_thread,
@@ -76,7 +76,7 @@ from perdure.session.lifecycle import HandoverTerms
 from perdure.session.retention import PruneReport, Retention
 from perdure.session.session import SessionView
 from perdure.session.stored import followed
-from perdure.store import LeaseState, SessionInfo, Store, first_record
+from perdure.store import LeaseState, SessionInfo, Store, all_records, first_record
 from perdure.transfer.backup_view import require_backup
 from perdure.transfer.backups import follow_deletions
 
@@ -304,12 +304,14 @@ async def _show(id: str, *, log: bool, limit: int | None, where: SessionOption) 
             print_json({**facts, "context": view.context("openai")})
         else:
             newest = MESSAGES if limit is None else limit
+            entries: list[str] = []
             if thread is None:
                 lines = await _history_lines(store, view, newest, held=is_held(holder))
+                entries = [] if lines else await _entry_lines(store, view, newest)
             else:
                 lines = await _thread_lines(view, thread, facts["status"], newest)
-            _print_facts(facts)
-            for line in lines:
+            _print_facts(facts, is_transcript=bool(entries))
+            for line in lines + entries:
                 say(line)
 
 
@@ -328,6 +330,23 @@ async def _history_lines(store: Store, view: SessionView, limit: int, *, held: b
     return lines + [line for turn in turns if turn.first > last for line in _turn_lines(turn)]
 
 
+async def _entry_lines(store: Store, view: SessionView, limit: int) -> list[str]:
+    """Return lines for the newest entries of a transcript, which has no messages of its own."""
+    log = store.read_log(view.key, before=view.seq + 1, limit=limit, reverse=True)
+    records = (await all_records(log))[:limit]
+    steps = [shown_step(record, only_messages=True) for record in reversed(records)]
+    return [line for step in steps if step is not None for line in _part_lines(step)]
+
+
+def _part_lines(item: ShownItem) -> list[str]:
+    lines = []
+    for part in item.parts:
+        who = {"text": item.role, "result": "tool"}.get(part.kind, part.kind)
+        name = f"{part.name}: " if part.name else ""
+        lines.append(f"{item.seq:>6}  {who:9} {clip(name + part.text, PREVIEW)}")
+    return lines
+
+
 async def _thread_lines(
     view: SessionView, thread: ThreadView, status: StatusName, limit: int
 ) -> list[str]:
@@ -343,11 +362,7 @@ async def _thread_lines(
     for message in newest:
         while turns and turns[0].first <= message.checkpoint:
             lines += _turn_lines(turns.pop(0))
-        item = thread_message(message, records[message.seq], in_state=True)
-        for part in item.parts:
-            who = {"text": message.role, "result": "tool"}.get(part.kind, part.kind)
-            name = f"{part.name}: " if part.name else ""
-            lines.append(f"{message.seq:>6}  {who:9} {clip(name + part.text, PREVIEW)}")
+        lines += _part_lines(thread_message(message, records[message.seq], in_state=True))
     return lines
 
 
@@ -408,7 +423,7 @@ async def _times(view: SessionView) -> dict[str, str]:
     return {name: iso_of(time_of(one) or 0) for name, one in dated.items() if one is not None}
 
 
-def _print_facts(facts: dict[str, Any]) -> None:
+def _print_facts(facts: dict[str, Any], *, is_transcript: bool = False) -> None:
     documents = (f"{name} ({size(count)})" for name, count in facts["documents"].items())
     tenant = facts["tenant"] and f"{facts['tenant']}: "
     title = facts["title"] and f"  {facts['title']}"
@@ -418,6 +433,8 @@ def _print_facts(facts: dict[str, Any]) -> None:
         holds += f"; {counted(shown, 'message')} in the context"
     if "checkpoints" in facts:
         holds += f", {facts['checkpoints']} checkpoints of LangGraph's"
+    if is_transcript:
+        holds = f"{counted(facts['records'], 'record')} of a transcript"
     status = facts["status"] + (facts["status_detail"] and f": {facts['status_detail']}")
     dated = bool(facts["created_at"])
     say(f"{tenant}{facts['agent']}, session {facts['session']}{title or ''}")

@@ -447,7 +447,7 @@ class _EntryRecord(SdkEnvelope, frozen=True):
 
 
 def _entry_of(entry: dict[str, Any] | None) -> SdkStep | None:
-    """Return what an entry of a transcript says; None for a piece of a large one."""
+    """Return what an entry of a transcript says; None for one that is stored as text."""
     if entry is None:
         return None
     text = entry.get("timestamp")

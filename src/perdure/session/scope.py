@@ -130,7 +130,7 @@ class Scope:
         if not values and not delete:
             return
         async with self._changing() as session:
-            await _change(session, values, delete)
+            await change_values(session, values, delete)
 
     @asynccontextmanager
     async def edit(self, prefix: str = "") -> AsyncIterator[dict[str, Any]]:
@@ -166,7 +166,7 @@ class Scope:
                 if key not in before
                 or encode_value(value, types) != encode_value(before[key], types)
             }
-            await _change(session, changed, before.keys() - values.keys())
+            await change_values(session, changed, before.keys() - values.keys())
 
     async def history(self, *, before: int | None = None, limit: int = 50) -> list[ScopeChange]:
         """Return the newest changes, oldest first.
@@ -257,7 +257,10 @@ async def _values(memory: WorkingMemory, prefix: str) -> dict[str, Any]:
     return {key: await memory.get(key) for key in keys}
 
 
-async def _change(session: Session, values: Mapping[str, Any], delete: Collection[str]) -> None:
+async def change_values(
+    session: Session, values: Mapping[str, Any], delete: Collection[str]
+) -> None:
+    """Store values of a scope and delete others, in a turn of its session."""
     for key, value in values.items():  # before anything is appended
         require_name("key", key)
         encode_value(value, session._runtime.registry)
