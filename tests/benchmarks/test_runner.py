@@ -281,4 +281,5 @@ def test_what_tuning_predicts_is_compared_with_a_run(tmp_path: Path) -> None:
     sizes = ("--sessions", "4", "--warm-up", "1", "--seconds", "5")
     figures = figures_of(tmp_path, "tune", *sizes, "--folder", str(tmp_path))
     assert names_of("tune") <= set(figures)
-    assert len(figures) == 7
+    # Saves and losses of the default, of 2 and 10 s, and of what is recommended, if it is neither.
+    assert len(figures) in {5, 7}
