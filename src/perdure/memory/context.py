@@ -258,7 +258,8 @@ class WorkingContext:
         """Apply the next record of the log."""
         self.seq = seq
         if kind in MESSAGE_KINDS:
-            self._kept.append((seq, payload, kind != TOOL_RESULT or not self._kept))
+            kept = self._kept
+            kept.append((seq, payload, kind != TOOL_RESULT or not kept))
             if len(payload) < SEEN or not self._is_exact:  # for each append
                 self._size += len(payload)
             else:
@@ -412,22 +413,24 @@ class WorkingContext:
         if self._size <= self.limit and self.inline <= HELD_BYTES:
             return
         self._count_exactly()
-        end, left = 0, (self._size, self.inline)
-        for at, (_, payload, begins) in enumerate(self._kept):
+        kept, end = self._kept, 0
+        size, inline = left = self._size, self.inline
+        for at, (_, payload, begins) in enumerate(kept):
             if begins:
-                end = at
-                left = self._size, self.inline
-                if self._size <= self.limit and self.inline <= HELD_BYTES:
+                end, left = at, (size, inline)
+                if size <= self.limit and inline <= HELD_BYTES:
                     break
-            self._count(payload, -1)
+            text = text_bytes(payload)
+            size -= text
+            inline -= len(payload) - text
         # As they were at the atom where the loop has stopped: that and all after it stay.
         self._size, self.inline = left
-        for kept_messages in self._kept[:end]:
+        for dropped in kept[:end]:
             self.cut = True
-            payload = kept_messages[1]
+            payload = dropped[1]
             if not payload.startswith(_NO_SYSTEM) and _role(payload) == "system":
-                self.system = kept_messages
-        del self._kept[:end]
+                self.system = dropped
+        del kept[:end]
 
     def _replace(self, seq: int, payload: bytes) -> None:
         rebuilt = decode(payload, _Rebuilt)
