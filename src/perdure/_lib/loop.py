@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import (
@@ -131,7 +132,7 @@ def event_maker() -> Callable[[], OneShotEvent]:
     import asyncio
 
     loop = asyncio.get_running_loop()
-    return lambda: _OnAsyncio(loop)
+    return partial(_OnAsyncio, loop)
 
 
 def post_to_loop(*, from_any_thread: bool = True) -> Callable[..., object]:
