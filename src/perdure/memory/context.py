@@ -256,20 +256,26 @@ class WorkingContext:
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
         """Apply the next record of the log."""
-        self.seq = seq
         if kind in MESSAGE_KINDS:
-            kept = self._kept
-            kept.append((seq, payload, kind != TOOL_RESULT or not kept))
-            if len(payload) < SEEN or not self._is_exact:  # for each append
-                self._size += len(payload)
-            else:
-                self._count(payload)
-            if self._size > self.limit or self.inline > HELD_BYTES:
-                self._trim()
-        elif kind == CONTEXT:
+            self.add(seq, kind, payload)
+            self.trim()
+            return
+        self.seq = seq
+        if kind == CONTEXT:
             self._replace(seq, payload)
         elif kind == RETRACT:
+            self.trim()  # first: what has left does not come back when there is room
             self._take_back(seq, decode(payload, RetractionPayload))
+
+    def add(self, seq: int, kind: str, payload: bytes) -> None:
+        """Apply a record with a message; `trim` is called after the last of several."""
+        self.seq = seq
+        kept = self._kept
+        kept.append((seq, payload, kind != TOOL_RESULT or not kept))
+        if len(payload) < SEEN or not self._is_exact:  # for each append
+            self._size += len(payload)
+        else:
+            self._count(payload)
 
     def lifted(self, payload: bytes) -> bytes:
         """Return what is appended as it will be stored, and hold its media."""
@@ -391,7 +397,7 @@ class WorkingContext:
             if message[0] > after:
                 self._kept.append(message)
                 self._count(message[1])
-        self._trim()
+        self.trim()
         return True
 
     def _count(self, payload: bytes, sign: int = 1) -> None:
@@ -408,7 +414,7 @@ class WorkingContext:
             for _, payload, _ in self._kept:
                 self._count(payload)
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
         """Drop the oldest atoms until the others fit; the newest stays."""
         if self._size <= self.limit and self.inline <= HELD_BYTES:
             return
@@ -445,7 +451,7 @@ class WorkingContext:
         self.system_prompt_sha256 = rebuilt.system_prompt_sha256
         for raw in rebuilt.messages:
             self._add(seq, bytes(raw))
-        self._trim()
+        self.trim()
 
     def snapshot(self, agent_id: str, session_id: str) -> bytes:
         """Return the stored form, as of the last record that was fed."""
@@ -503,7 +509,7 @@ class WorkingContext:
             context._size = size
         else:
             context._take_out(snapshot)
-            context._trim()
+            context.trim()
         return context
 
     def _take_out(self, snapshot: Snapshot) -> None:
