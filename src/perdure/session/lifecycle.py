@@ -121,6 +121,8 @@ AT_ONCE = 64
 """Sessions at most that are folded, or released, at a time."""
 REST = 0.05
 """Seconds without an append after which a session is at rest: a fold then delays no turn."""
+BEGUN = 16
+"""Folds at most that have begun, and hold what they write, while others wait for their sessions."""
 LOOKS = 64
 """Sessions that are looked at in one step of the event loop, while their folds wait."""
 LONG_TAIL = 1.5
@@ -367,8 +369,9 @@ class SessionLifecycle:
             while self._waiting:
                 await anyio.sleep(REST)
                 for at, fold in enumerate([*self._waiting.values()], 1):
-                    self._look_at(fold)
-                    if at % LOOKS == 0:
+                    if len(self._folding) - len(self._waiting) >= BEGUN:
+                        break
+                    if self._look_at(fold) or at % LOOKS == 0:
                         await checkpoint()
         finally:
             self._is_looking = False
@@ -376,15 +379,18 @@ class SessionLifecycle:
                 del self._folding[session]
             self._waiting.clear()
 
-    def _look_at(self, fold: _Fold) -> None:
+    def _look_at(self, fold: _Fold) -> bool:
+        """Begin a fold if its session is at rest; return whether it was begun."""
         session, before = fold.session, fold.version
         if self._waiting.get(session) is not fold:
-            return  # begun while others were looked at
+            return False  # begun while others were looked at
         fold.version = session.version
         if session._closed_by is not None or self._runtime.draining:
             del self._waiting[session], self._folding[session]
-        elif fold.version == before and session._tracked.clean and not self._runtime.saver.crowded:
+        elif fold.version == before and session._tracked.clean:
             self._begin_fold(fold)
+            return True
+        return False
 
     def _begin_fold(self, fold: _Fold) -> None:
         """Fold in a task of its own."""
