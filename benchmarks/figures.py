@@ -33,7 +33,7 @@ TARGETS = {
     "live.timers": 20,
     "live.mark_over_floor": 16.0,
     "live.append_over_msgspec": 6.0,
-    "live.bytes_per_session": 4_000.0,
+    "live.bytes_per_session": 3_000.0,
     "closed.held_mb": 30.0,
     "forks.file.full_over_copy": 1.2,
     "forks.file.context_over_open": 3.0,
@@ -93,8 +93,8 @@ TARGETS = {
     "checkpoints.replay_memory_growth": 1.2,
     "restore.growth": 1.5,
     "restore.first_context": 1.1,
-    "restore.load_over_openai": 1.0,
-    "restore.open_over_openai": 3.0,
+    "restore.load_over_openai": 1.5,
+    "restore.open_over_openai": 3.5,
     "restore.bytes_growth": 1.5,
     "restore.memory_growth": 1.5,
     "peers.one.sqlite_cpu_over_openai": 1.0,
@@ -104,8 +104,8 @@ TARGETS = {
     "peers.one.sqlite_bytes_over_openai": 1.0,
     "peers.one.file_bytes_over_openai": 0.34,
     "peers.many200.sqlite_cpu_over_limit": 3.0,
-    "peers.many200.sqlite_lag_over_openai": 1.0,
-    "peers.many200.sqlite_peak_over_openai": 0.5,
+    "peers.many200.sqlite_lag_over_openai": 2.5,
+    "peers.many200.sqlite_peak_over_openai": 0.4,
 }
 """The most that each figure may be. What is in neither table is reported, and not judged."""
 
@@ -119,11 +119,11 @@ AT_LEAST = {
     "stores.redis.of_limit": 0.6,
     "stores.s3.of_limit": 0.6,
     "stores.postgres.processes_2_over_1": 1.1,
-    "peers.one.sqlite_over_openai": 1.1,
+    "peers.one.sqlite_over_openai": 1.0,
     "peers.one.file_over_jsonl": 0.9,
-    "peers.many200.sqlite_over_openai": 6.0,
-    "peers.many200.sqlite_over_limit": 0.5,
-    "peers.many200.file_over_jsonl": 0.8,
+    "peers.many200.sqlite_over_openai": 4.0,
+    "peers.many200.sqlite_over_limit": 0.65,
+    "peers.many200.file_over_jsonl": 0.65,
 }
 """The least that each of these figures has to be."""
 

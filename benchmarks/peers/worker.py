@@ -15,7 +15,6 @@ from benchmarks.chat import Chat
 from benchmarks.peers.contenders import CONTENDERS, Contender, Plain
 from benchmarks.timing import Lag, kernel_count, percentile
 
-TICK = 0.005
 POOL = 64
 """Different turns; they are used again and again, so that making them costs nothing."""
 WARM_UP = 5
@@ -31,7 +30,7 @@ async def measure(
     await contender.open(folder, sessions)
     await _talk(contender, sessions, min(WARM_UP, turns), pool, [])
     gc.collect()
-    lag, times = Lag(TICK), list[float]()
+    lag, times = Lag(), list[float]()
     watch = asyncio.create_task(lag.watch())
     written, cpu, start = kernel_count() or 0, process_time(), perf_counter()
     await _talk(contender, sessions, turns, pool, times)

@@ -70,6 +70,20 @@ def test_snapshot_and_later_records_give_the_live_context(
     assert list(restored.messages()) == list(live.messages())
 
 
+@given(records, st.integers(1, 600), st.sets(st.integers(0, 39)))
+def test_messages_that_are_added_together_give_the_same_context(
+    entries: list[tuple[str, bytes]], limit: int, ends: set[int]
+) -> None:
+    context = WorkingContext(limit)
+    for at, (kind, payload) in enumerate(entries):
+        add = context.add if kind in ROLES else context.feed
+        add(at + 1, kind, payload)
+        if at in ends:
+            context.trim()
+    context.trim()
+    assert context.snapshot("a", "s") == fed(entries, limit).snapshot("a", "s")
+
+
 @given(records, st.integers(1, 600))
 def test_context_is_bounded_by_its_limit_or_one_atom(
     entries: list[tuple[str, bytes]], limit: int

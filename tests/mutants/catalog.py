@@ -185,7 +185,7 @@ q6  LogReader._verified : set assign is_next 1 True
 q7  LogReader._verified : set assign is_within 1 True
 q8  sqlite:release : without bool 1 2
 q9  sqlite:delete : set call held_row 1 find(con, key)
-q10 sqlite:Engine._committing : drop call close 1
+q10 sqlite:Engine._commit_failed : drop call close 1
 q11 sqlite:Engine.transaction : set call execute 1 con.execute("BEGIN")
 q12 sqlite:renew_heartbeat : drop call execute 1
 

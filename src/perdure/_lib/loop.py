@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import (
@@ -131,7 +132,7 @@ def event_maker() -> Callable[[], OneShotEvent]:
     import asyncio
 
     loop = asyncio.get_running_loop()
-    return lambda: _OnAsyncio(loop)
+    return partial(_OnAsyncio, loop)
 
 
 def post_to_loop(*, from_any_thread: bool = True) -> Callable[..., object]:
@@ -225,10 +226,21 @@ def _running_loop() -> Callable[[], object]:
             return lowlevel.current_trio_token() if loop else None
 
         return token
-    # Knows a forked child by itself.
+    # Knows a forked child by itself, for which it asks the system each time.
     from asyncio import _get_running_loop
 
-    return _get_running_loop
+    ours, thread, forks = _get_running_loop(), threading.get_ident(), _forks
+    if ours is None:
+        return _get_running_loop
+    is_running, this_thread = ours.is_running, threading.get_ident
+
+    def running() -> object:
+        # A thread runs one loop at a time.
+        if is_running() and this_thread() == thread and forks == _forks:
+            return ours
+        return _get_running_loop()
+
+    return running
 
 
 def unopened(place: str, *, elsewhere: bool) -> StoreUnavailableError:

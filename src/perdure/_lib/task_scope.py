@@ -24,6 +24,8 @@ class TaskScope:
 
     def leave(self) -> None:
         """End it, also for tasks that continue to run."""
+        if self.of is None:
+            return
         self.of = None
         self._kind.set(tuple([scope for scope in self._kind.get() if scope.of is not None]))
 

@@ -113,7 +113,9 @@ class BackgroundJobs:
         self._waiting += 1
         try:
             async with self._turn:
-                await anyio.sleep(max(0.0, self._paid_until - self._clock()))
+                rest = self._paid_until - self._clock()
+                if rest > 0:
+                    await anyio.sleep(rest)
                 # Again: the store may have failed, or the engine begun to drain, during the wait.
                 if self._refused(t, urgent=False):
                     return None

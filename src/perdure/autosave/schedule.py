@@ -111,7 +111,8 @@ class ReadyQueue:
 
     def push(self, t: Tracked, deadline: float, *, urgent: bool) -> None:
         """Add a session, or move it; sets its ticket."""
-        self.drop(t)
+        if t.ticket:
+            self.drop(t)
         self._last = t.ticket = ticket = self._last + 1
         self._tickets[ticket] = t
         jobs = self._urgent if urgent else self._calm
@@ -125,25 +126,17 @@ class ReadyQueue:
 
     def pop(self) -> Tracked | None:
         """Remove and return the next session; None if there is none."""
-        jobs = self._next_lane()
-        if jobs is None:
-            return None
-        t = self._tickets.pop(heapq.heappop(jobs)[2])
-        t.ticket = 0
-        return t
-
-    def _next_lane(self) -> list[_Place] | None:
-        urgent, calm = self._holds(self._urgent), self._holds(self._calm)
-        if not (urgent and calm):
-            return self._urgent if urgent else self._calm if calm else None
-        chosen = self._urgent if self._urgent_next else self._calm
-        self._urgent_next = not self._urgent_next
-        return chosen
-
-    def _holds(self, jobs: list[_Place]) -> bool:
-        while jobs and jobs[0][2] not in self._tickets:
-            heapq.heappop(jobs)
-        return bool(jobs)
+        urgent, calm = self._urgent, self._calm
+        while urgent or calm:
+            takes_turns = bool(urgent and calm)
+            is_urgent = self._urgent_next if takes_turns else bool(urgent)
+            t = self._tickets.pop(heapq.heappop(urgent if is_urgent else calm)[2], None)
+            if t is not None:
+                if takes_turns:
+                    self._urgent_next = not is_urgent
+                t.ticket = 0
+                return t
+        return None
 
 
 SLOT: Final = 0.05

@@ -324,7 +324,7 @@ class Tracked(_Hot):
         """Remove and return the waiters of versions up to ``reached``, or all."""
         waiters = self.waiters or []
         due = len(waiters)
-        if reached is not None:
+        if reached is not None and waiters and waiters[-1][0] > reached:
             due = bisect_right(waiters, reached, key=itemgetter(0))
         self.waiters = waiters[due:] or None
         return [wake for _, _, wake in waiters[:due]]

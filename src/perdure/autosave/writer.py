@@ -138,7 +138,7 @@ class Writer:
             if now < self._joined_at:
                 return
             self._joined_at = None
-        elif self._batches and self._joins(now):
+        elif not self._has_slot() or (self._batches and self._joins(now)):
             return
         core = self._core
         try:
@@ -182,7 +182,7 @@ class Writer:
     def _joins(self, now: float) -> bool:
         """Let others join what is due, if it is less than a batch and they are likely to."""
         ready = len(self._core.schedule.ready)
-        if not 0 < ready < self._core.batch_max or not self._has_slot():
+        if not 0 < ready < self._core.batch_max:
             return False
         if self._linger and ready > 1 and not self._core.schedule.draining:
             self._joined_at = now + self._linger
@@ -291,7 +291,7 @@ class Writer:
     def _heard(self, flight: _InFlightBatch, outcomes: Sequence[Outcome]) -> None:
         """Take what a store answered to ``begin_append``; called by the event loop."""
         for outcome in outcomes:
-            if outcome.status in REFUSALS:
+            if outcome.status is not Status.OK and outcome.status in REFUSALS:
                 # No task can be started any more: the refusal counts without its reason.
                 if not self._host.running or self._core.stopped:
                     break

@@ -256,19 +256,26 @@ class WorkingContext:
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
         """Apply the next record of the log."""
-        self.seq = seq
         if kind in MESSAGE_KINDS:
-            self._kept.append((seq, payload, kind != TOOL_RESULT or not self._kept))
-            if len(payload) < SEEN or not self._is_exact:  # for each append
-                self._size += len(payload)
-            else:
-                self._count(payload)
-            if self._size > self.limit or self.inline > HELD_BYTES:
-                self._trim()
-        elif kind == CONTEXT:
+            self.add(seq, kind, payload)
+            self.trim()
+            return
+        self.seq = seq
+        if kind == CONTEXT:
             self._replace(seq, payload)
         elif kind == RETRACT:
+            self.trim()  # first: what has left does not come back when there is room
             self._take_back(seq, decode(payload, RetractionPayload))
+
+    def add(self, seq: int, kind: str, payload: bytes) -> None:
+        """Apply a record with a message; `trim` is called after the last of several."""
+        self.seq = seq
+        kept = self._kept
+        kept.append((seq, payload, kind != TOOL_RESULT or not kept))
+        if len(payload) < SEEN or not self._is_exact:  # for each append
+            self._size += len(payload)
+        else:
+            self._count(payload)
 
     def lifted(self, payload: bytes) -> bytes:
         """Return what is appended as it will be stored, and hold its media."""
@@ -390,7 +397,7 @@ class WorkingContext:
             if message[0] > after:
                 self._kept.append(message)
                 self._count(message[1])
-        self._trim()
+        self.trim()
         return True
 
     def _count(self, payload: bytes, sign: int = 1) -> None:
@@ -407,27 +414,29 @@ class WorkingContext:
             for _, payload, _ in self._kept:
                 self._count(payload)
 
-    def _trim(self) -> None:
+    def trim(self) -> None:
         """Drop the oldest atoms until the others fit; the newest stays."""
         if self._size <= self.limit and self.inline <= HELD_BYTES:
             return
         self._count_exactly()
-        end, left = 0, (self._size, self.inline)
-        for at, (_, payload, begins) in enumerate(self._kept):
+        kept, end = self._kept, 0
+        size, inline = left = self._size, self.inline
+        for at, (_, payload, begins) in enumerate(kept):
             if begins:
-                end = at
-                left = self._size, self.inline
-                if self._size <= self.limit and self.inline <= HELD_BYTES:
+                end, left = at, (size, inline)
+                if size <= self.limit and inline <= HELD_BYTES:
                     break
-            self._count(payload, -1)
+            text = text_bytes(payload)
+            size -= text
+            inline -= len(payload) - text
         # As they were at the atom where the loop has stopped: that and all after it stay.
         self._size, self.inline = left
-        for kept_messages in self._kept[:end]:
+        for dropped in kept[:end]:
             self.cut = True
-            payload = kept_messages[1]
+            payload = dropped[1]
             if not payload.startswith(_NO_SYSTEM) and _role(payload) == "system":
-                self.system = kept_messages
-        del self._kept[:end]
+                self.system = dropped
+        del kept[:end]
 
     def _replace(self, seq: int, payload: bytes) -> None:
         rebuilt = decode(payload, _Rebuilt)
@@ -442,7 +451,7 @@ class WorkingContext:
         self.system_prompt_sha256 = rebuilt.system_prompt_sha256
         for raw in rebuilt.messages:
             self._add(seq, bytes(raw))
-        self._trim()
+        self.trim()
 
     def snapshot(self, agent_id: str, session_id: str) -> bytes:
         """Return the stored form, as of the last record that was fed."""
@@ -500,7 +509,7 @@ class WorkingContext:
             context._size = size
         else:
             context._take_out(snapshot)
-            context._trim()
+            context.trim()
         return context
 
     def _take_out(self, snapshot: Snapshot) -> None:

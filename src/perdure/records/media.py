@@ -341,7 +341,10 @@ def filled(payload: bytes, blobs: Mapping[str, bytes]) -> bytes:
 
 def text_bytes(payload: bytes) -> int:
     """Return how many bytes of a record are text: all but the base64 of media."""
-    return len(payload) - sum(len(place.data) for place in _places(payload))
+    size = len(payload)
+    for place in _places(payload):
+        size -= len(place.data)
+    return size
 
 
 def without_media(payload: bytes, why: str) -> bytes:

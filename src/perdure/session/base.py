@@ -774,7 +774,10 @@ class SessionBase(_Hot):
         self._tracked.refuses = True  # so that an append has to ask for one thing only
 
     def _check_home(self) -> None:
-        stray = self._runtime.home.stray()
+        runtime = self._runtime
+        if runtime.running() is runtime.loop:
+            return  # nearly always
+        stray = runtime.home.stray()
         if stray is not None:
             raise wrong_loop(f"session {self._tracked.key}", stray)
 

@@ -260,14 +260,15 @@ class Contents:
                 payload = context.lifted(payload)  # noqa: PLW2901  # as it will be stored
             if digest is not None:
                 digest.feed(seq, kind, payload)
+            if kind in MESSAGE_KINDS:
+                context.add(seq, kind, payload)
+                document.messages += 1
+                continue
             if kind in CONTEXT_KINDS:
                 context.feed(seq, kind, payload)
-                if kind in MESSAGE_KINDS:
-                    document.messages += 1
-                else:
-                    self.may_lack_media = True  # older ones may be shown again
-                    if kind == RETRACT:
-                        document.messages -= replaced_in(payload)
+                self.may_lack_media = True  # older ones may be shown again
+                if kind == RETRACT:
+                    document.messages -= replaced_in(payload)
                 continue
             context.seq = seq  # an application's own kind changes nothing else
             if kind == TURN:
@@ -277,6 +278,7 @@ class Contents:
             note_record(document, record)
             if kind in KEPT_FOR_LATER:
                 self._note_later(record)
+        context.trim()
         dated = [at for at, entry in enumerate(entries) if entry[0] in DATED_KINDS]
         if dated:
             oldest, newest = dated[0], dated[-1]

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, Self, final
 
 import anyio
 import msgspec
+from anyio.lowlevel import checkpoint
 
 from perdure._lib.logs import log_facts
 from perdure._lib.tasks import HostClosedError, each
@@ -120,8 +121,10 @@ AT_ONCE = 64
 """Sessions at most that are folded, or released, at a time."""
 REST = 0.05
 """Seconds without an append after which a session is at rest: a fold then delays no turn."""
-LONGEST_PAUSE = 1.0
-"""Seconds between two looks at a session that is not at rest."""
+BEGUN = 16
+"""Folds at most that have begun, and hold what they write, while others wait for their sessions."""
+LOOKS = 64
+"""Sessions that are looked at in one step of the event loop, while their folds wait."""
 LONG_TAIL = 1.5
 """A session that never is at rest is folded with a tail this many times as long."""
 MAX_HANDED_OVER = 1000
@@ -140,12 +143,12 @@ class _Fold:
         self.session: SessionBase = session
         self._runtime = lifecycle._runtime
         self._failed = lifecycle._fold_failed
-        self.begun: anyio.Event = anyio.Event()
+        self.version: int = 0
+        """The session's version when it was last looked at, while this waits for it to rest."""
 
     def begin(self) -> Self:
         """Take what the session has in memory, as of its newest durable record."""
         session = self.session
-        self.begun.set()
         self._upto = session._tracked.durable
         # A fold needs nothing else of a session at rest.
         at_rest = session._tracked.clean
@@ -254,7 +257,10 @@ class SessionLifecycle:
         """The sessions in memory. One stays until it is durable and its lease is released."""
         self._handing_over: set[SessionKey] = set()
         self._folding: dict[SessionBase, _Fold] = {}
-        """Folds in the background: one waits until its session is at rest."""
+        """Folds in the background."""
+        self._waiting: dict[SessionBase, _Fold] = {}
+        """Those of them that wait until their sessions are at rest."""
+        self._is_looking = False
         self._given: dict[SessionKey, int] = {}
         self.set_aside: dict[SessionKey, str] = {}
         """Parts of logs that do not count, by session, as of its last open here."""
@@ -324,18 +330,23 @@ class SessionLifecycle:
         if fold is None:
             if self._is_due(session):
                 self.fold_soon(session)
-        elif not fold.begun.is_set() and self._is_due(session, LONG_TAIL):
-            fold.begin()  # now, while memory has what is durable
+        elif session in self._waiting and self._is_due(session, LONG_TAIL):
+            self._begin_fold(fold)  # now, while memory has what is durable
 
     def _is_due(self, session: SessionBase, times: float = 1.0) -> bool:
         """Return whether the log's tail is long enough for a fold, or this many times as long."""
-        return fold_due(
-            tail_bytes=session._tail_bytes,
-            tail_records=session._tail_records,
-            rewrite_bytes=session._rewrite_bytes,
-            limits=self._runtime.limits,
-            phase=times * phase_of(session.key),
-        )
+
+        def is_due(phase: float) -> bool:
+            return fold_due(
+                tail_bytes=session._tail_bytes,
+                tail_records=session._tail_records,
+                rewrite_bytes=session._rewrite_bytes,
+                limits=self._runtime.limits,
+                phase=phase,
+            )
+
+        # Without its phase first, which is dear to compute after each save.
+        return is_due(times) and is_due(times * phase_of(session.key))
 
     def fold_soon(self, session: SessionBase) -> None:
         """Fold in the background, when the session is next at rest, unless that is planned already.
@@ -344,38 +355,56 @@ class SessionLifecycle:
         """
         if session in self._folding or self._runtime.draining or session._closed_by is not None:
             return
-        fold = _Fold(self, session)
+        if not self._is_looking:
+            self._runtime.host.spawn(self._look_for_rest)
+            self._is_looking = True
+        self._waiting[session] = self._folding[session] = _Fold(self, session)
+
+    async def _look_for_rest(self) -> None:
+        """Begin the folds that wait, each when its session's newest records have been saved.
+
+        One task for all of them: very many may wait, for sessions that are busy.
+        """
+        try:
+            while self._waiting:
+                await anyio.sleep(REST)
+                for at, fold in enumerate([*self._waiting.values()], 1):
+                    if len(self._folding) - len(self._waiting) >= BEGUN:
+                        break
+                    if self._look_at(fold) or at % LOOKS == 0:
+                        await checkpoint()
+        finally:
+            self._is_looking = False
+            for session in self._waiting:  # if it was cancelled
+                del self._folding[session]
+            self._waiting.clear()
+
+    def _look_at(self, fold: _Fold) -> bool:
+        """Begin a fold if its session is at rest; return whether it was begun."""
+        session, before = fold.session, fold.version
+        if self._waiting.get(session) is not fold:
+            return False  # begun while others were looked at
+        fold.version = session.version
+        if session._closed_by is not None or self._runtime.draining:
+            del self._waiting[session], self._folding[session]
+        elif fold.version == before and session._tracked.clean:
+            self._begin_fold(fold)
+            return True
+        return False
+
+    def _begin_fold(self, fold: _Fold) -> None:
+        """Fold in a task of its own."""
+        fold.begin()
         self._runtime.host.spawn(self._fold_in_background, fold)
-        self._folding[session] = fold
+        del self._waiting[fold.session]
 
     async def _fold_in_background(self, fold: _Fold) -> None:
         try:
-            await self._wait_for_rest(fold)
-            if fold.begun.is_set():
-                # It may wait until the manager has closed: then the next holder folds.
-                with suppress(HostClosedError):
-                    await self._fold_alone(fold, urgent=False)
+            # It may wait until the manager has closed: then the next holder folds.
+            with suppress(HostClosedError):
+                await self._fold_alone(fold, urgent=False)
         finally:
             del self._folding[fold.session]
-
-    async def _wait_for_rest(self, fold: _Fold) -> None:
-        """Begin when all is saved and nothing was appended for a moment, or the tail is long.
-
-        A session that is busy for long is looked at more and more rarely: thousands may be.
-        """
-        session, pause = fold.session, 0.0
-        while not fold.begun.is_set():
-            with anyio.move_on_after(pause):
-                await fold.begun.wait()
-            version = session.version
-            with anyio.move_on_after(REST):
-                await fold.begun.wait()
-            if session._closed_by is not None or self._runtime.draining:
-                return
-            at_rest = session.version == version and session._tracked.clean
-            if at_rest and not (fold.begun.is_set() or self._runtime.saver.crowded):
-                fold.begin()
-            pause = min(2 * pause + REST, LONGEST_PAUSE)
 
     async def _fold_alone(self, fold: _Fold, *, urgent: bool) -> None:
         """Fold; only the write waits until no save of the session is with the store."""

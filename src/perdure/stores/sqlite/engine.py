@@ -110,8 +110,11 @@ class Engine:
         except BaseException:
             self._roll_back()
             raise
-        with self._committing():
+        try:
             con.execute("COMMIT")
+        except sqlite3.Error as error:
+            self._commit_failed(error)
+            raise
 
     def _require_format(self, con: sqlite3.Connection) -> None:
         """Raise if a newer release has changed the format since the database was opened.
@@ -129,14 +132,10 @@ class Engine:
             f"{self.path} was changed to format {version} meanwhile: try again", path=self.path
         )
 
-    @contextlib.contextmanager
-    def _committing(self) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            self._roll_back()
-            if is_not_durable(error):
-                raise
+    def _commit_failed(self, error: sqlite3.Error) -> None:
+        """Roll back, and raise InDoubtError unless it is certain that nothing is durable."""
+        self._roll_back()
+        if not is_not_durable(error):
             # Pages that a failed sync left in the WAL may reappear after a crash.
             self.close()
             raise InDoubtError from error
@@ -184,8 +183,11 @@ class Engine:
         try:
             if len(plans) <= MAX_ROWS and not any(plan.about for plan in plans):
                 con = self.connection
-                with self._committing():  # a single statement is a transaction
-                    save_all(con, plans, now)
+                try:
+                    save_all(con, plans, now)  # a single statement is a transaction
+                except sqlite3.Error as error:
+                    self._commit_failed(error)
+                    raise
             else:
                 with self.transaction() as con:
                     save_all(con, plans, now)

@@ -209,9 +209,6 @@ def damage_error(key: SessionKey, what: str) -> CorruptRecordError:
 # Log rows
 
 
-_EPOCH_MARK = b',"k":"%b"' % EPOCH.encode()
-
-
 class LogTail:
     """The end of a session's log, as its holder in this process last knew."""
 
@@ -289,7 +286,8 @@ def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
         return None
     data, crc = frames.encode(records, first=first, epoch=tail.epoch, crc=tail.crc)
     # Only a batch that may break a rule is checked record by record.
-    if len(data) > MAX_RECORD_BYTES or not records[-1].end or _EPOCH_MARK in data:
+    has_own_kind = EPOCH in [kind for kind, _, _ in records]
+    if len(data) > MAX_RECORD_BYTES or not records[-1].end or has_own_kind:
         require_fit(batch)
     head = tail.head + len(records)
     sum_ = total(tail.base, head, crc)
