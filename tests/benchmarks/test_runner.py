@@ -281,5 +281,5 @@ def test_what_tuning_predicts_is_compared_with_a_run(tmp_path: Path) -> None:
     sizes = ("--sessions", "4", "--warm-up", "1", "--seconds", "5")
     figures = figures_of(tmp_path, "tune", *sizes, "--folder", str(tmp_path))
     assert names_of("tune") <= set(figures)
-    # Saves and losses of the default, of 2 and 10 s, and of what is recommended, if it is neither.
+    # Saves and losses of three settings, of two where the recommended one is a usual one.
     assert len(figures) in {5, 7}
