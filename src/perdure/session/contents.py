@@ -157,7 +157,8 @@ class Contents:
         restored: RestoredSession,
         owner: ReadableSession,
     ) -> None:
-        self._store: Store = Filled(followed(store)) if store.capabilities.blobs else store
+        is_filled = isinstance(store, Filled) or not store.capabilities.blobs
+        self._store: Store = store if is_filled else Filled(followed(store))
         self._owner = owner
         self._registry = registry
         self.key: SessionKey = restored.key

@@ -31,6 +31,7 @@ from perdure.records.keys import SessionKey
 from perdure.records.types import Registry
 from perdure.session import spill
 from perdure.session.events import Hooks
+from perdure.session.media import Filled
 from perdure.session.options import Limits
 from perdure.session.retention import Retention
 from perdure.session.stored import SessionStore
@@ -186,6 +187,8 @@ class Runtime:
 
     def __init__(self, store: SessionStore, host: Host, options: ManagerOptions) -> None:
         self.store: SessionStore = store
+        self.filled: Store = Filled(store) if store.capabilities.blobs else store
+        """The store as messages are read from it: one for all sessions."""
         self.host: Host = host
         self.hooks: Hooks = Hooks(host)
         self.clock: Callable[[], float] = loop_clock()
