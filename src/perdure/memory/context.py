@@ -12,7 +12,7 @@ log, and the newest are held next to them: `perdure.memory.media` says how many.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -46,8 +46,11 @@ Kept = tuple[int, bytes, bool]
 """A message: the seq of its record, its JSON, and whether it begins an atom."""
 
 
-class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The stored form of a working context; the field names are the format."""
+class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """The stored form of a working context; the field names are the format.
+
+    Each idle session may hold one: the garbage collector knows neither it nor its tuples.
+    """
 
     schema_version: int
     agent_id: str
@@ -58,10 +61,10 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     seq: int = 0
     """The watermark: the last record that is folded in."""
     system_prompt_sha256: str | None = None
-    messages: list[msgspec.Raw]
-    message_seqs: list[int] = []
+    messages: tuple[msgspec.Raw, ...]
+    message_seqs: tuple[int, ...] = ()
     """The seq of each message's record."""
-    atoms: list[int] = []
+    atoms: tuple[int, ...] = ()
     """Number of messages of each atom, after a pinned system message."""
     pinned: bool = False
     """True if the first message is a system message from before the cut."""
@@ -225,7 +228,8 @@ class WorkingContext:
         self.epoch_id: int = 0
         self.last_compaction_ts: float | None = None
         self.system_prompt_sha256: str | None = None
-        self._messages: list[Kept] = []
+        # None until they are asked for.
+        self._messages: list[Kept] | None = None
         # Where the messages are until they are needed.
         self._snapshot: Snapshot | None = None
         self._source: bytes | None = None
@@ -247,11 +251,12 @@ class WorkingContext:
 
     @property
     def _kept(self) -> list[Kept]:
-        snapshot = self._snapshot
-        if snapshot is not None:
-            self._snapshot = self._source = None
-            messages = map(bytes, snapshot.messages)
-            self._regroup(list(zip(snapshot.message_seqs, messages, strict=True)), snapshot.atoms)
+        if self._messages is None:
+            self._messages = []
+            snapshot, self._snapshot, self._source = self._snapshot, None, None
+            if snapshot is not None:
+                kept = zip(snapshot.message_seqs, map(bytes, snapshot.messages), strict=True)
+                self._regroup(list(kept), snapshot.atoms)
         return self._messages
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
@@ -457,9 +462,9 @@ class WorkingContext:
                 last_compaction_ts=self.last_compaction_ts,
                 seq=self.seq,
                 system_prompt_sha256=self.system_prompt_sha256,
-                messages=[msgspec.Raw(payload) for _, payload, _ in retained],
-                message_seqs=[seq for seq, _, _ in retained],
-                atoms=[end - at for at, end in pairwise([*begins, len(self._kept)])],
+                messages=tuple([msgspec.Raw(payload) for _, payload, _ in retained]),
+                message_seqs=tuple([seq for seq, _, _ in retained]),
+                atoms=tuple([end - at for at, end in pairwise([*begins, len(self._kept)])]),
                 pinned=self.system is not None,
                 cut=self.cut,
                 rebuilt_at=self.rebuilt_at,
@@ -523,15 +528,15 @@ class WorkingContext:
         self._kept.append((seq, message, _role(message) != "tool" or not self._kept))
         self._count(message)
 
-    def _regroup(self, messages: list[tuple[int, bytes]], atoms: list[int]) -> None:
+    def _regroup(self, messages: list[tuple[int, bytes]], atoms: Sequence[int]) -> None:
         if sum(atoms) != len(messages) or min(atoms) < 1:
             raise CorruptRecordError(
                 f"the snapshot's atoms count {sum(atoms)} messages, it holds {len(messages)}"
             )
         begins = {0, *accumulate(atoms)}
-        self._messages += [
+        self._kept.extend(
             (seq, message, at in begins) for at, (seq, message) in enumerate(messages)
-        ]
+        )
 
 
 def _role(payload: bytes) -> str:

@@ -650,7 +650,7 @@ class ReadableSession:
     @property
     def key(self) -> SessionKey:
         """Tenant, agent id and session id."""
-        return self._contents.key
+        return self._behind.key
 
     @property
     def info(self) -> SessionDocument:

@@ -429,7 +429,7 @@ class SessionLifecycle:
 
         """
         row, saver, tracked = LEAVES[why], self._runtime.saver, session._tracked
-        with anyio.CancelScope() if deadline is None else deadline.scope("saves"):
+        with nullcontext() if deadline is None else deadline.scope("saves"):
             # 1. Wait for the turns that run, and let no other begin.
             if row.turns == "first":
                 await session._turns.enter(session.key)
@@ -575,8 +575,9 @@ class SessionLifecycle:
 
     async def _close(self, session: SessionBase) -> None:
         deadline, loads = self.deadline(), self._runtime.pending_loads
-        with deadline.scope("saves"):
-            await wait_idle(loads, session.key)
+        if session.key in loads:
+            with deadline.scope("saves"):
+                await wait_idle(loads, session.key)
         with try_exclusive(loads, session.key) as free:
             if free and session._closed_by is None:
                 await self.leave(session, "close", deadline)

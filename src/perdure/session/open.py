@@ -220,9 +220,10 @@ class Opener:
 
     def _begin_load(self, wanted: OpenRequest, began: float) -> PendingLoad:
         """Begin to load a session for a caller that has waited since *began*."""
-        pending_load = PendingLoad()
+        scope = anyio.CancelScope()
+        pending_load = PendingLoad(scope)
         remaining = max(wanted.wait - (self._runtime.clock() - began), 0.0)
-        self._runtime.host.spawn(self._run_load, pending_load, wanted, remaining)
+        self._runtime.host.spawn(self._run_load, pending_load, scope, wanted, remaining)
         # Only once there is a task that will remove it.
         self._runtime.pending_loads[wanted.key] = pending_load
         return pending_load
@@ -243,10 +244,14 @@ class Opener:
         return session
 
     async def _run_load(
-        self, pending_load: PendingLoad, wanted: OpenRequest, wait: float
+        self,
+        pending_load: PendingLoad,
+        scope: anyio.CancelScope,
+        wanted: OpenRequest,
+        wait: float,
     ) -> None:
         try:
-            with pending_load.scope:
+            with scope:
                 async with self._loads:
                     await self._load(pending_load, wanted, wait)
         except Exception as error:  # noqa: BLE001  # it goes to those who wait

@@ -50,13 +50,13 @@ class PendingLoad:
 
     __slots__ = ("done", "error", "holder", "scope")
 
-    def __init__(self) -> None:
+    def __init__(self, scope: anyio.CancelScope | None = None) -> None:
         self.done: anyio.Event = anyio.Event()
         self.error: Exception | None = None
         """Causes of failed loads."""
         self.holder: LeaseState | None = None
         """The owner that a load waits for, of another process."""
-        self.scope: anyio.CancelScope = anyio.CancelScope()
+        self.scope: anyio.CancelScope | None = scope
         """Around a load, if it is one: cancelled when its manager stops."""
 
     def note_holder(self, holder: LeaseState) -> None:
