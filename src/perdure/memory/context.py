@@ -171,72 +171,54 @@ class Retractions:
         return True
 
 
-class WorkingContext:
+class WorkingContext(msgspec.Struct, gc=False, eq=False):
     """The newest whole atoms of a session, within a number of bytes.
 
-    Used by one task at a time. Messages stay encoded until they are read.
+    Used by one task at a time. Messages stay encoded until they are read. Each open session has
+    one, which refers to nothing that could refer to it: the garbage collector passes it by.
     """
 
-    __slots__ = (
-        "_is_exact",
-        "_messages",
-        "_replaced_at",
-        "_retracted",
-        "_size",
-        "_snapshot",
-        "_source",
-        "budget",
-        "cut",
-        "epoch_id",
-        "has_lifted",
-        "inline",
-        "last_compaction_ts",
-        "lifts",
-        "limit",
-        "media",
-        "rebuilt_at",
-        "seq",
-        "system",
-        "system_prompt_sha256",
-    )
+    limit: int
+    """Bytes of message JSON to keep, without media; the newest atom stays even if it alone is
+    larger."""
+    lifts: bool = False
+    """True if media are taken out of what is fed, as they are when it is saved."""
+    has_lifted: bool = False
+    """True if that has happened."""
+    media: dict[str, bytes] = {}
+    """What messages refer to, by name: of the newest, as many as the budget has room for."""
+    budget: MediaBudget = MediaBudget()
+    _size: int = 0
+    inline: int = 0
+    """Bytes of media that no blob holds, once they are counted."""
+    _is_exact: bool = False
+    """Looking for media costs more than all else here. Until the limit is reached, or somebody
+    asks, `_size` counts them as text, and what that lets in fits into both limits."""
+    seq: int = 0
+    """The last record that was fed, of any kind."""
+    cut: bool = False
+    """True if older messages were left out."""
+    rebuilt_at: int = 0
+    """The last record that replaced or took back messages."""
+    system: Kept | None = None
+    """The newest system message among those that were cut."""
+    epoch_id: int = 0
+    last_compaction_ts: float | None = None
+    system_prompt_sha256: str | None = None
+    _messages: list[Kept] | None = None
+    """None until they are asked for."""
+    _snapshot: Snapshot | None = None
+    """Where the messages are until they are needed, and what it was decoded from."""
+    _source: bytes | None = None
+    _replaced_at: int = 0
+    """The last record that replaced the messages, as far as is known."""
+    _retracted: list[tuple[int, int]] | None = None
+    """Since then, in order: how far each retraction went back, and its own record."""
 
-    def __init__(self, limit: int) -> None:
-        # Bytes of message JSON to keep, without media; the newest atom stays even if it alone is
-        # larger.
-        self.limit: int = limit
-        # Whether media are taken out of what is fed, as they are when it is saved.
-        self.lifts: bool = False
-        # Whether that has happened.
-        self.has_lifted: bool = False
-        # What messages refer to, by name: of the newest, as many as the budget has room for.
-        self.media: dict[str, bytes] = {}
-        self.budget: MediaBudget = MediaBudget()
-        self._size: int = 0
-        # Bytes of media that no blob holds, once they are counted.
-        self.inline: int = 0
-        # Looking for media costs more than all else here. Until the limit is reached, or somebody
-        # asks, `_size` counts them as text, and what that lets in fits into both limits.
-        self._is_exact: bool = limit > HELD_BYTES
-        # The last record that was fed, of any kind.
-        self.seq: int = 0
-        # Whether older messages were left out.
-        self.cut: bool = False
-        # The last record that replaced or took back messages.
-        self.rebuilt_at: int = 0
-        # The newest system message among those that were cut.
-        self.system: Kept | None = None
-        self.epoch_id: int = 0
-        self.last_compaction_ts: float | None = None
-        self.system_prompt_sha256: str | None = None
-        # None until they are asked for.
-        self._messages: list[Kept] | None = None
-        # Where the messages are until they are needed.
-        self._snapshot: Snapshot | None = None
-        self._source: bytes | None = None
-        # The last record that replaced the messages, as far as is known.
-        self._replaced_at: int = 0
-        # Since then, in order: how far each retraction went back, and its own record.
-        self._retracted: list[tuple[int, int]] | None = None
+    __repr__ = object.__repr__  # a log has no messages
+
+    def __post_init__(self) -> None:
+        self._is_exact = self.limit > HELD_BYTES
 
     @property
     def size(self) -> int:

@@ -147,6 +147,8 @@ class _Tail(msgspec.Struct, gc=False, eq=False):
     """Bytes of a write that a full disk cut short."""
     fd: int | None = None
 
+    __repr__ = object.__repr__  # a log has no messages
+
     @property
     def size(self) -> int:
         """The length that the file must have."""
