@@ -87,26 +87,28 @@ def run(options: Options) -> Report:
     taken: dict[str, tuple[list[float], list[float]]] = {
         name: ([], []) for name in ("open", "close", "both")
     }
-    with tempfile.TemporaryDirectory(prefix="perdure-", dir=options.folder) as folder:
-        with ExitStack() as stack:
-            workers = []
-            for number, checkout in enumerate((ROOT, options.base)):
-                place = Path(folder) / f"store-{number}"
-                place.mkdir()
-                worker = Worker(checkout, WORKER, f"sqlite:///{place}/store.db")
-                stack.callback(worker.close)
-                workers.append(worker)
-            for worker in workers:
-                for start in starts:
-                    worker.ask("fill", start, options.batch, TURNS)
-                worker.ask("restart", 0, 0, 0)
-            for number, start in enumerate(starts):
-                for at in (0, 1) if number % 2 else (1, 0):
-                    opening = workers[at].ask("open", start, options.batch, 0)
-                    closing = workers[at].ask("close", start, options.batch, 0)
-                    taken["open"][at].append(opening)
-                    taken["close"][at].append(closing)
-                    taken["both"][at].append(opening + closing)
+    with (
+        tempfile.TemporaryDirectory(prefix="perdure-", dir=options.folder) as folder,
+        ExitStack() as stack,
+    ):
+        workers = []
+        for number, checkout in enumerate((ROOT, options.base)):
+            place = Path(folder) / f"store-{number}"
+            place.mkdir()
+            worker = Worker(checkout, WORKER, f"sqlite:///{place}/store.db")
+            stack.callback(worker.close)
+            workers.append(worker)
+        for worker in workers:
+            for start in starts:
+                worker.ask("fill", start, options.batch, TURNS)
+            worker.ask("restart", 0, 0, 0)
+        for number, start in enumerate(starts):
+            for at in (0, 1) if number % 2 else (1, 0):
+                opening = workers[at].ask("open", start, options.batch, 0)
+                closing = workers[at].ask("close", start, options.batch, 0)
+                taken["open"][at].append(opening)
+                taken["close"][at].append(closing)
+                taken["both"][at].append(opening + closing)
     meanings = {
         "open": "CPU of opening sessions again over the base's",
         "close": "the same of closing them unchanged",

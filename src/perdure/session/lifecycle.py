@@ -712,7 +712,7 @@ async def _read(session: SessionBase) -> RestoredSession:
             break
         # A save came between, and what it saved has left memory.
         restored = await restore(runtime.store, session.key, context_bytes=limit)
-    await hold_media(runtime.store, session.key, restored.context, runtime.limits._media)
+    await hold_media(runtime.store, session.key, restored.context, runtime.media_budget)
     return restored
 
 

@@ -398,7 +398,7 @@ class Opener:
             strict=wanted.strict,
             found=taken.found,
         )
-        await hold_media(runtime.store, key, restored.context, runtime.limits._media)
+        await hold_media(runtime.store, key, restored.context, runtime.media_budget)
         if restored.head != taken.head:
             # No damage if another process has taken it meanwhile.
             await require_same(runtime.store, key, held=taken.epoch)

@@ -27,6 +27,7 @@ from perdure.autosave.engine import Autosaver
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import InvalidArgumentError, PerdureError, StoreUnavailableError, WrongLoopError
 from perdure.lease import LeaseOptions, OwnerWatch
+from perdure.memory.media import MediaBudget
 from perdure.records.keys import SessionKey
 from perdure.records.types import Registry
 from perdure.session import spill
@@ -209,6 +210,9 @@ class Runtime:
         self.watch: OwnerWatch = OwnerWatch(options.lease, self.clock)
         self.shutdown: Shutdown = options.shutdown
         self.limits: Limits = options.limits
+        self.media_budget: MediaBudget = MediaBudget(
+            self.limits.context_media_tokens, self.limits.media_tokens
+        )
         self.retention: Retention | None = options.retention
         self.spill_folder: str | None = spill.folder_for(store, self.shutdown.spill)
         self.home: Affinity = Affinity()
