@@ -175,7 +175,7 @@ class WorkingContext(msgspec.Struct, gc=False, eq=False):
     """The newest whole atoms of a session, within a number of bytes.
 
     Used by one task at a time. Messages stay encoded until they are read. Each open session has
-    one, which refers to nothing that could refer to it: the garbage collector passes it by.
+    one, which refers to nothing that refers to it: the garbage collector passes it by.
     """
 
     limit: int
