@@ -27,6 +27,7 @@ from benchmarks import (
     peers,
     replay,
     report,
+    restart,
     restore,
     save,
     scale,
@@ -80,6 +81,9 @@ def _run(given: argparse.Namespace) -> Report:
         return checkpoints.run(checkpoints.Options(*counts, given.folder))
     if given.benchmark == "restore":
         return restore.run(restore.Options(given.messages, given.few, given.rounds, given.folder))
+    if given.benchmark == "restart":
+        again = restart.Options(given.base, given.sessions, given.batch, given.folder)
+        return restart.run(again)
     if given.benchmark == "forks":
         sizes = (tuple(given.records or forks.Options().records), forks.Options().restarts)
         options = forks.Options(*sizes, rounds=given.rounds, base=given.base)
@@ -181,6 +185,11 @@ def _add_openings(kinds: Any, parents: list[argparse.ArgumentParser]) -> None:
     opens.add_argument("--agents", type=_count, default=usual.agents)
     opens.add_argument("--store", action="append", choices=opening.STORES)
     opens.add_argument("--base", type=Path, help="a checkout of the revision to compare with")
+
+    again = kinds.add_parser("restart", parents=parents, help=restart.__doc__)
+    again.add_argument("--sessions", type=_count, default=10_000)
+    again.add_argument("--batch", type=_count, default=100, help="sessions at a time")
+    again.add_argument("--base", type=Path, required=True, help="a checkout to compare with")
 
     lists = kinds.add_parser("listing", parents=parents, help=listing.__doc__)
     lists.add_argument("--sessions", type=_count, help="default: 10,000")

@@ -91,6 +91,7 @@ TARGETS = {
     "checkpoints.disk": 1.3,
     "checkpoints.given_bytes": 12.0,
     "checkpoints.replay_memory_growth": 1.2,
+    "restart.both_over_base": 0.6,
     "restore.growth": 1.5,
     "restore.first_context": 1.1,
     "restore.load_over_openai": 1.5,

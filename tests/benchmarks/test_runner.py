@@ -155,6 +155,12 @@ def test_opening_gives_its_figures(tmp_path: Path) -> None:
     assert names_of("opening") <= set(figures)
 
 
+def test_restart_gives_its_figures(tmp_path: Path) -> None:
+    sizes = ("--sessions", "6", "--batch", "3", "--base", str(Path(__file__).parents[2]))
+    figures = figures_of(tmp_path, "restart", *sizes, "--folder", str(tmp_path))
+    assert names_of("restart") <= set(figures)
+
+
 def test_listing_gives_its_figures(tmp_path: Path) -> None:
     pytest.importorskip("langgraph.checkpoint.sqlite")
     pytest.importorskip("google.adk")

@@ -137,7 +137,7 @@ def test_cut_context_begins_with_a_user_message() -> None:
 
 
 def test_snapshot_whose_atoms_do_not_add_up_is_refused() -> None:
-    snapshot = Snapshot(schema_version=1, agent_id="a", messages=[msgspec.Raw(b"{}")], atoms=[2])
+    snapshot = Snapshot(schema_version=1, agent_id="a", messages=(msgspec.Raw(b"{}"),), atoms=(2,))
     with pytest.raises(CorruptRecordError, match="atoms"):
         WorkingContext.of_snapshot(snapshot, 100)
 
@@ -145,11 +145,11 @@ def test_snapshot_whose_atoms_do_not_add_up_is_refused() -> None:
 def test_snapshot_of_another_writer_is_grouped_by_roles() -> None:
     """S0-27: the seed's format has no atoms and no seqs."""
     bodies = [{"role": "user", "content": "hi"}, {"role": "assistant"}, {"role": "tool"}]
-    messages = [msgspec.Raw(msgspec.json.encode(body)) for body in bodies]
+    messages = tuple(msgspec.Raw(msgspec.json.encode(body)) for body in bodies)
     snapshot = Snapshot(schema_version=1, agent_id="a", seq=7, messages=messages)
     context = WorkingContext.of_snapshot(snapshot, 1000)
     assert [bytes(raw) for raw in messages] == list(context.messages())
-    assert msgspec.json.decode(context.snapshot("a", "s"), type=Snapshot).atoms == [1, 2]
+    assert msgspec.json.decode(context.snapshot("a", "s"), type=Snapshot).atoms == (1, 2)
 
 
 def test_a_snapshot_is_a_function_of_what_it_holds() -> None:
@@ -197,5 +197,5 @@ def test_a_tool_s_result_whose_call_was_taken_back_begins_an_atom() -> None:
     entries = [(TOOL_CALL, message(TOOL_CALL, 1)), (TOOL_RESULT, message(TOOL_RESULT, 1))]
     live = fed([*entries, (MESSAGE, message(MESSAGE, 2)), (RETRACT, taken)], 1_000)
     stored = msgspec.json.decode(live.snapshot("a", "s"), type=Snapshot)
-    assert stored.atoms == [1, 1]
+    assert stored.atoms == (1, 1)
     assert list(WorkingContext.of_snapshot(stored, 1_000).messages()) == list(live.messages())

@@ -37,16 +37,23 @@ def test_depth_is_that_of_the_decoded_value(value: object) -> None:
     assert depth_of(json.dumps(value).encode()) == true_depth(value)
 
 
-@given(
-    st.lists(st.sampled_from([b"\\", b'"', b"[", b"]", b"{", b"}", b"a"]), max_size=60),
-    st.integers(1, 9),
-)
-def test_depth_is_the_same_in_parts(signs: list[bytes], size: int) -> None:
+SIGNS = st.lists(st.sampled_from([b"\\", b'"', b"[", b"]", b"{", b"}", b"a"]), max_size=60)
+
+
+@given(SIGNS, st.integers(1, 40))
+def test_depth_is_the_same_where_escapes_are_many_or_few(signs: list[bytes], times: int) -> None:
+    data = b"".join(signs) * times
+    among_text = data + b"a" * (256 * len(data))
+    assert depth_of(among_text) == depth_of(data)
+
+
+@given(SIGNS, st.integers(1, 9))
+def test_a_long_value_is_as_deep_as_a_short_one(signs: list[bytes], sample: int) -> None:
     data = b"".join(signs)
-    whole, deeper = depth_of(data), [is_deeper(data, limit) for limit in range(5)]
+    deeper = [is_deeper(data, limit) for limit in range(5)]
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(door, "_CHUNK", size)
-        assert depth_of(data) == whole
+        patched.setattr(door, "_SAMPLE", sample)
+        patched.setattr(door, "_LONG", 2 * sample)
         assert [is_deeper(data, limit) for limit in range(5)] == deeper
 
 

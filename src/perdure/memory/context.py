@@ -12,7 +12,7 @@ log, and the newest are held next to them: `perdure.memory.media` says how many.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Final
 
@@ -46,8 +46,11 @@ Kept = tuple[int, bytes, bool]
 """A message: the seq of its record, its JSON, and whether it begins an atom."""
 
 
-class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """The stored form of a working context; the field names are the format."""
+class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True, gc=False):
+    """The stored form of a working context; the field names are the format.
+
+    Each idle session may hold one: the garbage collector knows neither it nor its tuples.
+    """
 
     schema_version: int
     agent_id: str
@@ -58,10 +61,10 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     seq: int = 0
     """The watermark: the last record that is folded in."""
     system_prompt_sha256: str | None = None
-    messages: list[msgspec.Raw]
-    message_seqs: list[int] = []
+    messages: tuple[msgspec.Raw, ...]
+    message_seqs: tuple[int, ...] = ()
     """The seq of each message's record."""
-    atoms: list[int] = []
+    atoms: tuple[int, ...] = ()
     """Number of messages of each atom, after a pinned system message."""
     pinned: bool = False
     """True if the first message is a system message from before the cut."""
@@ -168,71 +171,54 @@ class Retractions:
         return True
 
 
-class WorkingContext:
+class WorkingContext(msgspec.Struct, gc=False, eq=False):
     """The newest whole atoms of a session, within a number of bytes.
 
-    Used by one task at a time. Messages stay encoded until they are read.
+    Used by one task at a time. Messages stay encoded until they are read. Each open session has
+    one, which refers to nothing that refers to it: the garbage collector passes it by.
     """
 
-    __slots__ = (
-        "_is_exact",
-        "_messages",
-        "_replaced_at",
-        "_retracted",
-        "_size",
-        "_snapshot",
-        "_source",
-        "budget",
-        "cut",
-        "epoch_id",
-        "has_lifted",
-        "inline",
-        "last_compaction_ts",
-        "lifts",
-        "limit",
-        "media",
-        "rebuilt_at",
-        "seq",
-        "system",
-        "system_prompt_sha256",
-    )
+    limit: int
+    """Bytes of message JSON to keep, without media; the newest atom stays even if it alone is
+    larger."""
+    lifts: bool = False
+    """True if media are taken out of what is fed, as they are when it is saved."""
+    has_lifted: bool = False
+    """True if that has happened."""
+    media: dict[str, bytes] = {}
+    """What messages refer to, by name: of the newest, as many as the budget has room for."""
+    budget: MediaBudget = MediaBudget()
+    _size: int = 0
+    inline: int = 0
+    """Bytes of media that no blob holds, once they are counted."""
+    _is_exact: bool = False
+    """Looking for media costs more than all else here. Until the limit is reached, or somebody
+    asks, `_size` counts them as text, and what that lets in fits into both limits."""
+    seq: int = 0
+    """The last record that was fed, of any kind."""
+    cut: bool = False
+    """True if older messages were left out."""
+    rebuilt_at: int = 0
+    """The last record that replaced or took back messages."""
+    system: Kept | None = None
+    """The newest system message among those that were cut."""
+    epoch_id: int = 0
+    last_compaction_ts: float | None = None
+    system_prompt_sha256: str | None = None
+    _messages: list[Kept] | None = None
+    """None until they are asked for."""
+    _snapshot: Snapshot | None = None
+    """Where the messages are until they are needed, and what it was decoded from."""
+    _source: bytes | None = None
+    _replaced_at: int = 0
+    """The last record that replaced the messages, as far as is known."""
+    _retracted: list[tuple[int, int]] | None = None
+    """Since then, in order: how far each retraction went back, and its own record."""
 
-    def __init__(self, limit: int) -> None:
-        # Bytes of message JSON to keep, without media; the newest atom stays even if it alone is
-        # larger.
-        self.limit: int = limit
-        # Whether media are taken out of what is fed, as they are when it is saved.
-        self.lifts: bool = False
-        # Whether that has happened.
-        self.has_lifted: bool = False
-        # What messages refer to, by name: of the newest, as many as the budget has room for.
-        self.media: dict[str, bytes] = {}
-        self.budget: MediaBudget = MediaBudget()
-        self._size: int = 0
-        # Bytes of media that no blob holds, once they are counted.
-        self.inline: int = 0
-        # Looking for media costs more than all else here. Until the limit is reached, or somebody
-        # asks, `_size` counts them as text, and what that lets in fits into both limits.
-        self._is_exact: bool = limit > HELD_BYTES
-        # The last record that was fed, of any kind.
-        self.seq: int = 0
-        # Whether older messages were left out.
-        self.cut: bool = False
-        # The last record that replaced or took back messages.
-        self.rebuilt_at: int = 0
-        # The newest system message among those that were cut.
-        self.system: Kept | None = None
-        self.epoch_id: int = 0
-        self.last_compaction_ts: float | None = None
-        self.system_prompt_sha256: str | None = None
-        self._messages: list[Kept] = []
-        # Where the messages are until they are needed.
-        self._snapshot: Snapshot | None = None
-        self._source: bytes | None = None
-        # The last record that replaced the messages, as far as is known.
-        self._replaced_at: int = 0
-        # Since then, in order: how far each retraction went back, and its own record.
-        self._retracted: list[tuple[int, int]] | None = None
+    __repr__ = object.__repr__  # a log has no messages
+
+    def __post_init__(self) -> None:
+        self._is_exact = self.limit > HELD_BYTES
 
     @property
     def size(self) -> int:
@@ -247,11 +233,12 @@ class WorkingContext:
 
     @property
     def _kept(self) -> list[Kept]:
-        snapshot = self._snapshot
-        if snapshot is not None:
-            self._snapshot = self._source = None
-            messages = map(bytes, snapshot.messages)
-            self._regroup(list(zip(snapshot.message_seqs, messages, strict=True)), snapshot.atoms)
+        if self._messages is None:
+            self._messages = []
+            snapshot, self._snapshot, self._source = self._snapshot, None, None
+            if snapshot is not None:
+                kept = zip(snapshot.message_seqs, map(bytes, snapshot.messages), strict=True)
+                self._regroup(list(kept), snapshot.atoms)
         return self._messages
 
     def feed(self, seq: int, kind: str, payload: bytes) -> None:
@@ -466,9 +453,9 @@ class WorkingContext:
                 last_compaction_ts=self.last_compaction_ts,
                 seq=self.seq,
                 system_prompt_sha256=self.system_prompt_sha256,
-                messages=[msgspec.Raw(payload) for _, payload, _ in retained],
-                message_seqs=[seq for seq, _, _ in retained],
-                atoms=[end - at for at, end in pairwise([*begins, len(self._kept)])],
+                messages=tuple([msgspec.Raw(payload) for _, payload, _ in retained]),
+                message_seqs=tuple([seq for seq, _, _ in retained]),
+                atoms=tuple([end - at for at, end in pairwise([*begins, len(self._kept)])]),
                 pinned=self.system is not None,
                 cut=self.cut,
                 rebuilt_at=self.rebuilt_at,
@@ -532,15 +519,15 @@ class WorkingContext:
         self._kept.append((seq, message, _role(message) != "tool" or not self._kept))
         self._count(message)
 
-    def _regroup(self, messages: list[tuple[int, bytes]], atoms: list[int]) -> None:
+    def _regroup(self, messages: list[tuple[int, bytes]], atoms: Sequence[int]) -> None:
         if sum(atoms) != len(messages) or min(atoms) < 1:
             raise CorruptRecordError(
                 f"the snapshot's atoms count {sum(atoms)} messages, it holds {len(messages)}"
             )
         begins = {0, *accumulate(atoms)}
-        self._messages += [
+        self._kept.extend(
             (seq, message, at in begins) for at, (seq, message) in enumerate(messages)
-        ]
+        )
 
 
 def _role(payload: bytes) -> str:

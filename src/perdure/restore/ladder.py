@@ -98,13 +98,9 @@ def problem_of(name: str, data: bytes, key: SessionKey, as_of_seq: int) -> str |
     """
     try:
         if name == SNAPSHOT:
-            snapshot = snapshot_of(data, key, as_of_seq)
-            return snapshot if isinstance(snapshot, str) else None
+            return _problem_in(snapshot_of(data, key, as_of_seq))
         if name == SESSION:
-            document = decode(data, SessionDocument)
-            if (document.agent_id, document.session_id) != (key.agent, key.session):
-                return f"it belongs to {document.agent_id}/{document.session_id}"
-            return _version_problem(document.version)
+            return _problem_in(_session_of(data, key))
         if name == MEMORY:
             return _version_problem(decode(data, _Versioned).version)
         if name in {EPISODIC, SEMANTIC}:
@@ -113,8 +109,26 @@ def problem_of(name: str, data: bytes, key: SessionKey, as_of_seq: int) -> str |
         elif name.endswith(".json"):
             decode(data, msgspec.Raw)
     except FormatError as error:
-        return f"it is not well-formed ({error})"
+        return _NOT_WELL_FORMED.format(error)
     return None
+
+
+_NOT_WELL_FORMED = "it is not well-formed ({})"
+
+
+def _problem_in(found: object) -> str | None:
+    return found if isinstance(found, str) else None
+
+
+def _session_of(data: bytes, key: SessionKey) -> SessionDocument | str:
+    """Return session.json, or why it cannot be used."""
+    try:
+        document = decode(data, SessionDocument)
+    except FormatError as error:
+        return _NOT_WELL_FORMED.format(error)
+    if (document.agent_id, document.session_id) != (key.agent, key.session):
+        return f"it belongs to {document.agent_id}/{document.session_id}"
+    return _version_problem(document.version) or document
 
 
 def _version_problem(version: int) -> str | None:
@@ -135,7 +149,7 @@ def snapshot_of(data: bytes, key: SessionKey, as_of_seq: int) -> Snapshot | str:
             version = decode(data, _Schema).schema_version
             if version != SCHEMA_VERSION:  # one of another shape
                 return _OTHER_SCHEMA.format(version, SCHEMA_VERSION)
-        return f"it is not well-formed ({error})"
+        return _NOT_WELL_FORMED.format(error)
     if snapshot.schema_version != SCHEMA_VERSION:
         return _OTHER_SCHEMA.format(snapshot.schema_version, SCHEMA_VERSION)
     if (snapshot.agent_id, snapshot.session_id) != (key.agent, key.session):
@@ -222,8 +236,9 @@ async def restore(
     documents = data.documents
     require_plain(documents.manifest, key)
     snapshot = stored_snapshot(documents.found, key)
-    problem = snapshot if isinstance(snapshot, str) else None
-    documents = validated(documents, key, known={SNAPSHOT: problem})  # it is large: validated once
+    session = _stored_session(documents.found, key)
+    known = {SNAPSHOT: _problem_in(snapshot), SESSION: _problem_in(session)}
+    documents = validated(documents, key, known=known)  # these two are decoded once
     if strict:
         _require_sound(documents, key)
     steps = [RestoreStep("cut", tail) for tail in documents.cut]
@@ -231,9 +246,8 @@ async def restore(
     stored = documents.found.get(SNAPSHOT)
     source = None if stored is None else stored.data
     context, since = cached_context(snapshot, context_bytes, source)
-    session = documents.found.get(SESSION)
-    info = session_document(key) if session is None else decode(session.data, SessionDocument)
-    counted = 0 if session is None else session.as_of_seq
+    info = session if isinstance(session, SessionDocument) else session_document(key)
+    counted = documents.found[SESSION].as_of_seq if SESSION in documents.found else 0
     folded = 0 if documents.manifest is None else documents.manifest.as_of_seq
     since = since if with_context else folded
     # A killed fold may have written these two and not the documents that load later.
@@ -317,6 +331,12 @@ def stored_snapshot(found: Mapping[str, Document], key: SessionKey) -> Snapshot 
     """Return the snapshot among documents, or why it cannot be used; None without one."""
     document = found.get(SNAPSHOT)
     return None if document is None else snapshot_of(document.data, key, document.as_of_seq)
+
+
+def _stored_session(found: Mapping[str, Document], key: SessionKey) -> SessionDocument | str | None:
+    """Return session.json among documents, or why it cannot be used; None without one."""
+    document = found.get(SESSION)
+    return None if document is None else _session_of(document.data, key)
 
 
 def cached_context(

@@ -565,7 +565,7 @@ class SessionBase(_Hot):
     def _hold(self, restored: RestoredSession) -> None:
         """Begin with the contents that were restored."""
         runtime = self._runtime
-        self._behind = Contents(runtime.store, runtime.registry, restored, self)
+        self._behind = Contents(runtime.filled, runtime.registry, restored, self)
         contents, tracked = self._behind, self._tracked
         tracked.turns, tracked.labels = contents.document.turns, contents.about()
         tracked.labels_due = bool(contents.changes((META,)))  # no save may have said them

@@ -243,16 +243,16 @@ class ManagerParts:
 
     async def load(self, key: SessionKey, *, context: bool = True) -> SessionView | None:
         """Read a session; None if there is none."""
-        store, limits = self.runtime.store, self.runtime.limits
+        runtime = self.runtime
         restored = await restore(
-            store,
+            runtime.store,
             key,
-            context_bytes=limits.context_bytes,
+            context_bytes=runtime.limits.context_bytes,
             with_context=context,
             newest=0 if context else PAGE,  # who leaves the context out shows history
         )
-        await hold_media(store, key, restored.context, limits._media)
-        return SessionView(store, self.runtime.registry, restored) if restored.head else None
+        await hold_media(runtime.store, key, restored.context, runtime.media_budget)
+        return SessionView(runtime.filled, runtime.registry, restored) if restored.head else None
 
     async def forget(
         self, wanted: SessionFilter, terms: HandoverTerms, *, dry_run: bool = False

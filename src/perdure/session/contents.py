@@ -157,7 +157,8 @@ class Contents:
         restored: RestoredSession,
         owner: ReadableSession,
     ) -> None:
-        self._store: Store = Filled(followed(store)) if store.capabilities.blobs else store
+        is_filled = isinstance(store, Filled) or not store.capabilities.blobs
+        self._store: Store = store if is_filled else Filled(followed(store))
         self._owner = owner
         self._registry = registry
         self.key: SessionKey = restored.key
@@ -651,7 +652,7 @@ class ReadableSession:
     @property
     def key(self) -> SessionKey:
         """Tenant, agent id and session id."""
-        return self._contents.key
+        return self._behind.key
 
     @property
     def info(self) -> SessionDocument:

@@ -458,7 +458,7 @@ class SessionLifecycle:
 
         """
         row, saver, tracked = LEAVES[why], self._runtime.saver, session._tracked
-        with anyio.CancelScope() if deadline is None else deadline.scope("saves"):
+        with nullcontext() if deadline is None else deadline.scope("saves"):
             # 1. Wait for the turns that run, and let no other begin.
             if row.turns == "first":
                 await session._turns.enter(session.key)
@@ -604,8 +604,9 @@ class SessionLifecycle:
 
     async def _close(self, session: SessionBase) -> None:
         deadline, loads = self.deadline(), self._runtime.pending_loads
-        with deadline.scope("saves"):
-            await wait_idle(loads, session.key)
+        if session.key in loads:
+            with deadline.scope("saves"):
+                await wait_idle(loads, session.key)
         with try_exclusive(loads, session.key) as free:
             if free and session._closed_by is None:
                 await self.leave(session, "close", deadline)
@@ -740,7 +741,7 @@ async def _read(session: SessionBase) -> RestoredSession:
             break
         # A save came between, and what it saved has left memory.
         restored = await restore(runtime.store, session.key, context_bytes=limit)
-    await hold_media(runtime.store, session.key, restored.context, runtime.limits._media)
+    await hold_media(runtime.store, session.key, restored.context, runtime.media_budget)
     return restored
 
 

@@ -58,6 +58,8 @@ from perdure.session.spill import SpillFile
 from perdure.store import About, Beginning, Store, Taken, Terms, all_records, require_same
 
 _LONGEST_OWNER = 64
+_ON_HELD: tuple[str, ...] = get_args(OnHeld)
+_ON_DAMAGE: tuple[str, ...] = get_args(OnDamage)
 
 
 class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,16 +83,16 @@ class OpenRequest(msgspec.Struct, frozen=True, kw_only=True):
                 "new=True makes a session and create=False forbids it: leave one of them out",
                 option="new",
             )
-        if self.on_held not in get_args(OnHeld):
-            choices = ", ".join(get_args(OnHeld))
+        if self.on_held not in _ON_HELD:
+            choices = ", ".join(_ON_HELD)
             raise InvalidArgumentError(
                 f"invalid on_held={self.on_held!r}: choose {choices}",
                 option="on_held",
                 value=self.on_held,
             )
-        if self.on_damage not in get_args(OnDamage):
+        if self.on_damage not in _ON_DAMAGE:
             raise InvalidArgumentError(
-                f"invalid on_damage={self.on_damage!r}: choose {', '.join(get_args(OnDamage))}",
+                f"invalid on_damage={self.on_damage!r}: choose {', '.join(_ON_DAMAGE)}",
                 option="on_damage",
                 value=self.on_damage,
             )
@@ -179,11 +181,11 @@ class Opener:
         self._runtime = runtime
         self._lifecycle = lifecycle
         self._inbox = inbox
-        self._loads = anyio.CapacityLimiter(runtime.limits.loads)
+        self._loads = anyio.Semaphore(runtime.limits.loads, fast_acquire=True)
 
     async def open(self, wanted: OpenRequest) -> Session:
         """Return the session, pinned once more."""
-        runtime, began = self._runtime, anyio.current_time()
+        runtime, began = self._runtime, self._runtime.clock()
         own: PendingLoad | None = None
         while True:
             # Each time: the manager may have begun to stop during the wait.
@@ -198,7 +200,8 @@ class Opener:
                 if session is not None:
                     return self._pinned(session, wanted)
                 pending_load = own = self._begin_load(wanted, began)
-                wanted = msgspec.structs.replace(wanted, new=False)  # what it makes is ours
+                if wanted.new:  # what it makes is ours
+                    wanted = msgspec.structs.replace(wanted, new=False)
             # Cancelled while waiting: the load continues, and the next open finds the session.
             is_own = pending_load is own
             await _joined(runtime.store.inner, pending_load, wanted, began, is_own=is_own)
@@ -217,10 +220,10 @@ class Opener:
 
     def _begin_load(self, wanted: OpenRequest, began: float) -> PendingLoad:
         """Begin to load a session for a caller that has waited since *began*."""
-        pending_load = PendingLoad()
-        remaining = max(wanted.wait - (anyio.current_time() - began), 0.0)
-        load = msgspec.structs.replace(wanted, wait=remaining)
-        self._runtime.host.spawn(self._run_load, pending_load, load)
+        scope = anyio.CancelScope()
+        pending_load = PendingLoad(scope)
+        remaining = max(wanted.wait - (self._runtime.clock() - began), 0.0)
+        self._runtime.host.spawn(self._run_load, pending_load, scope, wanted, remaining)
         # Only once there is a task that will remove it.
         self._runtime.pending_loads[wanted.key] = pending_load
         return pending_load
@@ -240,11 +243,17 @@ class Opener:
             raise
         return session
 
-    async def _run_load(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
+    async def _run_load(
+        self,
+        pending_load: PendingLoad,
+        scope: anyio.CancelScope,
+        wanted: OpenRequest,
+        wait: float,
+    ) -> None:
         try:
-            with pending_load.scope:
+            with scope:
                 async with self._loads:
-                    await self._load(pending_load, wanted)
+                    await self._load(pending_load, wanted, wait)
         except Exception as error:  # noqa: BLE001  # it goes to those who wait
             pending_load.error = error
         except (KeyboardInterrupt, SystemExit):
@@ -254,10 +263,10 @@ class Opener:
             del self._runtime.pending_loads[wanted.key]
             pending_load.done.set()
 
-    async def _load(self, pending_load: PendingLoad, wanted: OpenRequest) -> None:
+    async def _load(self, pending_load: PendingLoad, wanted: OpenRequest, wait: float) -> None:
         """Take the session with all that a restore reads, restore it, replay what was spilled."""
         runtime, key = self._runtime, wanted.key
-        began = anyio.current_time()
+        began = runtime.clock()
         names = None if wanted.strict else RESTORED
         labels = About(owner=wanted.owner, tags=tuple(wanted.tags))
         terms = Terms(
@@ -269,13 +278,13 @@ class Opener:
             names=names,
         )
         try:
-            taken, session, may_have_items = await self._take(pending_load, wanted, terms)
+            taken, session, may_have_items = await self._take(pending_load, wanted, terms, wait)
         except CorruptRecordError as error:
             if wanted.on_damage != "fresh":
                 raise
             terms = await self._terms_aside(key, terms, error)
             try:
-                taken, session, may_have_items = await self._take(pending_load, wanted, terms)
+                taken, session, may_have_items = await self._take(pending_load, wanted, terms, wait)
             except CorruptRecordError as still:
                 raise CorruptRecordError(
                     f"{still}. {runtime.store.location} cannot set the log aside, as "
@@ -284,7 +293,7 @@ class Opener:
                 ) from None
         # 3. Whole, it is registered: from here on others get it.
         self._lifecycle.keep(session)
-        took = anyio.current_time() - began
+        took = runtime.clock() - began
         report = session.restore_report
         self._lifecycle.set_aside.pop(key, None)
         if cut := [step.detail for step in report.steps if step.what == "cut"]:
@@ -294,7 +303,7 @@ class Opener:
             await self._inbox.begin(session)
 
     async def _take(
-        self, pending_load: PendingLoad, wanted: OpenRequest, terms: Terms
+        self, pending_load: PendingLoad, wanted: OpenRequest, terms: Terms, wait: float
     ) -> tuple[Taken, Session, bool]:
         """Return a session as it was taken and restored, and whether its inbox may have items."""
         runtime, key = self._runtime, wanted.key
@@ -305,7 +314,7 @@ class Opener:
             terms,
             watch=runtime.watch,
             on_held=wanted.on_held,
-            wait=wanted.wait,
+            wait=wait,
             on_wait=pending_load.note_holder,
         )
         pending_load.holder = None
@@ -389,7 +398,7 @@ class Opener:
             strict=wanted.strict,
             found=taken.found,
         )
-        await hold_media(runtime.store, key, restored.context, runtime.limits._media)
+        await hold_media(runtime.store, key, restored.context, runtime.media_budget)
         if restored.head != taken.head:
             # No damage if another process has taken it meanwhile.
             await require_same(runtime.store, key, held=taken.epoch)

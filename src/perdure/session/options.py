@@ -7,7 +7,7 @@ from perdure._lib.tasks import each
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import ConfigError, InvalidArgumentError
 from perdure.lease import LeaseOptions
-from perdure.memory.media import BUDGET, MediaBudget, MediaTokens, require_media_tokens
+from perdure.memory.media import BUDGET, MediaTokens, require_media_tokens
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import BACKUP_JOURNAL, SessionKey, keyring_of
 from perdure.session.retention import Retention
@@ -91,10 +91,6 @@ class Limits(Options, frozen=True, kw_only=True):
                 f"limits: invalid fold_ratio={self.fold_ratio!r}: it must be above 0",
                 fold_ratio=self.fold_ratio,
             )
-
-    @property
-    def _media(self) -> MediaBudget:
-        return MediaBudget(self.context_media_tokens, self.media_tokens)
 
 
 _KINDS = {

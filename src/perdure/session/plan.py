@@ -76,7 +76,7 @@ async def plan_of(
     have = validated(await store.read_documents(key, None), key)
     after = min((document.as_of_seq for document in have.found.values()), default=0)
     tail = await all_records(store.read_log(key, after=after)) if have.found else []
-    contents = SessionView(store, runtime.registry, restored)._contents
+    contents = SessionView(runtime.filled, runtime.registry, restored)._contents
     memory = _Noting(store, contents)
     if as_agent:
         serializer = WorkingContextSnapshotSerializer(contents._registry)

@@ -27,10 +27,12 @@ from perdure.autosave.engine import Autosaver
 from perdure.autosave.options import Autosave, EngineOptions, Shutdown
 from perdure.errors import InvalidArgumentError, PerdureError, StoreUnavailableError, WrongLoopError
 from perdure.lease import LeaseOptions, OwnerWatch
+from perdure.memory.media import MediaBudget
 from perdure.records.keys import SessionKey
 from perdure.records.types import Registry
 from perdure.session import spill
 from perdure.session.events import Hooks
+from perdure.session.media import Filled
 from perdure.session.options import Limits
 from perdure.session.retention import Retention
 from perdure.session.stored import SessionStore
@@ -49,13 +51,13 @@ class PendingLoad:
 
     __slots__ = ("done", "error", "holder", "scope")
 
-    def __init__(self) -> None:
+    def __init__(self, scope: anyio.CancelScope | None = None) -> None:
         self.done: anyio.Event = anyio.Event()
         self.error: Exception | None = None
         """Causes of failed loads."""
         self.holder: LeaseState | None = None
         """The owner that a load waits for, of another process."""
-        self.scope: anyio.CancelScope = anyio.CancelScope()
+        self.scope: anyio.CancelScope | None = scope
         """Around a load, if it is one: cancelled when its manager stops."""
 
     def note_holder(self, holder: LeaseState) -> None:
@@ -186,6 +188,8 @@ class Runtime:
 
     def __init__(self, store: SessionStore, host: Host, options: ManagerOptions) -> None:
         self.store: SessionStore = store
+        self.filled: Store = Filled(store) if store.capabilities.blobs else store
+        """The store as messages are read from it: one for all sessions."""
         self.host: Host = host
         self.hooks: Hooks = Hooks(host)
         self.clock: Callable[[], float] = loop_clock()
@@ -206,6 +210,9 @@ class Runtime:
         self.watch: OwnerWatch = OwnerWatch(options.lease, self.clock)
         self.shutdown: Shutdown = options.shutdown
         self.limits: Limits = options.limits
+        self.media_budget: MediaBudget = MediaBudget(
+            self.limits.context_media_tokens, self.limits.media_tokens
+        )
         self.retention: Retention | None = options.retention
         self.spill_folder: str | None = spill.folder_for(store, self.shutdown.spill)
         self.home: Affinity = Affinity()

@@ -96,7 +96,8 @@ class ManagerShutdown:
         sessions = len(self._lifecycle.sessions)
         log_facts(log, logging.INFO, "draining", sessions=sessions)
         for pending_load in self.runtime.pending_loads.values():
-            pending_load.scope.cancel()  # a load: its waiters are refused in any case
+            if pending_load.scope is not None:
+                pending_load.scope.cancel()  # its waiters are refused in any case
         self.runtime.saver.begin_drain()
         self.runtime.hooks.emit(Drain(sessions=sessions))
 

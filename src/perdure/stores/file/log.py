@@ -135,20 +135,19 @@ _OURS = frozenset({EPOCH, SEGMENT})
 """Record kinds that only the store writes."""
 
 
-class _Tail:
+class _Tail(msgspec.Struct, gc=False, eq=False):
     """The segment that is written to. Its file may be closed and reopened."""
 
-    __slots__ = ("at", "fd", "head", "number", "partial")
+    number: int
+    at: Position
+    """The place of the next record."""
+    head: bytes = b""
+    """The first line, until it is durable."""
+    partial: bytes = b""
+    """Bytes of a write that a full disk cut short."""
+    fd: int | None = None
 
-    def __init__(self, number: int, at: Position, head: bytes = b"") -> None:
-        self.number = number
-        self.at = at
-        """The place of the next record."""
-        self.head = head
-        """The first line, until it is durable."""
-        self.partial = b""
-        """Bytes of a write that a full disk cut short."""
-        self.fd: int | None = None
+    __repr__ = object.__repr__  # a log has no messages
 
     @property
     def size(self) -> int:

@@ -78,7 +78,7 @@ class LogSegment(msgspec.Struct, frozen=True):
         return segment_name(self.epoch, self.number)
 
 
-class DurablePosition(msgspec.Struct, frozen=True, rename={"number": "n"}):
+class DurablePosition(msgspec.Struct, frozen=True, gc=False, rename={"number": "n"}):
     """A position that is known to be valid, so that nothing before it needs to be read."""
 
     epoch: int

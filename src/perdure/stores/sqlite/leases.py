@@ -156,7 +156,7 @@ def acquire(
     records = None if found.records is None else (*found.records, begun)
     found = replace(found, records=records)
     taken = Taken(key, epoch, row.head, created, payload, found.with_low(row.low))
-    return taken, LogTail(row)
+    return taken, LogTail.of(row)
 
 
 Tails = dict[SessionKey, LogTail]
@@ -173,7 +173,7 @@ def publish(con: sqlite3.Connection, tails: Tails, key: SessionKey, epoch: int, 
     row = held_row(con, key, epoch)
     row = replace(row, state=row.state & ~DRAFT)
     save(con, row, at)
-    tails[key] = LogTail(row)
+    tails[key] = LogTail.of(row)
 
 
 def release(con: sqlite3.Connection, tails: Tails, key: SessionKey, epoch: int, at: float) -> None:
@@ -255,5 +255,5 @@ def trim(
     con.execute(Q["trim"], values)
     row = replace(row, low=last + 1)
     save(con, row, at)
-    tails[key] = LogTail(row)
+    tails[key] = LogTail.of(row)
     return int(freed)

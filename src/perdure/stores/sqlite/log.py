@@ -209,21 +209,25 @@ def damage_error(key: SessionKey, what: str) -> CorruptRecordError:
 # Log rows
 
 
-class LogTail:
+class LogTail(msgspec.Struct, gc=False):
     """The end of a session's log, as its holder in this process last knew."""
 
-    __slots__ = ("base", "crc", "epoch", "head", "id", "owner", "step", "sum")
+    id: int
+    epoch: int
+    owner: str
+    base: int
+    head: int
+    crc: int
+    sum: int
+    step: float | None = None
+    """Of the last save's time, as the index has it; None if that is not known."""
 
-    def __init__(self, row: SessionRow) -> None:
-        self.id: int = row.id
-        self.epoch: int = row.epoch
-        self.owner: str = row.owner
-        self.base: int = row.base()
-        self.head: int = row.head
-        self.crc: int = row.crc
-        self.sum: int = total(self.base, self.head, self.crc)
-        self.step: float | None = None
-        """Of the last save's time, as the index has it; None if that is not known."""
+    @classmethod
+    def of(cls, row: SessionRow) -> LogTail:
+        """Return the end of a row's log."""
+        base = row.base()
+        sum_ = total(base, row.head, row.crc)
+        return cls(row.id, row.epoch, row.owner, base, row.head, row.crc, sum_)
 
     def advance(self, plan: PlannedWrite, now: float) -> None:
         """Move the tail to the end of a write that was committed at this time."""
@@ -331,7 +335,7 @@ def append_one(
     is_other_owner = known is not None and row is not None and known.owner != row.owner
     if row is None or row.epoch != batch.epoch or row.is_deleted or not row.epoch or is_other_owner:
         return Outcome(Status.CONFLICT, lease_lost_error(batch.key, batch.epoch, row)), None
-    tail = LogTail(row)
+    tail = LogTail.of(row)
     try:
         require_fit(batch)
         entries = _new_entries(con, row, batch)
