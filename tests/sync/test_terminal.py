@@ -8,7 +8,8 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -58,17 +59,17 @@ class Terminal:
     def type(self, text: str) -> None:
         os.write(self.fd, text.encode())
 
-    def status(self, seconds: float = 30.0, signal: int = 0) -> int:
-        """Wait for its end; a signal's number is negative.
+    def status(self, how: Callable[[], object], seconds: float = 30.0) -> int:
+        """End it in a way, and wait for that; a signal's number is negative.
 
-        A signal is sent each second: one that comes between the prompt and the read of the terminal
-        is heard by Python at the next one only.
+        It is told again and again: a signal that comes between the prompt and the read of the
+        terminal is heard by Python at the next one only.
         """
-        end, sent = time.monotonic() + seconds, 0.0
+        end, told = time.monotonic() + seconds, 0.0
         while True:
-            if signal and time.monotonic() - sent > 1:
-                os.kill(self.pid, signal)
-                sent = time.monotonic()
+            if time.monotonic() - told > 3:
+                how()
+                told = time.monotonic()
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 self.pid = 0
@@ -76,9 +77,12 @@ class Terminal:
             assert time.monotonic() < end, self.said
             time.sleep(0.02)
 
+    def kill(self, how: signal.Signals) -> None:
+        os.kill(self.pid, how)
+
     def close(self) -> None:
         if self.pid:
-            os.kill(self.pid, signal.SIGKILL)
+            self.kill(signal.SIGKILL)
             os.waitpid(self.pid, 0)
         os.close(self.fd)
 
@@ -104,10 +108,10 @@ def test_the_loop_of_the_tutorial_ends_with_everything_saved(
     terminal.until("> ")
     terminal.type("Hello\n")
     terminal.until("You said 5 letters.\r\n> ")
-    by = signal.SIGTERM if how == "SIGTERM" else 0
-    if not by:
-        terminal.type(how)
-    assert terminal.status(signal=by) == -by, terminal.said
+    if how == "SIGTERM":
+        assert terminal.status(partial(terminal.kill, signal.SIGTERM)) == -signal.SIGTERM
+    else:
+        assert terminal.status(partial(terminal.type, how)) == 0
     with perdure.sync.connect(tmp_path / "agents") as sessions:
         view = sessions.load("grace")
         assert view is not None
@@ -121,7 +125,7 @@ def test_a_second_sigterm_ends_a_program_whose_loop_is_blocked(
     terminal = Terminal(tmp_path / "blocking.py")
     terminals.append(terminal)
     terminal.until("> ")
-    assert terminal.status(15, signal=signal.SIGTERM) == -signal.SIGTERM
+    assert terminal.status(partial(terminal.kill, signal.SIGTERM), 20) == -signal.SIGTERM
     terminal.until("kept 1 record of grace (1) in")
     shutdown = Shutdown(signals=False, spill=str(tmp_path / "spill"))
     with perdure.sync.connect(tmp_path / "agents", shutdown=shutdown) as sessions:
