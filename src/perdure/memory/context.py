@@ -215,7 +215,8 @@ class WorkingContext(msgspec.Struct, gc=False, eq=False):
     _retracted: list[tuple[int, int]] | None = None
     """Since then, in order: how far each retraction went back, and its own record."""
 
-    __repr__ = object.__repr__  # a log has no messages
+    def __repr__(self) -> str:
+        return object.__repr__(self)  # a log has no messages
 
     def __post_init__(self) -> None:
         self._is_exact = self.limit > HELD_BYTES

@@ -147,7 +147,8 @@ class _Tail(msgspec.Struct, gc=False, eq=False):
     """Bytes of a write that a full disk cut short."""
     fd: int | None = None
 
-    __repr__ = object.__repr__  # a log has no messages
+    def __repr__(self) -> str:
+        return object.__repr__(self)  # a log has no messages
 
     @property
     def size(self) -> int:
