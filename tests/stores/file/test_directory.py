@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import aclosing
 from pathlib import Path
 
+import anyio
 import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
 
 from perdure.records.keys import SessionKey
 from perdure.store import SessionQuery
+from perdure.stores.file import FileStore
 from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
 from tests.stores.file.kit import KEY
 
@@ -97,3 +101,38 @@ async def test_names_that_no_session_may_have_hide_nothing(store, root: Path) ->
         await store.sessions(SessionQuery(tenant=tenant))
     assert await store.sessions_with_pending_items() == []
     await store.scrub()
+
+
+@given(data=st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_newest_pages_are_those_of_all_that_there_is(
+    tmp_path: Path, data: st.DataObject
+) -> None:
+    """Whatever the times of the logs are, and of those that were only opened."""
+
+    async def judge() -> None:
+        root = tmp_path / os.urandom(8).hex()
+        keys = [SessionKey("a"), SessionKey("a", "x"), *map(SessionKey, "bcd")]
+        store = FileStore(root)
+        await store.open()
+        async with aclosing(store):
+            for key in keys:
+                await folded(store, key, b"{}")
+            for key in data.draw(st.sets(st.sampled_from(keys))):
+                await take(store, key)  # opened again, which is no activity
+            for log in sorted(root.rglob("*.jsonl")):
+                at = data.draw(st.integers(1, 6))
+                os.utime(log, (at, at))
+            listed = await store.sessions(SessionQuery(limit=100))
+            query = SessionQuery(
+                newest_first=True,
+                limit=data.draw(st.integers(1, 6)),
+                since=data.draw(st.none() | st.integers(1, 6)),
+                before=data.draw(st.none() | st.integers(1, 7)),
+            )
+            while page := await store.sessions(query):
+                assert page == query.page(listed)
+                query = query.after_page(page[-1])
+            assert query.page(listed) == []
+
+    anyio.run(judge)

@@ -9,8 +9,9 @@ Blocking: each public function is one call into a thread.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
@@ -80,18 +81,78 @@ def list_sessions(
 ) -> list[SessionInfo]:
     """List a page of a tenant's sessions; of the held ones, this process knows more."""
     listed: list[SessionInfo] = []
-    after = None if query.newest_first else query.after
     with contextlib.suppress(FileNotFoundError), root.enter(*agents_of(query.tenant)) as agents:
-        for agent, name in sorted(_agents(agents)):
-            is_left_out = agent in query.without or not agent.startswith(query.prefix)
-            if is_left_out or (after is not None and agent < after.agent):
+        chosen = sorted(
+            (agent, name)
+            for agent, name in _agents(agents)
+            if agent not in query.without and agent.startswith(query.prefix)
+        )
+        if query.newest_first:
+            return _newest_page(agents, chosen, query, held)
+        for agent, name in chosen:
+            if query.after is not None and agent < query.after.agent:
                 continue
-            with skip_unreadable(), agents.enter(name) as folder:
-                infos = _sessions(folder, SessionKey(agent, tenant=query.tenant), held)
-                listed += [info for info in infos if query.matches(info) and query.is_next(info)]
-            if len(listed) >= query.limit and not query.newest_first:
+            listed += _listed(agents, agent, name, query, held)
+            if len(listed) >= query.limit:
                 break
     return query.page(listed)
+
+
+def _newest_page(
+    agents: Folder,
+    chosen: Iterable[tuple[str, str]],
+    query: SessionQuery,
+    held: Mapping[SessionKey, LogWriter],
+) -> list[SessionInfo]:
+    """List the newest sessions, and read little of the others.
+
+    Whatever is written to a session changes its log, and so does an open, which is no activity. So
+    no session was last used after the last change of a log of its agent: once a page is full of
+    newer ones, the rest of the agents, in that order, have nothing for it.
+    """
+    saved: dict[str, float] = {}
+    for key, writer in held.items():
+        saved[key.agent] = max(saved.get(key.agent, 0.0), writer.saved_at or 0.0)
+    changed: list[tuple[float, str, str]] = []
+    for agent, name in chosen:
+        with skip_unreadable(), agents.enter(name) as folder:
+            logs = [_last_change(one) for one in _folders_of(folder)]
+            changed.append((max(*logs, saved.get(agent, 0.0)), agent, name))
+    listed: list[SessionInfo] = []
+    newest: list[float] = []
+    """A heap of the page's times."""
+    for at, agent, name in sorted(changed, reverse=True):
+        is_full = len(newest) >= query.limit
+        if (is_full and (not newest or at < newest[0])) or at < (query.since or 0.0):
+            break
+        for info in _listed(agents, agent, name, query, held):
+            listed.append(info)
+            heapq.heappush(newest, info.updated_at or 0.0)
+            if len(newest) > query.limit:
+                heapq.heappop(newest)
+    return query.page(listed)
+
+
+def _last_change(folder: Folder) -> float:
+    """Return when a session's log was last changed, 0 if it has none."""
+    with contextlib.suppress(OSError), folder.enter(LOG) as log:
+        found = map(log.stat, log.names())
+        return max((status.st_mtime for status in found if status is not None), default=0.0)
+    return 0.0
+
+
+def _listed(
+    agents: Folder,
+    agent: str,
+    name: str,
+    query: SessionQuery,
+    held: Mapping[SessionKey, LogWriter],
+) -> list[SessionInfo]:
+    """Return those of an agent's sessions that may be on the page."""
+    with skip_unreadable(), agents.enter(name) as folder:
+        infos = _sessions(folder, SessionKey(agent, tenant=query.tenant), held)
+        return [info for info in infos if query.matches(info) and query.is_next(info)]
+    return []
 
 
 def list_waiting(root: Folder, *, dead_letters: bool) -> list[SessionKey]:
