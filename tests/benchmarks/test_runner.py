@@ -60,7 +60,8 @@ def test_peers_are_measured_beside_each_other(tmp_path: Path) -> None:
 
 
 def test_adapters_are_measured_beside_the_stores_of_their_sdks(tmp_path: Path) -> None:
-    pytest.importorskip("langgraph.checkpoint.sqlite")
+    for sdk in ("langgraph.checkpoint.sqlite", "google.adk", "agent_framework", "claude_agent_sdk"):
+        pytest.importorskip(sdk)
     figures = figures_of(tmp_path, "adapters", "--turns", "8", "--folder", str(tmp_path))
     assert names_of("adapters") <= set(figures)
     assert figures["adapters.langgraph.bytes"] < 0.5

@@ -84,12 +84,12 @@ def test_a_kill_under_load_loses_nothing(how: list[str]) -> None:
 
 @pytest.mark.parametrize(
     ("store", "forks", "records"),
-    [("file", 40, 400), ("sqlite", 20, 200), ("postgres", 20, 200), ("redis", 20, 200)],
+    [("file", 40, 400), ("sqlite", 20, 200), ("postgres", 20, 200), ("redis", 20, 400)],
 )
 def test_forks_of_sessions_that_go_are_whole_or_refused(
     store: str, forks: int, records: int
 ) -> None:
-    """The copier is the same; a server only answers it more slowly."""
+    """The copier is the same; Redis answers it so fast that a kill needs a longer one."""
     count = ("--forks", str(forks), "--records", str(records))
     summary = crash("forks", *count, "--store", store)
     assert summary["problems"] == []
