@@ -90,13 +90,13 @@ def page(options: Options) -> str:
             "",
             *_failures(document, part),
         ]
-    lines += _ratios(document)
+    lines += [*_ratios(document), "", SHORT.rstrip()]
     if options.adapters is not None:
         lines += adapters_part(json.loads(options.adapters.read_text("utf-8")))
     return "\n".join(lines) + "\n"
 
 
-HEAD = """# Performance beside others
+HEAD = """# Performance
 
 Every contender stores the same turns: four messages, about 7 KB of JSON. A turn counts when the
 contender says that it is stored; each is used as its own documentation shows, with its defaults.
@@ -112,6 +112,21 @@ eighth of that for the slow ones), with the range of turns a second. Contenders 
 round, each in a process of its own. They are of {platform}, {cpus} CPUs, Python {python}, perdure
 {perdure}. Absolute figures say as much about the machine as about the program: compare those of one
 table. {load}
+"""
+
+
+SHORT = """## Short of a target, and why
+
+- *One session.* The event loop has more to do for a turn of perdure than for one of OpenAI's session,
+  which encodes in its thread what `add_items` is given. perdure checks, encodes and numbers each
+  message where it is appended, so that a mistake raises there and a save takes what is ready; then a
+  thread writes it. [What was tried](decisions/0065-a-batch-waits-while-the-store-is-fast.md).
+- *Files.* An append is five system calls in that thread, four of which keep another process out.
+- *The loop's lag.* Its longest step is the one in which 200 tasks begin a turn at once.
+- *Open and load* (`python -m benchmarks restore`). An open took 5.2 to 6.3 times the CPU of OpenAI's
+  `get_items(50)` in six runs, with a target of 3.5, and a load 1.7 to 2.1 times, with one of 1.5: one
+  takes a lease and verifies a snapshot, the other a page of the log.
+  [Where the time goes](decisions/0121-a-load-reads-one-page.md).
 """
 
 
