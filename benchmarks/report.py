@@ -117,15 +117,16 @@ table. {load}
 
 SHORT = """## Short of a target, and why
 
-- *One session.* The event loop has more to do for a turn of perdure than for one of OpenAI's session,
-  which encodes in its thread what `add_items` is given. perdure checks, encodes and numbers each
-  message where it is appended, so that a mistake raises there and a save takes what is ready; then a
-  thread writes it. [What was tried](decisions/0065-a-batch-waits-while-the-store-is-fast.md).
+- *One session.* The event loop has more to do for a turn of perdure than for one of OpenAI's
+  session, which encodes in its thread what `add_items` is given. perdure checks, encodes and
+  numbers each message where it is appended, so that a mistake raises there and a save takes what
+  is ready; then a thread writes it. [What was
+  tried](decisions/0065-a-batch-waits-while-the-store-is-fast.md).
 - *Files.* An append is five system calls in that thread, four of which keep another process out.
 - *The loop's lag.* Its longest step is the one in which 200 tasks begin a turn at once.
 - *Open and load* (`python -m benchmarks restore`). An open took 5.2 to 6.3 times the CPU of
-  OpenAI's `get_items(50)` in six runs, with a target of 3.5, and a load 1.7 to 2.1 times, with one
-  of 1.5: one takes a lease and verifies a snapshot, the other verifies a page of the log.
+  OpenAI's `get_items(50)` in six runs, with a target of 3.5, and a load 1.7 to 2.1 times, with
+  one of 1.5: one takes a lease and verifies a snapshot, the other verifies a page of the log.
   [Where the time goes](decisions/0121-a-load-reads-one-page.md).
 """
 
