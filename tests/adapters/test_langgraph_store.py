@@ -421,3 +421,27 @@ async def test_vectors_are_kept_with_their_items(tmp_path: Path) -> None:
     async with PerdureStore.in_memory(index={"embed": embed, "dims": 4}) as store:
         with pytest.raises(InvalidArgumentError, match=r"shape \(3,\).* 4 dimensions"):
             await store.aput(("a",), "k", {"text": "x"})
+
+
+async def test_a_search_that_refreshes_undoes_nothing_that_came_meanwhile() -> None:
+    """A read of a large item takes a while, in which it may be put again, deleted or forgotten."""
+    async with perdure.connect("memory:") as sessions:
+        store = PerdureStore(sessions, ttl={"default_ttl": 60.0}, owner=lambda name: name[0])
+        text = "x" * 5_000_000
+        for number in range(4):
+            await store.aput(("ada",), "k", {"n": number, "text": text}, ttl=0.1)
+            await asyncio.sleep(0.1)  # a hundredth of its time to live
+            meanwhile = store.aput(("ada",), "k", {"n": -number, "text": text}, ttl=0.1)
+            await asyncio.gather(store.asearch(("ada",)), meanwhile)
+            item = await store.aget(("ada",), "k")
+            assert item is not None
+            assert item.value["n"] == -number
+        for _ in range(3):
+            await store.aput(("ada",), "k", {"text": text}, ttl=0.1)
+            await asyncio.sleep(0.1)
+            await asyncio.gather(store.asearch(("ada",)), store.adelete(("ada",), "k"))
+            assert await store.aget(("ada",), "k") is None
+        await store.aput(("ada",), "small", {"n": 1}, ttl=0.1)
+        await asyncio.sleep(0.1)
+        await asyncio.gather(store.asearch(("ada",)), sessions.forget(owner="ada"))
+        assert await sessions.list_scopes() == []

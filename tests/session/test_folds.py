@@ -222,3 +222,31 @@ async def test_a_session_that_never_rests_is_folded_from_memory() -> None:
         await session.aclose()
         assert len(folds) > 3
         assert store.log_reads == opened
+
+
+async def test_a_fold_that_cannot_begin_keeps_no_other_from_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with connect("memory:", shutdown=QUIET, limits=Limits(fold_records=5)) as sessions:
+        folded: list[SessionKey] = []
+        failed: list[SessionKey] = []
+        sessions.on("folded", lambda event: folded.append(event.key))
+        sessions.on("fold_failed", lambda event: failed.append(event.key))
+        opened = [await sessions.open(f"a{number}") for number in range(4)]
+        durable_tail = Session._durable_tail
+
+        def broken(session: Session) -> Any:
+            if session is opened[0]:
+                raise MemoryError
+            return durable_tail(session)
+
+        monkeypatch.setattr(Session, "_durable_tail", broken)
+        for session in opened:
+            session.append(*(Message.user(str(n)) for n in range(20)))
+            await session.save()
+        with anyio.fail_after(10):
+            while len(folded) < 3 or not failed:
+                await anyio.sleep(REST / 2)
+        assert sorted(folded) == [session.key for session in opened[1:]]
+        assert set(failed) == {opened[0].key}
+        monkeypatch.undo()

@@ -13,15 +13,15 @@ from pathlib import Path
 import anyio
 import pytest
 
-from perdure import Message, Session, SessionManager, Shutdown, connect
+from perdure import Limits, Message, Session, SessionManager, Shutdown, connect
 
 pytestmark = pytest.mark.anyio
 
 WARM_UP = 10
 COUNTED = 100
-MOST = 6
+MOST = 7
 """Objects of one session, after a turn."""
-MOST_REOPENED = 5
+MOST_REOPENED = 6
 """The same of one that was only opened again."""
 
 
@@ -67,3 +67,27 @@ async def test_an_idle_session_is_few_objects_to_the_collector(tmp_path: Path) -
         await anyio.wait_all_tasks_blocked()
         more = tracked() - before
         assert more.total() <= MOST * COUNTED, more.most_common(12)
+
+
+class _App:
+    """What counts media by a method of its own, and keeps its manager."""
+
+    sessions: SessionManager
+
+    def tokens(self, media: object) -> int:
+        return 1
+
+
+async def test_closed_sessions_are_freed_whatever_counts_their_media() -> None:
+    before = sum(type(one) is _App for one in gc.get_objects())
+    for _ in range(3):
+        app = _App()
+        limits = Limits(media_tokens=app.tokens)
+        async with connect("memory:", limits=limits, shutdown=Shutdown(signals=False)) as sessions:
+            app.sessions = sessions
+            async with sessions.open("a") as session:
+                await taken_turn(session)
+        del app, limits, sessions, session
+    await anyio.wait_all_tasks_blocked()
+    gc.collect()
+    assert sum(type(one) is _App for one in gc.get_objects()) == before

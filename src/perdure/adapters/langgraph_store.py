@@ -12,7 +12,7 @@ import time
 from asyncio import _get_running_loop
 from base64 import b64decode, b64encode
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TypeVar, final
 from urllib.parse import quote, unquote
@@ -22,9 +22,9 @@ import msgspec
 from perdure._lib.lazy import from_extra
 from perdure.adapters.claims import check_storable, get, put
 from perdure.adapters.items import AdapterManager, BlockingAdapter, at_path
-from perdure.errors import InvalidArgumentError, NotStorableError
+from perdure.errors import InvalidArgumentError, NotStorableError, SessionNotFoundError
 from perdure.records.json import decode, encode
-from perdure.records.keys import SCOPES
+from perdure.records.keys import SCOPES, require_name
 from perdure.records.values import Tags, decode_value, encode_value
 from perdure.session.internals import change_of, parts_of, scope_source, store_below, store_of
 from perdure.session.manager import SessionManager
@@ -48,7 +48,6 @@ LARGE: Final = 4 * 1024 * 1024
 """Bytes of JSON above which the content of an item is in blobs."""
 CLAIM: Final = "claim"
 """The field of such an item that names them."""
-CONTENT: Final = ("value", "vectors")
 MINUTE: Final = 60.0
 FRESH: Final = 0.01
 """Share of a time to live by which a read must extend it for that to be stored."""
@@ -347,6 +346,7 @@ def _puts(ops: Iterable[sdk.Op]) -> dict[At, sdk.PutOp]:
 
     Raises:
         InvalidNamespaceError: A namespace of one of the operations cannot be one.
+        InvalidArgumentError: A key of one of them cannot be one.
 
     """
     puts: dict[At, sdk.PutOp] = {}
@@ -355,6 +355,7 @@ def _puts(ops: Iterable[sdk.Op]) -> dict[At, sdk.PutOp]:
         if isinstance(op, sdk.PutOp):
             if not op.namespace:
                 raise sdk.InvalidNamespaceError("Namespace cannot be empty.")
+            require_name("key", op.key)
             namespace = tuple(op.namespace)
             puts[namespace, op.key] = op._replace(namespace=namespace)
     return puts
@@ -382,16 +383,29 @@ def _is_expired(stored: Any) -> bool:
 
 
 async def _refresh(scope: Scope, items: Mapping[str, Mapping[str, Any]]) -> None:
-    """Restart the time to live of items, if that is worth a save."""
-    fresh = {}
-    for key, stored in items.items():
-        lives = stored.get("ttl", 0.0) * MINUTE
-        expires_at = time.time() + lives
-        if lives and expires_at - stored["expires_at"] > FRESH * lives:
-            fresh[key] = {**stored, "expires_at": expires_at}
-            if CLAIM in stored:
-                fresh[key] = {name: fresh[key][name] for name in fresh[key] if name not in CONTENT}
-    await scope.update(fresh)
+    """Restart the time to live of items that were read, if that is worth a save.
+
+    They may have been put again, deleted or forgotten since: what is there now counts.
+    """
+    if not any(_is_worth_a_save(stored) for stored in items.values()):
+        return
+
+    async def change(session: Session) -> None:
+        fresh: dict[str, Any] = {}
+        for key in items:
+            stored = await session.memory.get(key)
+            if stored is not None and not _is_expired(stored) and _is_worth_a_save(stored):
+                fresh[key] = {**stored, "expires_at": time.time() + stored["ttl"] * MINUTE}
+        await change_values(session, fresh, ())
+
+    with suppress(SessionNotFoundError):
+        await change_of(scope, change, create=False)
+
+
+def _is_worth_a_save(stored: Mapping[str, Any]) -> bool:
+    """Return whether a refresh moves the end of an item's life by enough."""
+    lives: float = stored.get("ttl", 0.0) * MINUTE
+    return bool(lives) and time.time() + lives - stored["expires_at"] > FRESH * lives
 
 
 # Semantic search

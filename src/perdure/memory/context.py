@@ -171,11 +171,10 @@ class Retractions:
         return True
 
 
-class WorkingContext(msgspec.Struct, gc=False, eq=False):
+class WorkingContext(msgspec.Struct, eq=False):
     """The newest whole atoms of a session, within a number of bytes.
 
-    Used by one task at a time. Messages stay encoded until they are read. Each open session has
-    one, which refers to nothing that refers to it: the garbage collector passes it by.
+    Used by one task at a time. Messages stay encoded until they are read.
     """
 
     limit: int

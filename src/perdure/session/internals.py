@@ -387,9 +387,11 @@ async def scope_source(scope: Scope) -> Session | SessionView | None:
     return await scope._peek()
 
 
-async def change_of(scope: Scope, change: Callable[[Session], Awaitable[None]]) -> None:
+async def change_of(
+    scope: Scope, change: Callable[[Session], Awaitable[None]], *, create: bool = True
+) -> None:
     """Change a scope's session as one turn of it, durably. Raises as `Scope.update` does."""
-    async with scope._changing() as session:
+    async with scope._changing(create=create) as session:
         await change(session)
 
 

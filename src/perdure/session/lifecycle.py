@@ -393,10 +393,17 @@ class SessionLifecycle:
         return False
 
     def _begin_fold(self, fold: _Fold) -> None:
-        """Fold in a task of its own."""
-        fold.begin()
-        self._runtime.host.spawn(self._fold_in_background, fold)
-        del self._waiting[fold.session]
+        """Fold in a task of its own; one that cannot begin keeps no other from it."""
+        session = fold.session
+        del self._waiting[session]
+        try:
+            fold.begin()
+            self._runtime.host.spawn(self._fold_in_background, fold)
+        except HostClosedError:  # the next holder folds
+            del self._folding[session]
+        except Exception as error:  # noqa: BLE001  # whatever it is, it is told
+            del self._folding[session]
+            self._fold_failed(session, error)
 
     async def _fold_in_background(self, fold: _Fold) -> None:
         try:

@@ -213,9 +213,9 @@ class Scope:
         return bool(report.sessions)
 
     @asynccontextmanager
-    async def _changing(self) -> AsyncIterator[Session]:
+    async def _changing(self, *, create: bool = True) -> AsyncIterator[Session]:
         """Open the scope for one change: it is a turn, so there is one at a time."""
-        wanted = OpenRequest(key=self._key, owner=self._owner, wait=self._wait)
+        wanted = OpenRequest(key=self._key, owner=self._owner, wait=self._wait, create=create)
         async with SessionOpening(self._parts().opener, wanted) as session, session.turn():
             yield session
 
