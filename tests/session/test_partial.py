@@ -133,6 +133,13 @@ async def test_a_stream_that_ends_early_leaves_what_came(format: Format) -> None
         assert session.context("openai")[-1]["content"] == "Down by "  # and no mark is sent
 
 
+async def test_a_format_that_there_is_not_is_refused_with_those_that_there_are() -> None:
+    async with connect("memory:", shutdown=QUIET) as sessions, sessions.open("a") as session:
+        async with session.turn() as turn:
+            with pytest.raises(InvalidArgumentError, match="choose openai, .*, or None for plain"):
+                turn.partial("text")  # type: ignore[call-overload]
+
+
 async def test_text_needs_no_format() -> None:
     async with connect("memory:", shutdown=QUIET) as sessions, sessions.open("a") as session:
         async with session.turn() as turn:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
-from perdure.providers.formats import rules_of
+from perdure.errors import InvalidArgumentError
 from perdure.providers.replies import arguments, plain_text
 
 _NAMES: Final = frozenset({"id", "type", "role", "name", "index", "object", "format", "status"})
@@ -282,5 +282,8 @@ def answer_of(format: str) -> StreamedAnswer:
         InvalidArgumentError: There is no such format.
 
     """
-    rules_of(format)
+    if format not in _ANSWERS:
+        known = ", ".join(_ANSWERS)
+        message = f"format {format!r} is unknown: choose {known}, or None for plain text"
+        raise InvalidArgumentError(message, option="format", value=format)
     return _ANSWERS[format]()
