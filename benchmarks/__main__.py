@@ -15,6 +15,7 @@ from benchmarks import (
     adapters_openai,
     adapters_pydantic,
     checkpoints,
+    deploy,
     forks,
     imports,
     inspector,
@@ -82,8 +83,12 @@ def _run(given: argparse.Namespace) -> Report:
     if given.benchmark == "restore":
         return restore.run(restore.Options(given.messages, given.few, given.rounds, given.folder))
     if given.benchmark == "restart":
-        again = restart.Options(given.base, given.sessions, given.batch, given.folder)
+        again = restart.Options(given.base, given.sessions, given.batch, given.store, given.folder)
         return restart.run(again)
+    if given.benchmark == "deploy":
+        return deploy.run(
+            deploy.Options(given.workers, given.conversations, given.every, given.steady)
+        )
     if given.benchmark == "forks":
         sizes = (tuple(given.records or forks.Options().records), forks.Options().restarts)
         options = forks.Options(*sizes, rounds=given.rounds, base=given.base)
@@ -189,7 +194,15 @@ def _add_openings(kinds: Any, parents: list[argparse.ArgumentParser]) -> None:
     again = kinds.add_parser("restart", parents=parents, help=restart.__doc__)
     again.add_argument("--sessions", type=_count, default=10_000)
     again.add_argument("--batch", type=_count, default=100, help="sessions at a time")
+    again.add_argument("--store", choices=restart.STORES, default=restart.STORES[0])
     again.add_argument("--base", type=Path, required=True, help="a checkout to compare with")
+
+    usually = deploy.Options()
+    replacing = kinds.add_parser("deploy", parents=parents[:1], help=deploy.__doc__)
+    replacing.add_argument("--workers", type=_count, default=usually.workers)
+    replacing.add_argument("--conversations", type=_count, default=usually.conversations)
+    replacing.add_argument("--every", type=float, default=usually.every, help="s between turns")
+    replacing.add_argument("--steady", type=float, default=usually.steady, help="s before it")
 
     lists = kinds.add_parser("listing", parents=parents, help=listing.__doc__)
     lists.add_argument("--sessions", type=_count, help="default: 10,000")

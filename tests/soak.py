@@ -1,10 +1,11 @@
 """``python -m tests.soak --minutes N``: a server under changing load, whose store goes down again and again.
 
-Clients of one server of agents, as `perdure serve` runs it, have conversations on PostgreSQL or Valkey: they ask, hang up, come
-back, check what they got, and delete. Each cycle has a busy time, a quiet one, and a fault: the
-store is killed and started again, or stands still. Then all is at rest, and memory, descriptors,
-threads, tasks and disk are noted. Prints JSON; exits with 1 if anything was lost, or grows after the
-first third of the cycles.
+Clients of one server of agents, as `perdure serve` runs it, have conversations on PostgreSQL,
+Valkey or SQLite: they ask, hang up, come back, check what they got, and delete. Each cycle has a
+busy time, a quiet one, and a fault: the store is killed and started again, or stands still; a
+SQLite database is locked by somebody else. Then all is at rest, and memory, descriptors, threads,
+tasks and disk are noted. Prints JSON; exits with 1 if anything was lost, or grows after the first
+third of the cycles.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import contextlib
 import json
 import os
 import random
+import sqlite3
 import sys
 import tempfile
 import time
@@ -63,6 +65,28 @@ def serve_agents(port: int) -> None:
     serve(server, host="127.0.0.1", port=port, grace=5)
 
 
+class Database:
+    """A SQLite database. No server ends under it, but others may keep it from being written."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "soak.db"
+        self.url = f"sqlite:///{self.path}"
+        self._other: sqlite3.Connection
+
+    def freeze(self) -> None:
+        self._other = sqlite3.connect(self.path, isolation_level=None, timeout=60)
+        self._other.execute("BEGIN IMMEDIATE")
+
+    def thaw(self) -> None:
+        self._other.close()
+
+    def kill(self) -> None:
+        self.freeze()
+
+    def start(self) -> None:
+        self.thaw()
+
+
 class Sample(NamedTuple):
     """What a server at rest has, after so many seconds."""
 
@@ -77,7 +101,7 @@ class Sample(NamedTuple):
 class Soak:
     """One server on a store, and its clients."""
 
-    def __init__(self, server: Served, store: Postgres | Valkey, folder: Path) -> None:
+    def __init__(self, server: Served, store: Postgres | Valkey | Database, folder: Path) -> None:
         self.server, self.store, self.folder = server, store, folder
         self.process = psutil.Process(server.process.pid)
         self.tally = {"disconnects": 0, "refused": 0, "conversations": 0, "turns": 0}
@@ -213,13 +237,16 @@ async def run(soak: Soak, minutes: float, seconds: float) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def running(kind: str) -> Iterator[tuple[Postgres | Valkey, Path]]:
+def running(kind: str) -> Iterator[tuple[Postgres | Valkey | Database, Path]]:
     """Run a store, and yield it with the folder that it fills."""
     if kind == "postgres":
         with Postgres(fsync=True) as store:
             store.kill()
             store.start(*SMALL_FILES)
             yield store, store.base
+    elif kind == "sqlite":
+        with tempfile.TemporaryDirectory(prefix="perdure-soak-") as name:
+            yield Database(Path(name)), Path(name)
     else:
         options = ("--appendonly", "yes", "--auto-aof-rewrite-min-size", "1mb")
         with valkey(*options) as server:
@@ -230,7 +257,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--cycle", type=float, default=30.0, help="seconds of one")
-    parser.add_argument("--store", choices=("postgres", "valkey"), default="postgres")
+    parser.add_argument("--store", choices=("postgres", "valkey", "sqlite"), default="postgres")
     parser.add_argument("--serve", type=int, metavar="PORT", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.serve:

@@ -162,6 +162,22 @@ def test_restart_gives_its_figures(tmp_path: Path) -> None:
     assert names_of("restart") <= set(figures)
 
 
+def test_a_restart_is_measured_on_servers(tmp_path: Path) -> None:
+    root = str(Path(__file__).parents[2])
+    sizes = ("--sessions", "4", "--batch", "2", "--base", root, "--store", "valkey")
+    figures = figures_of(tmp_path, "restart", *sizes)
+    assert {f"restart.valkey.{act}_over_base" for act in ("open", "close", "both")} == set(figures)
+
+
+@pytest.mark.timeout(300)
+def test_a_deploy_fails_no_request(tmp_path: Path) -> None:
+    sizes = ("--workers", "2", "--conversations", "12", "--every", "2", "--steady", "3")
+    figures = figures_of(tmp_path, "deploy", *sizes)
+    assert names_of("deploy") <= set(figures)
+    # Not a matter of time: what clients see is counted.
+    assert {figures[name] for name in names_of("deploy")} == {0}
+
+
 def test_listing_gives_its_figures(tmp_path: Path) -> None:
     pytest.importorskip("langgraph.checkpoint.sqlite")
     pytest.importorskip("google.adk")

@@ -29,9 +29,10 @@ def test_what_varies_is_no_problem_and_what_grows_is_one() -> None:
 
 
 @pytest.mark.deep
-def test_a_server_survives_outages_of_its_store() -> None:
+@pytest.mark.parametrize("store", ["valkey", "sqlite"])
+def test_a_server_survives_outages_of_its_store(store: str) -> None:
     command = [sys.executable, "-m", "tests.soak", "--minutes", "0.1", "--cycle", "6"]
-    done = subprocess.run([*command, "--store", "valkey"], cwd=ROOT, capture_output=True, text=True)
+    done = subprocess.run([*command, "--store", store], cwd=ROOT, capture_output=True, text=True)
     summary = json.loads(done.stdout)
     assert summary["exit_status"] == 0, done.stderr
     assert summary["turns"] > 0
