@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import anyio
@@ -13,7 +14,7 @@ from perdure.errors import CorruptRecordError
 from perdure.records.json import encode
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Origin
-from perdure.records.records import BASE, EPOCH, MESSAGE, Entry, Record
+from perdure.records.records import BASE, ENDING, EPOCH, MESSAGE, Entry, Record
 from perdure.store import Draft, take_after
 from perdure.stores.file import FileStore
 from perdure.testing.conformance._kit import append_ok, group, take
@@ -386,6 +387,41 @@ def test_gc_removes_a_copy_that_a_process_was_killed_in(command: Command, store:
     assert (ran.status, ran.err) == (0, "")
     assert "ada-2: an unfinished copy of ada was removed" in ran.out
     assert listed() == []
+
+
+def test_a_session_whose_forgetting_was_cut_off_is_no_damage_and_is_forgotten_again(
+    command: Command, tmp_path: Path
+) -> None:
+    """The blobs have gone already, the session has not; while it is held, it may still go."""
+    url = f"sqlite:///{tmp_path / 'data.db'}"
+
+    async def cut(*, released: bool) -> None:
+        async with perdure.connect(url, shutdown=Shutdown(signals=False)) as sessions:
+            async with sessions.open("ada") as session:
+                session.memory.set("large", "a value " * 9000)
+        store = perdure.store_for(url)
+        await store.open()
+        grant = await take(store, SessionKey("ada"))
+        await append_ok(store, grant, await store.head(grant.key) + 1, Entry(ENDING, b"{}"))
+        for _ in range(2):
+            await store.sweep("", set(), older_than=0.0)
+        if released:
+            await store.release(grant.key, grant.epoch)
+            await store.aclose()
+            return
+        ran = await anyio.to_thread.run_sync(lambda: command("check", "--store", url))
+        assert (ran.status, ran.err) == (0, "")
+        assert "ada: note: forget: it is being forgotten" in ran.out
+        await store.aclose()
+
+    anyio.run(partial(cut, released=False))
+    anyio.run(partial(cut, released=True))
+    ran = command("check", "--store", url)
+    assert ran.status == 1
+    (said,) = [line for line in ran.out.splitlines() if "PROBLEM" in line]
+    assert said.startswith("ada: PROBLEM: forget: its forgetting was cut off: forget it again")
+    assert command("forget", "ada", "--yes", "--store", url).status == 0
+    assert command("check", "--store", url).status == 0
 
 
 def test_gc_tells_the_blobs_of_encrypted_sessions_apart(

@@ -562,6 +562,8 @@ class Doing:
         finally:
             await _close(stores)
         for key, problem in found:
+            if problem.startswith("forget:"):
+                continue  # judged at rest
             self._error(
                 "bare-error@check" if problem.startswith(BARE) else "check-false",
                 f"{key}: {problem}",

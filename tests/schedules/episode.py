@@ -399,15 +399,25 @@ class Judge:
         plan, found = self._plan, self._found
         store = self._store()
         await store.open()
+        told: set[str] = set()
         try:
             with self._noted("check-failed", "", "check"):
                 for key, problem in await problems(store):
+                    if problem.startswith("forget:"):
+                        told.add(key)
+                        continue
                     label = (
                         "bare-error@check" if problem.startswith(BARE) else self._check_label(key)
                     )
                     self._fail(label, key, f"check: {problem}")
             with self._noted("log-unreadable", "", "reading the logs"):
                 found.logs = await self._logs(store)
+                for id in found.logs:
+                    if self._is_ending(id) and not await self._is_held(store, id):
+                        if id not in told:
+                            self._fail("check-silent", id, f"check: {id} is half forgotten")
+                    elif id in told:
+                        self._fail("check-false", id, f"check: {id} is not half forgotten")
         finally:
             await store.aclose()
         await self._views(found.views, lambda store: store, "view")
@@ -486,7 +496,7 @@ class Judge:
                         continue
                     into[id] = await content(view)
                     checked = await view.checkpoints.verify()
-                    if not checked.ok:
+                    if not checked.ok and not self._is_ending(id):
                         label = self._check_label(id).replace("check-false", "verify-false")
                         self._fail(label, id, f"verify() of {id}, {what}: {checked.problems}")
         del plan
@@ -563,6 +573,10 @@ class Judge:
         """Whether a forgetting of this session was cut off: it is not moved, so as not to stay."""
         log = self._found.logs.get(id)
         return log is not None and log[-1].kind == ENDING
+
+    async def _is_held(self, store: Store, id: str) -> bool:
+        holder = await store.holder(SessionKey(id))
+        return holder is not None and not holder.released and holder.alive is not False
 
     def _is_half_forgotten(self, id: str, reason: str) -> bool:
         return "forget it again" in reason and self._is_ending(id)

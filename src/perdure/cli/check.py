@@ -44,7 +44,7 @@ from perdure.records.chunks import is_hash
 from perdure.records.keys import KEYRING, SessionKey, keyring_of
 from perdure.records.manifest import Origin
 from perdure.records.messages import decode_message
-from perdure.records.records import EPOCH, HOLDER_KINDS, MESSAGE_KINDS, MISSING, Record
+from perdure.records.records import ENDING, EPOCH, HOLDER_KINDS, MESSAGE_KINDS, MISSING, Record
 from perdure.records.types import Registry
 from perdure.restore.ladder import validated
 from perdure.session.copier import remove_drafts
@@ -143,6 +143,8 @@ async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
     ]
 
 
+PUT_BACK = "the log has it, and a rebuild puts it back"
+FORGET = "forget it again; if it is opened instead, it may have lost its media"
 ACCEPT = "compare it with a copy; `perdure check --repair` accepts the log as it is"
 
 
@@ -214,7 +216,9 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     done.findings += log_problems(records, base)
     lost = [record for record in records if record.kind == MISSING]
     done.findings += map(_missing_note, lost)
-    await _blobs_of(store, done, documents or Documents(), records, sound)
+    holder = await store.holder(key)
+    is_ending = bool(records) and records[-1].kind == ENDING
+    await _blobs_of(store, done, documents or Documents(), records, sound, is_ending=is_ending)
     if lost:
         documents = None  # they may contain what the log has lost
     if documents is not None and not any(problem.what == "log" for problem in done.problems):
@@ -224,14 +228,22 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
         )
     if tail:
         done.add("log", tail, ACCEPT, repairable=True)
-    done.findings += _lease_notes(await store.holder(key))
+    if is_ending:
+        done.findings.append(_ending(holder))
+    done.findings += _lease_notes(holder)
     return done
 
 
 async def _blobs_of(
-    store: Store, seen: Audit, documents: Documents, records: list[Record], sound: Container[str]
+    store: Store,
+    seen: Audit,
+    documents: Documents,
+    records: list[Record],
+    sound: Container[str],
+    *,
+    is_ending: bool,
 ) -> None:
-    """Read all blobs that a session reaches."""
+    """Read all blobs that a session reaches; those of one that is being forgotten may be gone."""
     reach = Reach(store, seen.key, documents)
     is_known = not seen.problems and not documents.damaged
     try:
@@ -243,12 +255,13 @@ async def _blobs_of(
                 if blob.is_whole and not blob.why:
                     seen.sound.add(blob.name)
                 if blob.why:
-                    seen.add(
-                        "blob",
-                        f"{blob.name} {blob.why}, which {blob.by} needs",
-                        RESTORE if blob.is_lost else "the log has it, and a rebuild puts it back",
-                        repairable=not blob.is_lost,
-                    )
+                    if not is_ending:
+                        seen.add(
+                            "blob",
+                            f"{blob.name} {blob.why}, which {blob.by} needs",
+                            RESTORE if blob.is_lost else PUT_BACK,
+                            repairable=not blob.is_lost,
+                        )
                     is_known = is_known and blob.is_leaf  # else it may have named others
     except FormatError as error:
         if not seen.problems:  # else that is why
@@ -262,6 +275,15 @@ async def incomplete(store: Store, key: SessionKey) -> str:
     tail = (await followed(store).read_documents(key, ())).unproven_tail
     details = [tail] if tail else [finding.detail for finding in await tails(store, key)]
     return "; ".join(f"{detail}: {ACCEPT}" for detail in details)
+
+
+def _ending(holder: LeaseState | None) -> CheckFinding:
+    """Return the finding on a session whose forgetting has begun."""
+    if holder is not None and not holder.released and holder.alive is not False:
+        return CheckFinding(
+            "forget", "note", "it is being forgotten", "unless that ends: " + FORGET
+        )
+    return CheckFinding("forget", "problem", "its forgetting was cut off", FORGET)
 
 
 def _missing_note(record: Record) -> CheckFinding:
