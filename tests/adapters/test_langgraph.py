@@ -969,8 +969,28 @@ async def test_a_few_checkpoints_are_listed_without_reading_every_thread() -> No
         assert [info.owner for info in await sessions.list(limit=3)] == ["ann", "ann", "bob"]
 
 
-async def test_a_thread_has_one_owner(sessions: SessionManager) -> None:
-    await put(PerdureSaver(sessions, owner="user_id"), "t", "1", user_id="ann")
-    await (await sessions.open("t")).aclose()
-    with pytest.raises(OwnerMismatchError):
-        await put(PerdureSaver(sessions, owner="user_id"), "t", "2", user_id="bob")
+@pytest.mark.parametrize("where", ["here", "closed", "elsewhere"])
+async def test_a_thread_has_one_owner(where: str) -> None:
+    backing = MemoryBacking()
+    async with perdure.connect(MemoryStore(backing=backing)) as sessions:
+        saver = PerdureSaver(sessions, owner="user_id")
+        await put(saver, "t", "1", user_id="ann")
+        if where == "closed":
+            await (await sessions.open("t")).aclose()
+        async with perdure.connect(MemoryStore(backing=backing)) as other:
+            if where == "elsewhere":
+                saver = PerdureSaver(other, owner="user_id")
+            for _ in range(2):  # what was refused once is refused again
+                bob: Any = {"configurable": {"thread_id": "t", "user_id": "bob"}}
+                with pytest.raises(OwnerMismatchError):
+                    await saver.aget_tuple(bob)
+                with pytest.raises(OwnerMismatchError):
+                    await listed(saver, bob)
+                with pytest.raises(OwnerMismatchError):
+                    await saver.aget_delta_channel_history(config=bob, channels=["log"])
+                with pytest.raises(OwnerMismatchError):
+                    await put(saver, "t", "2", user_id="bob")
+            for about in ({"user_id": "ann"}, {}):
+                config: Any = {"configurable": {"thread_id": "t", **about}}
+                assert await listed(saver, config) == ["1"]
+            await put(saver, "t", "3", user_id="ann")

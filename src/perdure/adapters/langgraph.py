@@ -104,8 +104,8 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         tenant: Whose the threads are, where customers share a store.
         tags: Labels for listing.
         owner: Which value of a config's ``configurable`` says whose a thread is, such as
-            ``"user_id"``: it is the session's owner. `alist` with a filter by it then looks at
-            that owner's threads alone.
+            ``"user_id"``: it is the session's owner, and a config that names another one is
+            refused. `alist` with a filter by it then looks at that owner's threads alone.
         on_held: What a write does if another process holds the session: ``"handover"`` asks for
             it, ``"steal"`` waits for it to be released or to expire, ``"raise"`` raises at once.
         wait: Seconds to wait for another process.
@@ -175,10 +175,11 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
 
         Raises:
             FormatError: One of its values cannot be read back.
+            OwnerMismatchError: The thread has another owner than the config names.
 
         """
         place = _place(config)
-        thread = await self._threads.current(place.thread)
+        thread = await self._current(config)
         id_ = place.id or thread.index.newest(place.ns)
         mark = None if id_ is None else thread.index.mark(place.ns, id_)
         if id_ is None or mark is None or mark.hidden:
@@ -228,7 +229,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         """
         upper = sdk.get_checkpoint_id(before) if before else None
         if config:
-            thread = await self._threads.current(_place(config).thread)
+            thread = await self._current(config)
             for page in _in_pages(_matching(thread, config, upper)):
                 yield page
             return
@@ -374,7 +375,7 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
     ) -> Mapping[str, sdk.DeltaChannelHistory]:
         """Return what was written to channels since their last stored value, and that value."""
         place = _place(config)
-        thread = await self._threads.current(place.thread)
+        thread = await self._current(config)
         id_ = place.id or thread.index.newest(place.ns)
         written, seeds = thread.index.history_of(place.ns, id_ or "", channels)
         names = [name for each in written.values() for _, name in each]
@@ -388,6 +389,11 @@ class PerdureSaver(BlockingAdapter, sdk.BaseCheckpointSaver[Any]):
         return result
 
     # Reading
+
+    async def _current(self, config: RunnableConfig) -> Thread:
+        """Return the thread of a config, which may name its owner and nobody else."""
+        owner = self._owner_in(config.get("configurable"))
+        return await self._threads.current(_place(config).thread, owner)
 
     async def _values(self, thread: Thread, names: Collection[str]) -> Callable[[str, str], Any]:
         """Return what loads these values of a thread; it is told the channel, for its errors."""

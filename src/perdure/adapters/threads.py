@@ -51,6 +51,7 @@ from perdure.session.internals import (
     store_below,
     tracked_of,
 )
+from perdure.session.open import require_owner
 from perdure.session.session import Session
 from perdure.store import records_near
 
@@ -96,6 +97,8 @@ class Thread:
         """Up to which record these have to wait."""
         self.waiting: dict[tuple[str, str], tuple[anyio.CancelScope, int]] = {}
         """Calls of ``aput`` that wait until their checkpoints are durable."""
+        self.owned: tuple[int, int, str | None] = (0, 0, None)
+        """The record of which the owner was read, its epoch, and the owner."""
 
     def restart(self) -> None:
         """Know nothing of its log, to read it from its beginning."""
@@ -162,16 +165,18 @@ class ThreadSessions:
             at: The checkpoint that its run has come to.
             change: Returns the change, given the names of what is stored already.
             within: Those of the graphs that this one runs in.
-            owner: Whose the thread is, if it is new.
+            owner: Whose the thread is, or shall be if it is new; None for anybody's.
 
         Raises:
             LeaseLostError: Another process has changed the thread since, or it was deleted.
+            OwnerMismatchError: It has another owner.
 
         """
         self._connection.require_home()
         known = [each for each in (at, *within) if thread.knows(each)]  # now, as it was called
         session = self._ready(thread)
         if session is not None:
+            require_owner(thread.key, session.info.metadata.owner, owner)
             self._require_current(thread, at, known)
             self._accept(thread, session, change(thread.index.leaves))
             return session
@@ -288,8 +293,13 @@ class ThreadSessions:
         sessions = await self._connection.manager()
         await drop_history(sessions, thread.key, before + 1, wait=self._connection.wait)
 
-    async def current(self, thread_id: str) -> Thread:
-        """Return a thread as it is now, here or in the store."""
+    async def current(self, thread_id: str, owner: str | None = None) -> Thread:
+        """Return a thread as it is now, here or in the store.
+
+        Raises:
+            OwnerMismatchError: It has another owner than the one that is named.
+
+        """
         await self._connection.manager()
         thread = self.thread(thread_id)
         session = self.open_here(thread)
@@ -297,8 +307,22 @@ class ThreadSessions:
         if not is_known or thread.lock.locked():
             async with thread.lock:
                 await self._catch_up(thread, self.open_here(thread))
+        if owner is not None:
+            require_owner(thread.key, await self._owner_of(thread), owner)
         thread.seen = thread.index.upto
         return thread
+
+    async def _owner_of(self, thread: Thread) -> str | None:
+        session, index = self.open_here(thread), thread.index
+        if session is not None:
+            return session.info.metadata.owner
+        upto, epoch, owner = thread.owned
+        if (upto, epoch) != (index.upto, index.epoch):
+            upto, epoch = index.upto, index.epoch
+            view = await self._connection.peek(thread.key)
+            owner = None if view is None else view.info.metadata.owner
+            thread.owned = upto, epoch, owner
+        return owner
 
     async def current_of(self, thread_ids: Sequence[str]) -> list[Thread]:
         """Return threads as they are now; those that are not held here are read together."""

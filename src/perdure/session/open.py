@@ -231,7 +231,7 @@ class Opener:
     def _pinned(self, session: Session, wanted: OpenRequest) -> Session:
         if wanted.new:
             raise session_exists(wanted.key)
-        _require_owner(session, wanted)
+        require_owner(wanted.key, session.info.metadata.owner, wanted.owner)
         self._lifecycle.pin(session, force=wanted.force)
         try:
             if wanted.autosave is not KEEP:
@@ -327,7 +327,7 @@ class Opener:
                 await runtime.store.delete(key, taken.epoch, keep_posts=True)
                 raise not_found(key)  # noqa: TRY301  # released below, as after any error
             session, may_have_items = await self._restore(taken, wanted)
-            _require_owner(session, wanted)
+            require_owner(wanted.key, session.info.metadata.owner, wanted.owner)
             await session._load_memory()
             await self._replay(session)
         except BaseException:
@@ -415,25 +415,22 @@ class Opener:
         return session, restored.may_have_items
 
 
-def _require_owner(session: Session, wanted: OpenRequest) -> None:
-    """Refuse to relabel another owner's session by opening it: `forget(owner=…)` would miss it.
+def require_owner(key: SessionKey, owner: str | None, wanted: str | None) -> None:
+    """Refuse another owner's session to who names one: `forget(owner=…)` would miss it.
 
     Raises:
         OwnerMismatchError: It has another owner than the one that was named.
 
     """
-    if wanted.owner is None:
-        return
-    owner = session.info.metadata.owner
-    if owner in (None, wanted.owner):
+    if wanted is None or owner in (None, wanted):
         return
     raise OwnerMismatchError(
-        f"session {wanted.key} belongs to {_clipped(owner)}, not to "
-        f"{_clipped(wanted.owner)}: choose another id or tenant; leave out owner= to open it as it "
-        "is; or hand it on with session.describe(owner=…)",
-        key=str(wanted.key),
+        f"session {key} belongs to {_clipped(owner)}, not to {_clipped(wanted)}: choose another id "
+        "or tenant; leave out owner= to open it as it is; or hand it on with "
+        "session.describe(owner=…)",
+        key=str(key),
         owner=owner,
-        wanted=wanted.owner,
+        wanted=wanted,
     )
 
 
