@@ -111,7 +111,7 @@ class InvalidArgumentError(ConfigError, ValueError):
 
 
 class MissingExtraError(ConfigError):
-    """This needs an optional part of perdure that is not installed."""
+    """This needs an optional part of perdure that is not installed, or is too old."""
 
 
 class TemplateError(ConfigError):

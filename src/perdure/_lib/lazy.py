@@ -50,19 +50,21 @@ def from_extra(*modules: str, used_by: str, name: str, extra: str) -> Iterator[N
         extra: The extra's name.
 
     Raises:
-        MissingExtraError: One of them is not installed.
+        MissingExtraError: One of them is not installed, or is too old.
 
     """
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         missing, dotted = f"{error.name}.", [f"{module}." for module in modules]
         if not any(each.startswith(missing) or missing.startswith(each) for each in dotted):
             raise  # a package itself lacks something
         from perdure.errors import MissingExtraError
 
+        is_old = not isinstance(error, ModuleNotFoundError)
+        what = f"a newer {name} ({error})" if is_old else name
         raise MissingExtraError(
-            f"{used_by} needs {name}: pip install 'perdure[{extra}]'", extra=extra
+            f"{used_by} needs {what}: pip install 'perdure[{extra}]'", extra=extra
         ) from error
 
 
