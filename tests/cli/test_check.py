@@ -424,6 +424,43 @@ def test_a_session_whose_forgetting_was_cut_off_is_no_damage_and_is_forgotten_ag
     assert command("check", "--store", url).status == 0
 
 
+def test_damage_to_what_nothing_references_stops_no_check_and_is_collected(
+    command: Command, store: Path
+) -> None:
+    async def fill() -> None:
+        for value in ("one", "two"):
+            async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
+                async with sessions.open("ada") as session:
+                    session.memory.set("large", value * 9000)
+
+    def blobs() -> list[Path]:
+        return [path for path in (store / "blobs").rglob("*") if path.is_file()]
+
+    anyio.run(fill)
+    (garbage,) = [path for path in blobs() if b"one" in path.read_bytes()]
+    garbage.write_bytes(garbage.read_bytes()[:100])
+    ran = command("check", "--store", str(store))
+    assert (ran.status, ran.err) == (0, "")
+    assert "no session references 1 of 2" in ran.out
+    for _ in range(2):
+        assert command("check", "--gc", "--grace", "0", "--store", str(store)).status == 0
+    assert garbage not in blobs()
+
+
+def test_a_receipt_of_a_migration_counts_by_its_name_even_if_it_is_damaged(
+    command: Command, store: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    assert command("migrate", str(store), str(target)).status == 0
+    for path in (target / "blobs").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:10])
+    ran = command("migrate", str(store), str(target))
+    assert (ran.status, ran.err) == (0, "")
+    assert "0 of 4 sessions copied" in ran.out
+    assert command("check", "--store", str(target)).status == 0
+
+
 def test_gc_tells_the_blobs_of_encrypted_sessions_apart(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, final
 
 import msgspec
 
-from perdure.errors import FormatError
+from perdure.errors import CorruptRecordError, FormatError
 from perdure.records.json import decode, encode
 from perdure.records.keys import SessionKey
 from perdure.records.records import HOLDER_KINDS
@@ -54,9 +54,12 @@ class Receipts:
         await self._target.put_blobs(key.tenant, {name: data})
 
     async def has(self, kind: Kind, key: SessionKey, *facts: object) -> bool:
-        """Return whether there is a receipt."""
+        """Return whether there is a receipt; its name alone says so, even if it is damaged."""
         name, _ = self._receipt(kind, key, facts)
-        return await self._target.get_blob(key.tenant, name) is not None
+        try:
+            return await self._target.get_blob(key.tenant, name) is not None
+        except CorruptRecordError:
+            return True
 
 
 async def written_under(store: Store, key: SessionKey) -> int:
@@ -74,11 +77,16 @@ async def written_under(store: Store, key: SessionKey) -> int:
 
 
 async def current(store: Store, tenant: str, names: Collection[str]) -> set[str]:
-    """Return the names of those blobs that are receipts and match the store's present state."""
+    """Return the names of those blobs that are receipts and match the store's present state.
+
+    One that is damaged cannot be told from any other garbage.
+    """
     valid: set[str] = set()
     waiting: dict[SessionKey, set[str]] = {}
     for name in sorted(names):
-        data = await store.get_blob(tenant, name)
+        data = None
+        with suppress(CorruptRecordError):
+            data = await store.get_blob(tenant, name)
         if data is not None and data.startswith(b'["migrated",'):
             with suppress(FormatError):
                 receipt = decode(data, _Receipt)
