@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -22,6 +23,7 @@ from perdure.records.keys import SessionKey
 from perdure.serve.access import Access, Token
 from perdure.serve.api import AgentServer
 from perdure.session.base import Turn
+from tests.asgi.served import contents, events_of, preview
 
 
 async def answer(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
@@ -222,6 +224,60 @@ async def test_a_running_turn_is_not_joined_by_another_request() -> None:
             sessions.start(key, "1", work, request="Delete it")
         go.set()
         await run.done.wait()
+
+
+async def test_a_turn_that_runs_is_joined_by_requests_of_its_owner_only() -> None:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    asked, may_answer, times = anyio.Event(), anyio.Event(), 0
+
+    async def gated(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        nonlocal times
+        times += 1
+        turn.append(Message.user("When is low tide?"))
+        yield "at "
+        asked.set()
+        await may_answer.wait()
+        yield "noon"
+
+    async def ask(request: Request) -> Response:
+        owner = request.headers.get("user")
+        key, body = request.headers["idempotency-key"], await request.body()
+        return sessions.stream("tide", gated, owner=owner, turn_id=key, request=body)
+
+    app = Starlette(routes=[Route("/", ask, methods=["POST"])])
+    told: list[httpx.Response] = []
+    async with sessions.lifespan():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+
+            async def post(body: str, **headers: str) -> httpx.Response:
+                answer = await client.post(
+                    "/", content=body, headers={"idempotency-key": "1", **headers}
+                )
+                told.append(answer)
+                return answer
+
+            async def anns(**headers: str) -> None:
+                await post("When?", **headers)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(anns, user="ann"))
+                with anyio.fail_after(10):
+                    await asked.wait()
+                    for body, key in (("When?", "1"), ("Else?", "1"), ("When?", "2")):
+                        refused = await post(body, user="bob", **{"idempotency-key": key})
+                        assert (refused.status_code, refused.json()["status"]) == (404, 404)
+                told.clear()
+                group.start_soon(partial(anns, user="ann"))
+                group.start_soon(anns)  # opens any owner's
+                await anyio.wait_all_tasks_blocked()
+                may_answer.set()
+    assert times == 1
+    assert [answer.status_code for answer in told] == [200, 200, 200]
+    for answer in told:
+        events = list(events_of(answer))
+        assert contents(events) == ["When is low tide?", "at noon"]
+        assert preview(events) in {"at noon", ""}  # a refused request takes no text away
 
 
 async def test_agents_in_use_are_listed_by_last_use_and_only_the_owners() -> None:

@@ -280,7 +280,8 @@ class AppSessions:
             async with opening as opened:
                 run.outcome = await answer_in(opened, run, channel, answer)
 
-        return self.respond(self.start(key, turn_id, work, request=request), linger=linger)
+        run = self.start(key, turn_id, work, request=request, owner=owner)
+        return self.respond(run, linger=linger)
 
     def start(
         self,
@@ -289,14 +290,18 @@ class AppSessions:
         work: Callable[[Run, Channel], Awaitable[None]],
         *,
         request: str | bytes | None = None,
+        owner: str | None = None,
     ) -> Run:
         """Run a turn in a task of the application, or join the one of this id that runs.
 
         Args:
             key: The session.
             turn: The turn's id; None: it joins no other.
-            work: Does it: calls ``run.begin``, and sets ``run.outcome``.
+            work: Does it: checks the session's owner, calls ``run.begin``, and sets
+                ``run.outcome``.
             request: What is asked: kept as ``run.request``, for ``session.turn``.
+            owner: Whose request it is: kept as ``run.owner``. It joins no turn of another owner's
+                request: its own ``work`` is refused as it would be without that turn.
 
         Raises:
             SessionClosedError: The process stops.
@@ -305,11 +310,11 @@ class AppSessions:
         """
         group = _started(self._group)
         for run in self._running:
-            if turn is not None and (run.key, run.turn) == (key, turn):
+            if turn is not None and (run.key, run.turn, run.owner) == (key, turn, owner):
                 if None not in (request, run.request) and run.request != request:
                     raise turn_reused(key, turn)
                 return run
-        run = Run(self.feed, key, turn, request)
+        run = Run(self.feed, key, turn, request, owner)
         self._running.add(run)
         group.start_soon(self._run, run, work, name="perdure:turn")
         return run
@@ -324,9 +329,10 @@ class AppSessions:
                 run.error = error
             finally:
                 self._running.discard(run)
+                if run.begun.is_set():  # else the text there is of the turn that it waited for
+                    channel.clear()
                 run.begun.set()
                 run.done.set()
-                channel.clear()
 
     def respond(self, run: Run, *, linger: float | None = None) -> responses.FeedResponse:
         """Return a response that streams a turn which `start` has begun.

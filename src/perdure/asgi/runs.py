@@ -42,15 +42,22 @@ class Run:
         key: The session.
         turn: The turn's id; None for one that the session gives.
         request: What is asked; None: it is not compared with what the turn was begun with.
+        owner: Whose request it is.
 
     """
 
     def __init__(
-        self, feed: Feed, key: SessionKey, turn: str | None, request: str | bytes | None = None
+        self,
+        feed: Feed,
+        key: SessionKey,
+        turn: str | None,
+        request: str | bytes | None = None,
+        owner: str | None = None,
     ) -> None:
         self.key = key
         self.turn: str | None = turn
         self.request: str | bytes | None = request
+        self.owner: str | None = owner
         self.after: int = 0
         """The session's version before the turn."""
         self.replayed: bool = False
