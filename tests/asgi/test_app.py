@@ -23,6 +23,7 @@ from perdure.records.keys import SessionKey
 from perdure.serve.access import Access, Token
 from perdure.serve.api import AgentServer
 from perdure.session.base import Turn
+from tests._virtual import BACKENDS, run
 from tests.asgi.served import contents, events_of, preview
 
 
@@ -278,6 +279,45 @@ async def test_a_turn_that_runs_is_joined_by_requests_of_its_owner_only() -> Non
         events = list(events_of(answer))
         assert contents(events) == ["When is low tide?", "at noon"]
         assert preview(events) in {"at noon", ""}  # a refused request takes no text away
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_turn_lingers_from_when_its_last_client_has_left(backend: str) -> None:
+    cut_at = 0.0
+
+    async def endless(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        nonlocal cut_at
+        turn.append(Message.user("When is low tide?"))
+        yield "at "
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cut_at = anyio.current_time()
+
+    async def read(sessions: AppSessions, seconds: float) -> None:
+        async def receive() -> None:
+            await anyio.sleep_forever()
+
+        async def send(message: Any) -> None:
+            pass
+
+        with anyio.move_on_after(seconds):
+            response = sessions.stream("tide", endless, turn_id="1", linger=3)
+            await response({"method": "POST", "headers": []}, receive, send)
+
+    async def come_and_go() -> tuple[float, float]:
+        sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+        async with sessions.lifespan():
+            began = anyio.current_time()
+            await read(sessions, 0.3)
+            await anyio.sleep(0.3)
+            await read(sessions, 2.4)
+            left = anyio.current_time()
+            while not cut_at:
+                await anyio.sleep(0.1)
+        return left - began, cut_at - left
+
+    assert run(backend, come_and_go) == (pytest.approx(3.0), pytest.approx(3.0))
 
 
 async def test_agents_in_use_are_listed_by_last_use_and_only_the_owners() -> None:

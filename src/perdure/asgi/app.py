@@ -344,19 +344,21 @@ class AppSessions:
         """
         group = _started(self._group)
         run.readers += 1
+        run.visits += 1
 
         def leave() -> None:
             run.readers -= 1
             if linger is not None and not run.readers and not run.done.is_set():
-                group.start_soon(self._cut_unread, run, linger, name="perdure:cut unread turn")
+                cut = self._cut_unread
+                group.start_soon(cut, run, linger, run.visits, name="perdure:cut unread turn")
 
         return responses.FeedResponse(run.events, leave)
 
-    async def _cut_unread(self, run: Run, linger: float) -> None:
+    async def _cut_unread(self, run: Run, linger: float, visits: int) -> None:
         with anyio.move_on_after(linger):
             await run.done.wait()
-        # A client may have come back during the wait.
-        if not run.readers:
+        # A client that came back during the wait counts from when it leaves, if it has left.
+        if run.visits == visits:
             run.scope.cancel()
 
     def events(

@@ -68,6 +68,8 @@ class Run:
         self.done: anyio.Event = anyio.Event()
         self.scope: anyio.CancelScope = anyio.CancelScope()
         self.readers: int = 0
+        self.visits: int = 0
+        """How many readers it has had."""
         self._feed = feed
 
     def begin(self, *, turn: str, replayed: bool) -> None:
