@@ -24,7 +24,7 @@ from perdure.serve.access import Access, Token
 from perdure.serve.api import AgentServer
 from perdure.session.base import Turn
 from tests._virtual import BACKENDS, run
-from tests.asgi.served import contents, events_of, preview
+from tests.asgi.served import Event, contents, events_of, preview
 
 
 async def answer(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
@@ -279,6 +279,84 @@ async def test_a_turn_that_runs_is_joined_by_requests_of_its_owner_only() -> Non
         events = list(events_of(answer))
         assert contents(events) == ["When is low tide?", "at noon"]
         assert preview(events) in {"at noon", ""}  # a refused request takes no text away
+
+
+async def test_a_retry_continues_behind_what_its_client_has_of_the_cut_attempt() -> None:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    fails = True
+
+    async def half(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        turn.append(Message.user("When is low tide?"))
+        yield "at"
+        if fails:
+            raise ConnectionError
+
+    async def ask(request: Request) -> Response:
+        return sessions.stream("tide", half, turn_id="1")
+
+    app = Starlette(routes=[Route("/", ask, methods=["POST"])])
+    async with sessions.lifespan():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+
+            async def post(last: str | None = None) -> list[Event]:
+                seen = {} if last is None else {"last-event-id": last}
+                return list(events_of(await client.post("/", headers=seen)))
+
+            first = await post()
+            assert first[-1].name == "interrupted"
+            fails = False
+            retry = await post(first[-1].id)
+            assert retry[0].name == "retracted"
+            assert [event.name for event in [*first, *retry] if event.name != "text"] == [
+                *("turn", "message", "message", "interrupted"),
+                *("retracted", "turn", "message", "message", "end"),
+            ]
+            # From any place, each event of the log comes once: from that of a turn that has ended
+            # by now, too.
+            numbered = [event for event in [*first, *retry] if event.name != "text"]
+            for place, event in enumerate(numbered):
+                assert await post(event.id) == numbered[place + 1 :]
+            (taken,) = numbered[4].data["spans"]
+            assert taken == [int(numbered[0].id), int(numbered[3].id)]
+            # Who has seen nothing of it gets the attempt that counts.
+            for before in (None, "1"):
+                assert await post(before) == numbered[5:]
+
+
+async def test_a_stream_does_not_end_with_the_turn_that_its_own_waited_for() -> None:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    may_ask = anyio.Event()
+
+    async def late(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        await may_ask.wait()
+        turn.append(Message.user("When is low tide?"))
+        yield "at noon"
+
+    async def ask(request: Request) -> Response:
+        return sessions.stream("tide", late, turn_id=request.headers["idempotency-key"])
+
+    app = Starlette(routes=[Route("/", ask, methods=["POST"])])
+    told: list[list[Event]] = []
+    async with sessions.lifespan():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+
+            async def post(key: str, last: str) -> None:
+                sent = {"idempotency-key": key, "last-event-id": last}
+                told.append(list(events_of(await client.post("/", headers=sent))))
+
+            async with anyio.create_task_group() as group:
+                for key, last in (
+                    ("1", "0"),
+                    ("2", "0"),
+                    ("2", "3"),
+                ):  # 3: the first one's question
+                    group.start_soon(post, key, last)
+                    await anyio.wait_all_tasks_blocked()
+                may_ask.set()
+    names = [[event.name for event in events if event.name != "text"] for events in told]
+    assert names == [["turn", "message", "message", "end"]] * 3
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -111,12 +111,15 @@ class Run:
                     turn=self.turn,
                 )
             after = began - 1
-        inside = cursor is not None and cursor.seq > after
-        return self._events(cursor if cursor is not None and inside else Cursor(after), inside)
+        # A client that saw an earlier attempt gets what took that back: it is before the new begin.
+        inside = cursor is not None and await self._feed.turn_at(self.key, cursor) == self.turn
+        start = cursor if cursor is not None and (inside or cursor.seq > after) else Cursor(after)
+        return self._events(start, after, inside)
 
     async def _events(
         self,
         cursor: Cursor,
+        after: int,
         inside: bool,  # noqa: FBT001  # private
     ) -> AsyncGenerator[FeedEvent | None, None]:
         events = self._feed.events(self.key, cursor, until=self.done.is_set)
@@ -126,10 +129,17 @@ class Run:
                     inside = event.data["turn"] == self.turn
                 if inside or event is None:
                     yield event
-                if event is not None and event.name in {"end", "interrupted"} and inside:
+                if inside and _ends(event, after):
                     return
         if self.error is not None:
             yield failure(self.error)
+
+
+def _ends(event: FeedEvent | None, after: int) -> bool:
+    """Return whether an event ends a turn, and not an attempt at it before a place."""
+    if event is None or event.id is None or event.id.seq <= after:
+        return False
+    return event.name in {"end", "interrupted"}
 
 
 Answer = Callable[[Session, Turn], AsyncIterator[str]]
