@@ -359,6 +359,45 @@ async def test_a_stream_does_not_end_with_the_turn_that_its_own_waited_for() -> 
     assert names == [["turn", "message", "message", "end"]] * 3
 
 
+async def test_what_the_end_of_the_process_cuts_is_told_to_come_again() -> None:
+    sessions = AppSessions("memory:", grace=0, shutdown=Shutdown(signals=False))
+
+    async def endless(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        turn.append(Message.user("When is low tide?"))
+        yield "at "
+        await anyio.sleep_forever()
+
+    async def nothing(run: Run, channel: Channel) -> None:
+        run.begin(turn="1", replayed=False)
+        await anyio.sleep_forever()
+
+    async def ask(request: Request) -> Response:
+        key = request.headers["idempotency-key"]
+        if key == "unsaved":
+            return sessions.respond(sessions.start(SessionKey("ebb"), key, nothing))
+        return sessions.stream("tide", endless, turn_id=key)
+
+    app = Starlette(routes=[Route("/", ask, methods=["POST"])])
+    told: dict[str, httpx.Response] = {}
+    transport = httpx.ASGITransport(app)
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://t") as client,
+        anyio.create_task_group() as group,
+        sessions.lifespan(),
+    ):
+
+        async def post(key: str) -> None:
+            told[key] = await client.post("/", headers={"idempotency-key": key})
+
+        for key in ("runs", "waits", "unsaved"):
+            group.start_soon(post, key)
+            await anyio.wait_all_tasks_blocked()
+    assert list(events_of(told["runs"]))[-1].name == "interrupted"
+    assert (told["waits"].status_code, told["waits"].headers["retry-after"]) == (503, "1")
+    (event,) = events_of(told["unsaved"])
+    assert (event.name, event.data["status"]) == ("error", 503)
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_turn_lingers_from_when_its_last_client_has_left(backend: str) -> None:
     cut_at = 0.0

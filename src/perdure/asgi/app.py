@@ -324,6 +324,8 @@ class AppSessions:
             try:
                 with run.scope:
                     await work(run, channel)
+                if not run.begun.is_set():  # cut while it waited for the turn before it
+                    run.error = run.interrupted()
             except Exception as error:  # noqa: BLE001  # raised in the waiter
                 responses.answered(error)  # perhaps there is none
                 run.error = error

@@ -80,16 +80,18 @@ class Run:
     async def wait(self) -> RunOutcome:
         """Return the outcome, once it is durable; what made the turn fail is raised."""
         await self.done.wait()
-        if self.error is not None:
-            raise self.error
-        if self.outcome is None:
-            raise SessionClosedError(
-                f"turn {self.turn!r} of session {self.key} was interrupted; what came of the "
-                "answer is kept, and a request with the same key answers it again",
-                key=str(self.key),
-                turn=self.turn,
-            )
+        if self.error is not None or self.outcome is None:
+            raise self.error or self.interrupted()
         return self.outcome
+
+    def interrupted(self) -> SessionClosedError:
+        """Return the error of a turn that was cut."""
+        return SessionClosedError(
+            f"turn {self.turn!r} of session {self.key} was interrupted; what came of the "
+            "answer is kept, and a request with the same key answers it again",
+            key=str(self.key),
+            turn=self.turn,
+        )
 
     async def events(self, cursor: Cursor | None) -> Events:
         """Return the turn's events after a place, up to its end.
@@ -131,8 +133,8 @@ class Run:
                     yield event
                 if inside and _ends(event, after):
                     return
-        if self.error is not None:
-            yield failure(self.error)
+        if self.error is not None or self.outcome is None:
+            yield failure(self.error or self.interrupted())
 
 
 def _ends(event: FeedEvent | None, after: int) -> bool:
