@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator
+from functools import partial
 from typing import Any
 
 import anyio
@@ -22,6 +23,8 @@ from perdure.records.keys import SessionKey
 from perdure.serve.access import Access, Token
 from perdure.serve.api import AgentServer
 from perdure.session.base import Turn
+from tests._virtual import BACKENDS, run
+from tests.asgi.served import Event, contents, events_of, preview
 
 
 async def answer(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
@@ -222,6 +225,216 @@ async def test_a_running_turn_is_not_joined_by_another_request() -> None:
             sessions.start(key, "1", work, request="Delete it")
         go.set()
         await run.done.wait()
+
+
+async def test_a_turn_that_runs_is_joined_by_requests_of_its_owner_only() -> None:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    asked, may_answer, times = anyio.Event(), anyio.Event(), 0
+
+    async def gated(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        nonlocal times
+        times += 1
+        turn.append(Message.user("When is low tide?"))
+        yield "at "
+        asked.set()
+        await may_answer.wait()
+        yield "noon"
+
+    async def ask(request: Request) -> Response:
+        owner = request.headers.get("user")
+        key, body = request.headers["idempotency-key"], await request.body()
+        return sessions.stream("tide", gated, owner=owner, turn_id=key, request=body)
+
+    app = Starlette(routes=[Route("/", ask, methods=["POST"])])
+    told: list[httpx.Response] = []
+    async with sessions.lifespan():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+
+            async def post(body: str, **headers: str) -> httpx.Response:
+                answer = await client.post(
+                    "/", content=body, headers={"idempotency-key": "1", **headers}
+                )
+                told.append(answer)
+                return answer
+
+            async def anns(**headers: str) -> None:
+                await post("When?", **headers)
+
+            async with anyio.create_task_group() as group:
+                group.start_soon(partial(anns, user="ann"))
+                with anyio.fail_after(10):
+                    await asked.wait()
+                    for body, key in (("When?", "1"), ("Else?", "1"), ("When?", "2")):
+                        refused = await post(body, user="bob", **{"idempotency-key": key})
+                        assert (refused.status_code, refused.json()["status"]) == (404, 404)
+                told.clear()
+                group.start_soon(partial(anns, user="ann"))
+                group.start_soon(anns)  # opens any owner's
+                await anyio.wait_all_tasks_blocked()
+                may_answer.set()
+    assert times == 1
+    assert [answer.status_code for answer in told] == [200, 200, 200]
+    for answer in told:
+        events = list(events_of(answer))
+        assert contents(events) == ["When is low tide?", "at noon"]
+        assert preview(events) in {"at noon", ""}  # a refused request takes no text away
+
+
+async def test_a_retry_continues_behind_what_its_client_has_of_the_cut_attempt() -> None:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    fails = True
+
+    async def half(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        turn.append(Message.user("When is low tide?"))
+        yield "at"
+        if fails:
+            raise ConnectionError
+
+    async def ask(request: Request) -> Response:
+        return sessions.stream("tide", half, turn_id="1")
+
+    app = Starlette(routes=[Route("/", ask, methods=["POST"])])
+    async with sessions.lifespan():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+
+            async def post(last: str | None = None) -> list[Event]:
+                seen = {} if last is None else {"last-event-id": last}
+                return list(events_of(await client.post("/", headers=seen)))
+
+            first = await post()
+            assert first[-1].name == "interrupted"
+            fails = False
+            retry = await post(first[-1].id)
+            assert retry[0].name == "retracted"
+            assert [event.name for event in [*first, *retry] if event.name != "text"] == [
+                *("turn", "message", "message", "interrupted"),
+                *("retracted", "turn", "message", "message", "end"),
+            ]
+            # From any place, each event of the log comes once: from that of a turn that has ended
+            # by now, too.
+            numbered = [event for event in [*first, *retry] if event.name != "text"]
+            for place, event in enumerate(numbered):
+                assert await post(event.id) == numbered[place + 1 :]
+            (taken,) = numbered[4].data["spans"]
+            assert taken == [int(numbered[0].id), int(numbered[3].id)]
+            # Who has seen nothing of it gets the attempt that counts.
+            for before in (None, "1"):
+                assert await post(before) == numbered[5:]
+
+
+async def test_a_stream_does_not_end_with_the_turn_that_its_own_waited_for() -> None:
+    sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+    may_ask = anyio.Event()
+
+    async def late(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        await may_ask.wait()
+        turn.append(Message.user("When is low tide?"))
+        yield "at noon"
+
+    async def ask(request: Request) -> Response:
+        return sessions.stream("tide", late, turn_id=request.headers["idempotency-key"])
+
+    app = Starlette(routes=[Route("/", ask, methods=["POST"])])
+    told: list[list[Event]] = []
+    async with sessions.lifespan():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://t") as client:
+
+            async def post(key: str, last: str) -> None:
+                sent = {"idempotency-key": key, "last-event-id": last}
+                told.append(list(events_of(await client.post("/", headers=sent))))
+
+            async with anyio.create_task_group() as group:
+                for key, last in (
+                    ("1", "0"),
+                    ("2", "0"),
+                    ("2", "3"),
+                ):  # 3: the first one's question
+                    group.start_soon(post, key, last)
+                    await anyio.wait_all_tasks_blocked()
+                may_ask.set()
+    names = [[event.name for event in events if event.name != "text"] for events in told]
+    assert names == [["turn", "message", "message", "end"]] * 3
+
+
+async def test_what_the_end_of_the_process_cuts_is_told_to_come_again() -> None:
+    sessions = AppSessions("memory:", grace=0, shutdown=Shutdown(signals=False))
+
+    async def endless(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        turn.append(Message.user("When is low tide?"))
+        yield "at "
+        await anyio.sleep_forever()
+
+    async def nothing(run: Run, channel: Channel) -> None:
+        run.begin(turn="1", replayed=False)
+        await anyio.sleep_forever()
+
+    async def ask(request: Request) -> Response:
+        key = request.headers["idempotency-key"]
+        if key == "unsaved":
+            return sessions.respond(sessions.start(SessionKey("ebb"), key, nothing))
+        return sessions.stream("tide", endless, turn_id=key)
+
+    app = Starlette(routes=[Route("/", ask, methods=["POST"])])
+    told: dict[str, httpx.Response] = {}
+    transport = httpx.ASGITransport(app)
+    async with (
+        httpx.AsyncClient(transport=transport, base_url="http://t") as client,
+        anyio.create_task_group() as group,
+        sessions.lifespan(),
+    ):
+
+        async def post(key: str) -> None:
+            told[key] = await client.post("/", headers={"idempotency-key": key})
+
+        for key in ("runs", "waits", "unsaved"):
+            group.start_soon(post, key)
+            await anyio.wait_all_tasks_blocked()
+    assert list(events_of(told["runs"]))[-1].name == "interrupted"
+    assert (told["waits"].status_code, told["waits"].headers["retry-after"]) == (503, "1")
+    (event,) = events_of(told["unsaved"])
+    assert (event.name, event.data["status"]) == ("error", 503)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_turn_lingers_from_when_its_last_client_has_left(backend: str) -> None:
+    cut_at = 0.0
+
+    async def endless(session: Session, turn: Turn) -> AsyncGenerator[str, None]:
+        nonlocal cut_at
+        turn.append(Message.user("When is low tide?"))
+        yield "at "
+        try:
+            await anyio.sleep_forever()
+        finally:
+            cut_at = anyio.current_time()
+
+    async def read(sessions: AppSessions, seconds: float) -> None:
+        async def receive() -> None:
+            await anyio.sleep_forever()
+
+        async def send(message: Any) -> None:
+            pass
+
+        with anyio.move_on_after(seconds):
+            response = sessions.stream("tide", endless, turn_id="1", linger=3)
+            await response({"method": "POST", "headers": []}, receive, send)
+
+    async def come_and_go() -> tuple[float, float]:
+        sessions = AppSessions("memory:", shutdown=Shutdown(signals=False))
+        async with sessions.lifespan():
+            began = anyio.current_time()
+            await read(sessions, 0.3)
+            await anyio.sleep(0.3)
+            await read(sessions, 2.4)
+            left = anyio.current_time()
+            while not cut_at:
+                await anyio.sleep(0.1)
+        return left - began, cut_at - left
+
+    assert run(backend, come_and_go) == (pytest.approx(3.0), pytest.approx(3.0))
 
 
 async def test_agents_in_use_are_listed_by_last_use_and_only_the_owners() -> None:

@@ -62,6 +62,26 @@ def test_a_page_of_another_site_streams_an_answer(browser: Any, pages: str, tmp_
         served.close()
 
 
+def test_a_page_cuts_between_characters(browser: Any, pages: str, tmp_path: Path) -> None:
+    served = Served(*UVICORN, store=f"file:{tmp_path / 'store'}", CHAT_PAGES=pages)
+    try:
+        party = f"\N{PARTY POPPER}\N{PARTY POPPER} {LONG}"
+        page = chat(browser, pages, served, party)
+        page.evaluate(
+            """() => {
+              window.shown = [];
+              new MutationObserver(() => shown.push(document.querySelector(".assistant").textContent))
+                .observe(document.querySelector("main"), {childList: true, subtree: true});
+            }"""
+        )
+        page.wait_for_selector("[data-durable]")
+        shown = page.evaluate("shown")
+        assert len(shown) > 2
+        assert [text for text in shown if not f"You said: {party} ".startswith(text)] == []
+    finally:
+        served.close()
+
+
 def test_a_page_that_is_not_let_in_gets_nothing(browser: Any, pages: str, tmp_path: Path) -> None:
     served = Served(
         *UVICORN, store=f"file:{tmp_path / 'store'}", CHAT_PAGES="https://app.example.com"

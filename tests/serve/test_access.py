@@ -18,8 +18,11 @@ from perdure import ConfigError, InvalidArgumentError, LeaseHeldError, Message, 
 from perdure.agent import AgentConfig, EchoModel
 from perdure.asgi import problem_of
 from perdure.errors import SessionQuarantinedError, StoreUnavailableError
+from perdure.records.keys import SessionKey
 from perdure.serve import Access, AgentServer, Token
 from perdure.serve.api import MAX_PAGE_BYTES, Source
+from perdure.store import Held as LeaseHeld, Taken, Terms
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.listings import NotedReads
 
@@ -254,6 +257,34 @@ async def test_an_agent_that_two_make_at_once_is_one_s_alone(keys: tuple[str, st
             "You said: Hi",
         ]
         assert (await http.get("/agents/new", headers=bearer(token))).json()["owner"] == owner
+
+
+async def test_a_token_that_joins_reads_no_agent_that_another_has_just_made() -> None:
+    class Held(DelegatingStore):
+        """Gives no session away before it may."""
+
+        def __init__(self) -> None:
+            super().__init__(MemoryStore())
+            self.may_open = anyio.Event()
+
+        async def acquire(self, key: SessionKey, terms: Terms) -> LeaseHeld | Taken:
+            await self.may_open.wait()
+            return await super().acquire(key, terms)
+
+    store, told = Held(), dict[str, int]()
+    async with serving_of(ECHO, store, access=Access([ANN, BOB, BOTH])) as (_, http):
+
+        async def post(token: Token) -> None:
+            sent = bearer(token, "ann's" if token is ANN else "1")
+            answer = await http.post("/agents/new/messages", json={"text": "Hi"}, headers=sent)
+            told[token.token or ""] = answer.status_code
+
+        async with anyio.create_task_group() as group:
+            for token in (ANN, BOTH, BOB):  # the last two would be bob's, if it were not hers
+                group.start_soon(post, token)
+                await anyio.wait_all_tasks_blocked()
+            store.may_open.set()
+    assert told == {ANN.token: 200, BOTH.token: 404, BOB.token: 404}
 
 
 async def test_a_page_of_history_ends_at_a_number_of_bytes() -> None:

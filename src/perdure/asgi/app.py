@@ -280,7 +280,8 @@ class AppSessions:
             async with opening as opened:
                 run.outcome = await answer_in(opened, run, channel, answer)
 
-        return self.respond(self.start(key, turn_id, work, request=request), linger=linger)
+        run = self.start(key, turn_id, work, request=request, owner=owner)
+        return self.respond(run, linger=linger)
 
     def start(
         self,
@@ -289,14 +290,18 @@ class AppSessions:
         work: Callable[[Run, Channel], Awaitable[None]],
         *,
         request: str | bytes | None = None,
+        owner: str | None = None,
     ) -> Run:
         """Run a turn in a task of the application, or join the one of this id that runs.
 
         Args:
             key: The session.
             turn: The turn's id; None: it joins no other.
-            work: Does it: calls ``run.begin``, and sets ``run.outcome``.
+            work: Does it: checks the session's owner, calls ``run.begin``, and sets
+                ``run.outcome``.
             request: What is asked: kept as ``run.request``, for ``session.turn``.
+            owner: Whose request it is: kept as ``run.owner``. It joins no turn of another owner's
+                request: its own ``work`` is refused as it would be without that turn.
 
         Raises:
             SessionClosedError: The process stops.
@@ -305,11 +310,11 @@ class AppSessions:
         """
         group = _started(self._group)
         for run in self._running:
-            if turn is not None and (run.key, run.turn) == (key, turn):
+            if turn is not None and (run.key, run.turn, run.owner) == (key, turn, owner):
                 if None not in (request, run.request) and run.request != request:
                     raise turn_reused(key, turn)
                 return run
-        run = Run(self.feed, key, turn, request)
+        run = Run(self.feed, key, turn, request, owner)
         self._running.add(run)
         group.start_soon(self._run, run, work, name="perdure:turn")
         return run
@@ -319,14 +324,17 @@ class AppSessions:
             try:
                 with run.scope:
                     await work(run, channel)
+                if not run.begun.is_set():  # cut while it waited for the turn before it
+                    run.error = run.interrupted()
             except Exception as error:  # noqa: BLE001  # raised in the waiter
                 responses.answered(error)  # perhaps there is none
                 run.error = error
             finally:
                 self._running.discard(run)
+                if run.begun.is_set():  # else the text there is of the turn that it waited for
+                    channel.clear()
                 run.begun.set()
                 run.done.set()
-                channel.clear()
 
     def respond(self, run: Run, *, linger: float | None = None) -> responses.FeedResponse:
         """Return a response that streams a turn which `start` has begun.
@@ -338,19 +346,21 @@ class AppSessions:
         """
         group = _started(self._group)
         run.readers += 1
+        run.visits += 1
 
         def leave() -> None:
             run.readers -= 1
             if linger is not None and not run.readers and not run.done.is_set():
-                group.start_soon(self._cut_unread, run, linger, name="perdure:cut unread turn")
+                cut = self._cut_unread
+                group.start_soon(cut, run, linger, run.visits, name="perdure:cut unread turn")
 
         return responses.FeedResponse(run.events, leave)
 
-    async def _cut_unread(self, run: Run, linger: float) -> None:
+    async def _cut_unread(self, run: Run, linger: float, visits: int) -> None:
         with anyio.move_on_after(linger):
             await run.done.wait()
-        # A client may have come back during the wait.
-        if not run.readers:
+        # A client that came back during the wait counts from when it leaves, if it has left.
+        if run.visits == visits:
             run.scope.cancel()
 
     def events(

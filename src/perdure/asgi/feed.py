@@ -172,15 +172,21 @@ class Feed:
 
     async def begin_of(self, key: SessionKey, turn: str) -> int | None:
         """Return the seq of the record that began a turn, the newest of its id; None for none."""
+        began = await self._begin(key, await self.head(key), turn)
+        return None if began is None else began.seq
 
+    async def turn_at(self, key: SessionKey, cursor: Cursor) -> str | None:
+        """Return the id of the turn that had begun last at a place; None for none."""
+        began = await self._begin(key, min(cursor.seq, await self.head(key)))
+        return None if began is None else decode(began.payload, TurnPayload).turn
+
+    async def _begin(self, key: SessionKey, upto: int, turn: str | None = None) -> Record | None:
         def began(record: Record) -> bool:
-            event = event_of(record)
-            return event is not None and event.name == "turn" and event.data["turn"] == turn
+            event = event_of(record) if record.kind == TURN else None
+            return event is not None and event.name == "turn" and turn in {None, event.data["turn"]}
 
-        before = await self.head(key) + 1
-        log = log_of(self._sessions, key, after=0, before=before, reverse=True)
-        record = await first_record(log, began)
-        return None if record is None else record.seq
+        log = log_of(self._sessions, key, after=0, before=upto + 1, reverse=True)
+        return await first_record(log, began)
 
     async def place(self, key: SessionKey, cursor: Cursor | None = None) -> FeedPlace:
         """Return where a client is in the session that is there now; None for a cursor: its end."""

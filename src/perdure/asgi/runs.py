@@ -42,15 +42,22 @@ class Run:
         key: The session.
         turn: The turn's id; None for one that the session gives.
         request: What is asked; None: it is not compared with what the turn was begun with.
+        owner: Whose request it is.
 
     """
 
     def __init__(
-        self, feed: Feed, key: SessionKey, turn: str | None, request: str | bytes | None = None
+        self,
+        feed: Feed,
+        key: SessionKey,
+        turn: str | None,
+        request: str | bytes | None = None,
+        owner: str | None = None,
     ) -> None:
         self.key = key
         self.turn: str | None = turn
         self.request: str | bytes | None = request
+        self.owner: str | None = owner
         self.after: int = 0
         """The session's version before the turn."""
         self.replayed: bool = False
@@ -61,6 +68,8 @@ class Run:
         self.done: anyio.Event = anyio.Event()
         self.scope: anyio.CancelScope = anyio.CancelScope()
         self.readers: int = 0
+        self.visits: int = 0
+        """How many readers it has had."""
         self._feed = feed
 
     def begin(self, *, turn: str, replayed: bool) -> None:
@@ -71,16 +80,18 @@ class Run:
     async def wait(self) -> RunOutcome:
         """Return the outcome, once it is durable; what made the turn fail is raised."""
         await self.done.wait()
-        if self.error is not None:
-            raise self.error
-        if self.outcome is None:
-            raise SessionClosedError(
-                f"turn {self.turn!r} of session {self.key} was interrupted; what came of the "
-                "answer is kept, and a request with the same key answers it again",
-                key=str(self.key),
-                turn=self.turn,
-            )
+        if self.error is not None or self.outcome is None:
+            raise self.error or self.interrupted()
         return self.outcome
+
+    def interrupted(self) -> SessionClosedError:
+        """Return the error of a turn that was cut."""
+        return SessionClosedError(
+            f"turn {self.turn!r} of session {self.key} was interrupted; what came of the "
+            "answer is kept, and a request with the same key answers it again",
+            key=str(self.key),
+            turn=self.turn,
+        )
 
     async def events(self, cursor: Cursor | None) -> Events:
         """Return the turn's events after a place, up to its end.
@@ -102,12 +113,15 @@ class Run:
                     turn=self.turn,
                 )
             after = began - 1
-        inside = cursor is not None and cursor.seq > after
-        return self._events(cursor if cursor is not None and inside else Cursor(after), inside)
+        # A client that saw an earlier attempt gets what took that back: it is before the new begin.
+        inside = cursor is not None and await self._feed.turn_at(self.key, cursor) == self.turn
+        start = cursor if cursor is not None and (inside or cursor.seq > after) else Cursor(after)
+        return self._events(start, after, inside)
 
     async def _events(
         self,
         cursor: Cursor,
+        after: int,
         inside: bool,  # noqa: FBT001  # private
     ) -> AsyncGenerator[FeedEvent | None, None]:
         events = self._feed.events(self.key, cursor, until=self.done.is_set)
@@ -117,10 +131,17 @@ class Run:
                     inside = event.data["turn"] == self.turn
                 if inside or event is None:
                     yield event
-                if event is not None and event.name in {"end", "interrupted"} and inside:
+                if inside and _ends(event, after):
                     return
-        if self.error is not None:
-            yield failure(self.error)
+        if self.error is not None or self.outcome is None:
+            yield failure(self.error or self.interrupted())
+
+
+def _ends(event: FeedEvent | None, after: int) -> bool:
+    """Return whether an event ends a turn, and not an attempt at it before a place."""
+    if event is None or event.id is None or event.id.seq <= after:
+        return False
+    return event.name in {"end", "interrupted"}
 
 
 Answer = Callable[[Session, Turn], AsyncIterator[str]]

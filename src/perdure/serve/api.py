@@ -13,7 +13,6 @@ import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from functools import partial
 from typing import Any, Final, final
-from weakref import WeakKeyDictionary
 
 import anyio
 import msgspec
@@ -130,7 +129,7 @@ class AgentPool:
         """Answer a message in a turn: what a `Run` does."""
         for tries_left in range(TRIES - 1, -1, -1):
             try:
-                async with self._agent(run.key, config, token) as agent:
+                async with self._agent(run, config, token) as agent:
                     await _answer(agent, run, channel, message)
                     return
             except (LeaseLostError, SessionClosedError):
@@ -141,8 +140,9 @@ class AgentPool:
 
     @contextlib.asynccontextmanager
     async def _agent(
-        self, key: SessionKey, config: AgentConfig, token: Token
+        self, run: Run, config: AgentConfig, token: Token
     ) -> AsyncGenerator[Agent, None]:
+        key = run.key
         # One at a time: two first requests open one agent.
         async with self._locks.setdefault(key, anyio.Lock()):
             warm = self._warm.get(key)
@@ -152,7 +152,9 @@ class AgentPool:
             if warm is None:
                 await self._make_room()
                 warm = self._warm[key] = await self._opened(key, config, token)
-            if not token.opens(warm.owner):  # made since its owner was looked for
+            # Made since its owner was looked for. This token may open it, but tokens that have
+            # joined the run may not: so the run's owner counts.
+            if run.owner not in (None, warm.owner):
                 raise not_found(key.agent)
             warm.users += 1
         try:
@@ -306,7 +308,6 @@ class AgentServer:
         self._max_body = max_body
         self._max_requests = max_requests
         self._requests = 0
-        self._owners: WeakKeyDictionary[Run, str | None] = WeakKeyDictionary()
         self.sessions.at_drain.append(self._pool.stop)
         routes = [
             Route("/agents", self._list),
@@ -399,9 +400,7 @@ class AgentServer:
         if len(turn) > MAX_TURN:
             raise Problem(400, "Invalid", f"Idempotency-Key has at most {MAX_TURN} characters")
         work = partial(self._pool.work, message=message, config=config, token=token)
-        run = self.sessions.start(key, turn, work, request=message.text)
-        if not token.opens(self._owners.setdefault(run, owner)):  # one that another has just made
-            raise not_found(agent)
+        run = self.sessions.start(key, turn, work, request=message.text, owner=owner)
         if "text/event-stream" in request.headers.get("accept", ""):
             return self.sessions.respond(run)
         try:
