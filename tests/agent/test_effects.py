@@ -306,7 +306,7 @@ async def test_after_a_kill_amid_a_call_the_restore_says_so(
         events = agent.events()
         async with agent:
             (effect,) = agent.unknown_effects
-            assert (effect.tool, effect.policy, effect.state) == ("send_mail", policy, "begun")
+            assert (effect.tool, effect.policy, effect.state) == ("send_mail", policy, "unknown")
             assert agent.restore_report is not None
             told = [step for step in agent.restore_report.steps if step.what == "unknown effect"]
             assert len(told) == 1
@@ -412,6 +412,91 @@ async def test_ask_waits_for_a_decision(
     (kept,) = [one.tool_result for one in model.last_messages if one.tool_result]
     assert kept.result == result
     assert kept.error == (SKIPPED if decision == "skip" else None)
+
+
+async def settle_listed(agent: Agent) -> None:
+    """Decide on what is listed, as the guide shows it, once a turn waits for that."""
+    async with agent.events() as events, anyio.create_task_group() as group:
+        group.start_soon(agent.resume)
+        await until(events, EffectUnknown)
+        (effect,) = agent.unknown_effects
+        assert (await open_matters(agent.session)).effects == (effect,)
+        await agent.resolve_effect(effect.id, "done", result="it is there")
+        assert (await open_matters(agent.session)).effects == agent.unknown_effects == ()
+        await until(events, TurnEnded)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_what_a_resumed_turn_waits_for_is_listed(
+    world: World, configured: Configure, how: str
+) -> None:
+    mail = Mail()
+    if how == "killed":
+        world = await killed_amid(world, configured, mail, "ask")
+    else:
+        config = configured(model=ScriptedModel(mails), tools=[mail.tool("ask", stuck=True)])
+        async with world.agent(config) as agent:
+            await agent.post_user_message("mail bea")
+            await mail.reached.wait()
+            await agent.stop(finish=False)
+    config = configured(model=ScriptedModel(mails), tools=[Mail().tool("ask")])
+    async with world.agent(config) as agent:
+        await settle_listed(agent)
+
+
+async def test_what_an_agent_resumes_by_itself_is_listed_all_the_time(
+    world: World, configured: Configure
+) -> None:
+    """From its first moment on, also before its turn has come to the call."""
+    left = await killed_amid(world, configured, Mail(), "ask")
+    tools, looks = [Mail().tool("ask")], list[int]()
+
+    async def look(event: Any, context: Any) -> None:
+        looks.append(len(agent.unknown_effects))
+
+    config = configured(
+        model=ScriptedModel(mails), tools=tools, on_unfinished="resume", lifecycle_hooks=[look]
+    )
+    async with left.connect() as sessions:
+        agent = await AgentFactory(sessions).restore_agent("ada", config)
+        async with agent.events() as events, agent:
+            (effect,) = agent.unknown_effects
+            for _ in range(2):  # told at the start, then asked for
+                await until(events, EffectUnknown)
+            assert agent.unknown_effects == (effect,)
+            assert looks == [1, 1]  # ready, and its turn has begun
+            await agent.resolve_effect(effect.id, "skip")
+            await until(events, TurnEnded)
+            assert agent.unknown_effects == ()
+
+
+async def test_a_replay_that_is_cut_is_listed_again(world: World, configured: Configure) -> None:
+    left = await killed_amid(world, configured, Mail(), "ask")
+    again = Mail()
+    config = configured(model=ScriptedModel(mails), tools=[again.tool("ask", stuck=True)])
+    async with left.agent(config) as agent:
+        await agent.resolve_effect(agent.unknown_effects[0].id, "replay")
+        async with anyio.create_task_group() as group:
+            group.start_soon(agent.resume)
+            await again.reached.wait()
+            assert agent.unknown_effects == ()  # it runs
+            with pytest.raises(SessionError, match="runs just now"):
+                await agent.resolve_effect("call_1_0", "done", result="lost")
+            await agent.stop(finish=False)
+    config = configured(model=ScriptedModel(mails), tools=[Mail().tool("ask")])
+    async with left.agent(config) as agent:
+        await settle_listed(agent)
+
+
+async def test_a_replay_of_a_tool_that_is_gone_asks_again(
+    memory_world: World, configured: Configure
+) -> None:
+    left = await killed_amid(memory_world, configured, Mail(), "ask")
+    async with left.agent(configured(tools=[Mail().tool("ask")]), autosave=None) as agent:
+        await agent.resolve_effect(agent.unknown_effects[0].id, "replay")
+        again = left.killed()
+    async with again.agent(configured(model=ScriptedModel(mails))) as agent:
+        await settle_listed(agent)
 
 
 async def test_a_decision_survives_another_kill(memory_world: World, configured: Configure) -> None:

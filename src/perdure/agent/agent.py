@@ -584,8 +584,9 @@ class Agent:
             result: With "done", the result for the model.
 
         Raises:
-            SessionError: There is no such effect; or it cannot be replayed, since its turn is
-                over, or the model already has the answer that the outcome is unknown.
+            SessionError: There is no such effect, or the call runs just now; or it cannot be
+                replayed, since its turn is over, or the model already has the answer that the
+                outcome is unknown.
             NotStorableError: The result cannot be stored.
 
         """
@@ -595,6 +596,13 @@ class Agent:
             raise InvalidArgumentError(
                 f"resolve_effect: invalid {decision!r}: choose done, skip or replay",
                 option="decision",
+            )
+        if effect.state == "begun":
+            raise SessionError(
+                f"the effect {effect.id} of tool {effect.tool!r} is not unknown: the call runs just "
+                "now; wait for its result, or interrupt() the turn first",
+                agent=context.agent_id,
+                effect=effect.id,
             )
         # The turns that may still wait for it: the running one, and those that are unfinished.
         going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}

@@ -7,7 +7,6 @@ after a crash there is either the result or an effect of unknown outcome, never 
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 from typing import Any, Final
@@ -23,7 +22,6 @@ from perdure.agent.events import ApprovalRequested, EffectUnknown, ToolFinished,
 from perdure.agent.hooks import processed, waited_for
 from perdure.agent.requests import claimed
 from perdure.agent.tools import CANCELLED, Tool, error_text, failed, is_certain
-from perdure.errors import PerdureError
 from perdure.memory.ledger import Effect
 from perdure.providers.tool_pairs import INTERRUPTED
 from perdure.records.json import decode
@@ -137,6 +135,8 @@ def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> PlannedCall
         approval = ledger.approval_of(turn, call)
         can_run = tool is not None and is_intact(call)
         what = verdict(effect, approval, can_run=can_run)
+    if what == "ask" and effect is not None:
+        effect = ledger.unknown(effect)  # also one decided to be replayed, which cannot be now
     if what == "run" and effect is None and tool is not None and tool.effect is not None:
         is_open = context.plugins.permissions.verdict(call.name) == "open"
         # Begun, as of the save that comes anyway, if no question has to be answered before.
@@ -151,11 +151,7 @@ async def make(planned: PlannedCall, context: AgentContext) -> ToolResult | None
     """Do what was decided, and keep the result; None if the call had one already."""
     call = planned.call
     context.emit(ToolStarted(call=call, **context.ids))
-    try:
-        how, result = await _outcome(planned, context)
-    except BaseException:
-        _leave(planned, context)
-        raise
+    how, result = await _outcome(planned, context)
     try:
         # As the processors make it, a large one with its blob.
         stored = await claimed(
@@ -237,14 +233,3 @@ def lost(planned: PlannedCall, context: AgentContext) -> ToolResult:
     _keep(result, "unknown", planned, context)
     context.emit(ToolFinished(call=call, result=result, **context.ids))
     return result
-
-
-def _leave(planned: PlannedCall, context: AgentContext) -> None:
-    """Note that a call was cut short, if that can be noted."""
-    effect = planned.effect
-    if effect is None or planned.verdict == "ask":
-        return
-    with contextlib.suppress(PerdureError):  # what is begun is as unknown to the next holder
-        now = [known for known in context.ledger.effects if known.id == effect.id]
-        if now and now[0].state == "begun":
-            context.ledger.unknown(effect)

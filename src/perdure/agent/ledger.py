@@ -104,8 +104,12 @@ class AgentLedger:
         """The ids of messages that wait for their turn here, or have it."""
 
     async def load(self) -> None:
-        """Read what is under way."""
+        """Read what is under way; nothing of it runs here."""
         self._book = await whole_ledger(self._session)
+        for effect in self.effects:
+            if effect.state == "begun":
+                # Not appended: to every reader, what a former process began is unknown anyway.
+                self._noted(EFFECT, effect.id, state="unknown")
 
     # messages
 
@@ -259,6 +263,14 @@ class AgentLedger:
         """Note that a call is about to be made."""
         if effect.state != "begun":
             self._change(EFFECT, effect.id, state="begun", decision=None)
+
+    def cut(self, turn: str) -> tuple[Entry, ...]:
+        """Return what to append with the end of a turn that was cut short amid its calls."""
+        return tuple(
+            self._noted(EFFECT, effect.id, state="unknown")
+            for effect in self.effects
+            if (effect.turn, effect.state) == (turn, "begun")
+        )
 
     def unknown(self, effect: Effect, *, told: bool = False) -> Effect:
         """Record that the outcome of a call is unknown, and whether the model has that answer."""
