@@ -17,14 +17,13 @@ import msgspec
 from perdure._lib.logs import log_facts
 from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.context import AgentContext
-from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
+from perdure.agent.effects import SKIPPED, Verdict, given_result, is_intact, verdict
 from perdure.agent.events import ApprovalRequested, EffectUnknown, ToolFinished, ToolStarted
 from perdure.agent.hooks import processed, waited_for
 from perdure.agent.requests import claimed
 from perdure.agent.tools import CANCELLED, Tool, error_text, failed, is_certain
 from perdure.memory.ledger import Effect
-from perdure.providers.tool_pairs import INTERRUPTED
-from perdure.records.json import decode
+from perdure.providers.tool_pairs import INTERRUPTED, unknown_result
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.session.internals import grouped
 
@@ -186,7 +185,7 @@ async def _outcome(planned: PlannedCall, context: AgentContext) -> tuple[str, To
             return "unknown", failed(call, f"{SKIPPED}: {reason}")
         return await _run(planned, context)
     if what == "done" and effect is not None:
-        return "done", ToolResult(call.id, call.name, decode(bytes(effect.result)))
+        return "done", given_result(effect)
     if what == "skip":
         return "skipped", failed(call, SKIPPED)
     return "interrupted", failed(call, INTERRUPTED)
@@ -210,9 +209,11 @@ async def _run(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolRe
 def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentContext) -> bool:
     """Keep a result and what is known of its effect, as one group of the log."""
     ledger, turn, effect = context.ledger, context.turn_id, planned.effect
+    is_unknown = effect is not None and how == "unknown"
+    message = unknown_result(result) if is_unknown else Message(role="tool", tool_result=result)
     # One group: a crash leaves the result and the settled effect, or neither.
     with grouped(context.session):
-        is_new = context.memory.ingest_tool_result(Message(role="tool", tool_result=result), turn)
+        is_new = context.memory.ingest_tool_result(message, turn)
         ledger.end_approval(turn, planned.call)
         if effect is not None and how == "unknown":
             planned.effect = ledger.unknown(effect, told=True)

@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure.agent.effects import is_unknown
+from perdure.agent.effects import given_result, is_unknown
 from perdure.errors import SessionError
 from perdure.memory.ledger import (
     MOST,
@@ -207,8 +207,19 @@ class AgentLedger:
         return () if id is None else (self._noted(ADMITTED, id, error=type(error).__name__),)
 
     def _leftovers(self, turn: str) -> tuple[Entry, ...]:
-        """End what is no longer waited for once a turn is over; an unknown effect stays."""
+        """End what is no longer waited for once a turn is over; an unknown effect stays.
+
+        A result that was given to the turn, and that it has not come to, is appended.
+        """
         return (
+            *(
+                encode_message(
+                    Message(role="tool", tool_result=given_result(effect)), now=self._clock()
+                )
+                for effect in self.effects
+                if (effect.turn, effect.state, effect.decision) == (turn, "decided", "done")
+                and self._keeps_messages
+            ),
             *(
                 self._noted(APPROVAL, approval.id, state=OVER, how="withdrawn")
                 for approval in self.approvals
