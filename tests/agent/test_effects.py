@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, TypeVar, get_args
 
 import anyio
@@ -20,6 +21,7 @@ from perdure.agent import (
     ScriptedModel,
     ToolFinished,
     TurnEnded,
+    TurnInterrupted,
     call,
     open_matters,
     tool,
@@ -306,7 +308,7 @@ async def test_after_a_kill_amid_a_call_the_restore_says_so(
         events = agent.events()
         async with agent:
             (effect,) = agent.unknown_effects
-            assert (effect.tool, effect.policy, effect.state) == ("send_mail", policy, "begun")
+            assert (effect.tool, effect.policy, effect.state) == ("send_mail", policy, "unknown")
             assert agent.restore_report is not None
             told = [step for step in agent.restore_report.steps if step.what == "unknown effect"]
             assert len(told) == 1
@@ -414,6 +416,91 @@ async def test_ask_waits_for_a_decision(
     assert kept.error == (SKIPPED if decision == "skip" else None)
 
 
+async def settle_listed(agent: Agent) -> None:
+    """Decide on what is listed, as the guide shows it, once a turn waits for that."""
+    async with agent.events() as events, anyio.create_task_group() as group:
+        group.start_soon(agent.resume)
+        await until(events, EffectUnknown)
+        (effect,) = agent.unknown_effects
+        assert (await open_matters(agent.session)).effects == (effect,)
+        await agent.resolve_effect(effect.id, "done", result="it is there")
+        assert (await open_matters(agent.session)).effects == agent.unknown_effects == ()
+        await until(events, TurnEnded)
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped"])
+async def test_what_a_resumed_turn_waits_for_is_listed(
+    world: World, configured: Configure, how: str
+) -> None:
+    mail = Mail()
+    if how == "killed":
+        world = await killed_amid(world, configured, mail, "ask")
+    else:
+        config = configured(model=ScriptedModel(mails), tools=[mail.tool("ask", stuck=True)])
+        async with world.agent(config) as agent:
+            await agent.post_user_message("mail bea")
+            await mail.reached.wait()
+            await agent.stop(finish=False)
+    config = configured(model=ScriptedModel(mails), tools=[Mail().tool("ask")])
+    async with world.agent(config) as agent:
+        await settle_listed(agent)
+
+
+async def test_what_an_agent_resumes_by_itself_is_listed_all_the_time(
+    world: World, configured: Configure
+) -> None:
+    """From its first moment on, also before its turn has come to the call."""
+    left = await killed_amid(world, configured, Mail(), "ask")
+    tools, looks = [Mail().tool("ask")], list[int]()
+
+    async def look(event: Any, context: Any) -> None:
+        looks.append(len(agent.unknown_effects))
+
+    config = configured(
+        model=ScriptedModel(mails), tools=tools, on_unfinished="resume", lifecycle_hooks=[look]
+    )
+    async with left.connect() as sessions:
+        agent = await AgentFactory(sessions).restore_agent("ada", config)
+        async with agent.events() as events, agent:
+            (effect,) = agent.unknown_effects
+            for _ in range(2):  # told at the start, then asked for
+                await until(events, EffectUnknown)
+            assert agent.unknown_effects == (effect,)
+            assert looks == [1, 1]  # ready, and its turn has begun
+            await agent.resolve_effect(effect.id, "skip")
+            await until(events, TurnEnded)
+            assert agent.unknown_effects == ()
+
+
+async def test_a_replay_that_is_cut_is_listed_again(world: World, configured: Configure) -> None:
+    left = await killed_amid(world, configured, Mail(), "ask")
+    again = Mail()
+    config = configured(model=ScriptedModel(mails), tools=[again.tool("ask", stuck=True)])
+    async with left.agent(config) as agent:
+        await agent.resolve_effect(agent.unknown_effects[0].id, "replay")
+        async with anyio.create_task_group() as group:
+            group.start_soon(agent.resume)
+            await again.reached.wait()
+            assert agent.unknown_effects == ()  # it runs
+            with pytest.raises(SessionError, match="runs just now"):
+                await agent.resolve_effect("call_1_0", "done", result="lost")
+            await agent.stop(finish=False)
+    config = configured(model=ScriptedModel(mails), tools=[Mail().tool("ask")])
+    async with left.agent(config) as agent:
+        await settle_listed(agent)
+
+
+async def test_a_replay_of_a_tool_that_is_gone_asks_again(
+    memory_world: World, configured: Configure
+) -> None:
+    left = await killed_amid(memory_world, configured, Mail(), "ask")
+    async with left.agent(configured(tools=[Mail().tool("ask")]), autosave=None) as agent:
+        await agent.resolve_effect(agent.unknown_effects[0].id, "replay")
+        again = left.killed()
+    async with again.agent(configured(model=ScriptedModel(mails))) as agent:
+        await settle_listed(agent)
+
+
 async def test_a_decision_survives_another_kill(memory_world: World, configured: Configure) -> None:
     left = await killed_amid(memory_world, configured, Mail(), "ask")
     async with left.connect(autosave=None) as sessions:
@@ -466,6 +553,120 @@ async def test_a_call_that_was_too_slow_is_unknown(
         (slow,) = agent.unknown_effects
         assert slow.state == "unknown"
         await agent.resolve_effect(slow.id, "done")
+
+
+def seen(model: ScriptedModel) -> list[tuple[Any, str | None]]:
+    """Return the results that the model was shown last, each right behind its call."""
+    shown = list[tuple[Any, str | None]]()
+    for before, message in pairwise(model.last_messages):
+        if message.tool_result is not None:
+            assert [one.id for one in before.tool_calls] == [message.tool_result.call_id]
+            shown.append((message.tool_result.result, message.tool_result.error))
+    return shown
+
+
+@pytest.mark.parametrize(
+    "how", ["too slow", "interrupted", "passed over", "decided before", "dismissed"]
+)
+@pytest.mark.parametrize("restart", [False, True], ids=["same process", "restarted"])
+async def test_the_model_sees_the_result_that_is_given_when_its_turn_is_over(
+    world: World, configured: Configure, how: str, restart: bool
+) -> None:
+    """In place of what it was told; the call may have any answer by now."""
+    mail, sorry = Mail(), ["sorry"] * (how == "too slow")
+    model = ScriptedModel(call("send_mail", to="bea"), *sorry, "so it is there")
+    is_decided_before = how in {"decided before", "dismissed"}
+    if is_decided_before or how == "passed over":
+        world = await killed_amid(world, configured, mail, "ask")
+        model = ScriptedModel("never mind", "so it is there")
+    limit = 0.01 if how == "too slow" else None
+    tools = [mail.tool("ask", stuck=True)]
+    config = configured(model=model, tools=tools, tool_timeout=limit)
+    async with world.agent(config) as agent:
+        if is_decided_before:
+            (effect,) = agent.unknown_effects
+            await agent.resolve_effect(effect.id, "done", result={"at": 3})
+        if how == "dismissed":
+            await agent.dismiss()
+        if how == "interrupted":
+            async with agent.events() as events:
+                await agent.post_user_message("mail bea")
+                await mail.reached.wait()
+                agent.interrupt()
+                await until(events, TurnInterrupted)
+        else:
+            await agent.ask("something else")
+        if not is_decided_before:
+            (effect,) = agent.unknown_effects
+            await agent.resolve_effect(effect.id, "done", result={"at": 3})
+        assert agent.unknown_effects == ()
+        if not restart:
+            await agent.ask("is it there?")
+    if restart:
+        model = ScriptedModel("so it is there")
+        async with world.agent(configured(model=model)) as agent:
+            await agent.ask("is it there?")
+    assert seen(model) == [({"at": 3}, None)]
+
+
+async def test_a_result_that_cannot_reach_the_model_is_refused(
+    memory_world: World, configured: Configure
+) -> None:
+    """Its call has left the context, or a newer one has its id: then it could be taken for that."""
+    mail = Mail()
+    again = Message.assistant(tool_calls=[ToolCall("again", "send_mail", {"to": "bea"})])
+    config = configured(
+        model=ScriptedModel(again, "first", again, "second", again, "third"),
+        tools=[mail.tool("ask", stuck=True)],
+        tool_timeout=0.01,
+    )
+    async with memory_world.agent(config) as agent:
+        await agent.ask("mail bea")
+        await agent.ask("mail bea")
+        first, second = agent.unknown_effects
+        with pytest.raises(SessionError, match="settle it without a result"):
+            await agent.resolve_effect(first.id, "done", result="there")
+        assert agent.unknown_effects == (first, second)
+        await agent.resolve_effect(first.id, "done")
+        await agent.resolve_effect(second.id, "done", result="there")
+        given = [one.tool_result for one in agent.session.context() if one.tool_result]
+        assert [one.result for one in given] == [None, None, "there"]
+        await agent.ask("mail bea")
+        (third,) = agent.unknown_effects
+        await agent.context.memory.reset_working_context_snapshot([Message.user("mail bea")])
+        with pytest.raises(SessionError, match="settle it without a result"):
+            await agent.resolve_effect(third.id, "done", result="there")
+
+
+async def test_a_call_of_unknown_outcome_is_not_open_when_its_turn_continues(
+    memory_world: World, configured: Configure
+) -> None:
+    """The model knows that it was too slow: what is cut off after that asks again, and only asks."""
+    reached, go = anyio.Event(), anyio.Event()
+
+    class Stuck:
+        async def stream(self, messages: Sequence[Message], tools: Any) -> Any:
+            if messages[-1].tool_result is not None:
+                reached.set()
+                await go.wait()
+            async for chunk in ScriptedModel(mails).stream(messages, tools):
+                yield chunk
+
+    tools = [Mail().tool("ask", stuck=True)]
+    config = configured(model=Stuck(), tools=tools, tool_timeout=0.01)
+    async with memory_world.agent(config, autosave=None) as agent:
+        await agent.post_user_message("mail bea")
+        await reached.wait()
+        left = memory_world.killed()
+        go.set()
+    model = ScriptedModel(mails)
+    async with left.agent(configured(model=model, tools=[Mail().tool("ask")])) as agent:
+        await agent.resume()
+        assert [error for _, error in seen(model)] == ["TimeoutError: no result within 0.01 s"]
+        (effect,) = agent.unknown_effects
+        await agent.resolve_effect(effect.id, "done", result="there")
+        shown = [one.tool_result for one in agent.context.memory.safe_messages() if one.tool_result]
+    assert [one.result for one in shown] == ["there"]
 
 
 async def test_a_call_that_was_too_slow_is_told_of_and_never_replayed(

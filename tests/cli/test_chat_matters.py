@@ -13,7 +13,7 @@ import anyio
 import pytest
 
 import perdure
-from perdure import ToolCall
+from perdure import Message, ToolCall
 from perdure.agent import (
     AgentEvent,
     AgentFactory,
@@ -117,7 +117,10 @@ def test_as_json_each_open_matter_and_each_question_is_a_line(say) -> None:
     assert lines[3]["answer"] == "Those were 2 words."
 
 
-def test_an_effect_of_which_nobody_knows_is_told_and_settled(say, tmp_path: Path) -> None:
+@pytest.mark.parametrize("gone", [False, True], ids=["there", "gone from the context"])
+def test_an_effect_of_which_nobody_knows_is_told_and_settled(
+    say, tmp_path: Path, gone: bool
+) -> None:
     @tool(effect="ask")
     async def pay(amount: int) -> str:
         raise TimeoutError
@@ -131,10 +134,13 @@ def test_an_effect_of_which_nobody_knows_is_told_and_settled(say, tmp_path: Path
             await AgentFactory(sessions).create_agent(config, agent_id="chat") as agent,
         ):
             await agent.ask("pay 3")
+            if gone:
+                await agent.context.memory.reset_working_context_snapshot([Message.user("pay 3")])
 
     anyio.run(leave_it_unknown)
     ran = say("/resume", "d")
-    assert 'unknown whether it has done its work: pay {"amount":3}' in ran.out
+    arguments = "" if gone else ' {"amount":3}'
+    assert f"unknown whether it has done its work: pay{arguments}\n" in ran.out
     assert "unknown" not in say().out
 
 

@@ -23,7 +23,7 @@ from perdure._lib.misnamed import Misnamed
 from perdure._lib.options import meant
 from perdure.agent.bootstrap import unfinished, unknown
 from perdure.agent.context import AgentConfig, AgentContext, AgentRuntimeState
-from perdure.agent.effects import is_intact, is_unknown
+from perdure.agent.effects import given_result, is_intact, is_unknown, takes_result
 from perdure.agent.events import (
     AgentStopped,
     EventStream,
@@ -65,6 +65,7 @@ from perdure.session.internals import (
     accept,
     claim,
     disclaim,
+    grouped,
     has_content,
     is_draining,
     time_to_leave,
@@ -581,11 +582,14 @@ class Agent:
             decision: "done": the tool has done its work, ``result`` is what came of it.
                 "skip": it has not, or that is unknown, and it shall not. "replay": call it
                 again, with the same idempotency key, when its unfinished turn continues.
-            result: With "done", the result for the model.
+            result: With "done", the result for the model; if the turn is over, or continues
+                without it, in place of what the model was told.
 
         Raises:
-            SessionError: There is no such effect; or it cannot be replayed, since its turn is
-                over, or the model already has the answer that the outcome is unknown.
+            SessionError: There is no such effect, or the call runs just now; or it cannot be
+                replayed, since its turn is over, or the model already has the answer that the
+                outcome is unknown; or the result cannot reach the model, since the call has left
+                the context.
             NotStorableError: The result cannot be stored.
 
         """
@@ -595,6 +599,13 @@ class Agent:
             raise InvalidArgumentError(
                 f"resolve_effect: invalid {decision!r}: choose done, skip or replay",
                 option="decision",
+            )
+        if effect.state == "begun":
+            raise SessionError(
+                f"the effect {effect.id} of tool {effect.tool!r} is not unknown: the call runs "
+                "just now; wait for its result, or interrupt() the turn first",
+                agent=context.agent_id,
+                effect=effect.id,
             )
         # The turns that may still wait for it: the running one, and those that are unfinished.
         going_on = {context.turn_id, *(open_message.turn for open_message in ledger.messages)}
@@ -607,10 +618,25 @@ class Agent:
                 agent=context.agent_id,
                 effect=effect.id,
             )
+        given = encode_value(result)[0]
         if goes_on or not is_unknown(effect):
-            ledger.decide(effect, decision, encode_value(result)[0])
+            ledger.decide(effect, decision, given)
         else:
-            ledger.settled(effect, decision)
+            known = msgspec.structs.replace(effect, result=msgspec.Raw(given))
+            late = Message(role="tool", tool_result=given_result(known))
+            takes = decision == "done" and takes_result(context.session.context(), effect, late)
+            if decision == "done" and result is not None and not takes:
+                raise SessionError(
+                    f"the result of effect {effect.id} of tool {effect.tool!r} cannot be given to "
+                    "the model: its call has left the context, or a newer one has its id; settle "
+                    "it without a result, and say what came of it in the next message",
+                    agent=context.agent_id,
+                    effect=effect.id,
+                )
+            with grouped(context.session):
+                if takes:
+                    context.memory.ingest_late_result(late)
+                ledger.settled(effect, decision)
         await context.session.save()
 
     def _can_run(self, effect: Effect) -> bool:

@@ -45,7 +45,8 @@ class OpenMatters(msgspec.Struct, frozen=True):
     unfinished: tuple[events.UnfinishedMessage, ...] = ()
     """Messages that are not answered; one that is being answered is among them."""
     effects: tuple[Effect, ...] = ()
-    """Calls of tools with side effects whose outcome is not known."""
+    """Calls of tools with side effects whose outcome is not known; one that runs just now is among
+    them."""
     approvals: tuple[Approval, ...] = ()
     """Tool calls that wait for an approval, or have one and have not begun."""
 
@@ -54,7 +55,8 @@ async def open_matters(session: Session | SessionView) -> OpenMatters:
     """Return what is unfinished in a session, for readers without its agent."""
     ledger, types = await whole_ledger(session), registry_of(session)
     unfinished_left = tuple(_unfinished(message, types) for message in ledger.messages())
-    return OpenMatters(unfinished_left, ledger.effects(), ledger.approvals())
+    effects = tuple(filter(is_unknown, ledger.effects()))
+    return OpenMatters(unfinished_left, effects, ledger.approvals())
 
 
 def unfinished(context: AgentContext) -> tuple[events.UnfinishedMessage, ...]:
@@ -79,13 +81,8 @@ def _unfinished(admitted: Admitted, types: Types) -> events.UnfinishedMessage:
 
 
 def unknown(context: AgentContext) -> tuple[Effect, ...]:
-    """Return the effects of unknown outcome, without those that run just now."""
-    running = context.turn_id
-    return tuple(
-        effect
-        for effect in context.ledger.effects
-        if is_unknown(effect) and not (effect.turn == running and effect.state == "begun")
-    )
+    """Return the effects of unknown outcome; a call that has begun here runs just now."""
+    return tuple(effect for effect in context.ledger.effects if effect.state == "unknown")
 
 
 def to_resume(

@@ -7,7 +7,6 @@ after a crash there is either the result or an effect of unknown outcome, never 
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
 from typing import Any, Final
@@ -18,15 +17,13 @@ import msgspec
 from perdure._lib.logs import log_facts
 from perdure._lib.tasks import stray_cancellation_fails
 from perdure.agent.context import AgentContext
-from perdure.agent.effects import SKIPPED, Verdict, is_intact, verdict
+from perdure.agent.effects import SKIPPED, Verdict, given_result, is_intact, verdict
 from perdure.agent.events import ApprovalRequested, EffectUnknown, ToolFinished, ToolStarted
 from perdure.agent.hooks import processed, waited_for
 from perdure.agent.requests import claimed
 from perdure.agent.tools import CANCELLED, Tool, error_text, failed, is_certain
-from perdure.errors import PerdureError
 from perdure.memory.ledger import Effect
-from perdure.providers.tool_pairs import INTERRUPTED
-from perdure.records.json import decode
+from perdure.providers.tool_pairs import INTERRUPTED, unknown_result
 from perdure.records.messages import Message, ToolCall, ToolResult
 from perdure.session.internals import grouped
 
@@ -137,6 +134,8 @@ def plan(call: ToolCall, context: AgentContext, *, resumed: bool) -> PlannedCall
         approval = ledger.approval_of(turn, call)
         can_run = tool is not None and is_intact(call)
         what = verdict(effect, approval, can_run=can_run)
+    if what == "ask" and effect is not None:
+        effect = ledger.unknown(effect)  # also one decided to be replayed, which cannot be now
     if what == "run" and effect is None and tool is not None and tool.effect is not None:
         is_open = context.plugins.permissions.verdict(call.name) == "open"
         # Begun, as of the save that comes anyway, if no question has to be answered before.
@@ -151,11 +150,7 @@ async def make(planned: PlannedCall, context: AgentContext) -> ToolResult | None
     """Do what was decided, and keep the result; None if the call had one already."""
     call = planned.call
     context.emit(ToolStarted(call=call, **context.ids))
-    try:
-        how, result = await _outcome(planned, context)
-    except BaseException:
-        _leave(planned, context)
-        raise
+    how, result = await _outcome(planned, context)
     try:
         # As the processors make it, a large one with its blob.
         stored = await claimed(
@@ -190,7 +185,7 @@ async def _outcome(planned: PlannedCall, context: AgentContext) -> tuple[str, To
             return "unknown", failed(call, f"{SKIPPED}: {reason}")
         return await _run(planned, context)
     if what == "done" and effect is not None:
-        return "done", ToolResult(call.id, call.name, decode(bytes(effect.result)))
+        return "done", given_result(effect)
     if what == "skip":
         return "skipped", failed(call, SKIPPED)
     return "interrupted", failed(call, INTERRUPTED)
@@ -214,9 +209,11 @@ async def _run(planned: PlannedCall, context: AgentContext) -> tuple[str, ToolRe
 def _keep(result: ToolResult, how: str, planned: PlannedCall, context: AgentContext) -> bool:
     """Keep a result and what is known of its effect, as one group of the log."""
     ledger, turn, effect = context.ledger, context.turn_id, planned.effect
+    is_unknown = effect is not None and how == "unknown"
+    message = unknown_result(result) if is_unknown else Message(role="tool", tool_result=result)
     # One group: a crash leaves the result and the settled effect, or neither.
     with grouped(context.session):
-        is_new = context.memory.ingest_tool_result(Message(role="tool", tool_result=result), turn)
+        is_new = context.memory.ingest_tool_result(message, turn)
         ledger.end_approval(turn, planned.call)
         if effect is not None and how == "unknown":
             planned.effect = ledger.unknown(effect, told=True)
@@ -237,14 +234,3 @@ def lost(planned: PlannedCall, context: AgentContext) -> ToolResult:
     _keep(result, "unknown", planned, context)
     context.emit(ToolFinished(call=call, result=result, **context.ids))
     return result
-
-
-def _leave(planned: PlannedCall, context: AgentContext) -> None:
-    """Note that a call was cut short, if that can be noted."""
-    effect = planned.effect
-    if effect is None or planned.verdict == "ask":
-        return
-    with contextlib.suppress(PerdureError):  # what is begun is as unknown to the next holder
-        now = [known for known in context.ledger.effects if known.id == effect.id]
-        if now and now[0].state == "begun":
-            context.ledger.unknown(effect)

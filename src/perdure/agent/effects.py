@@ -7,13 +7,15 @@ is never begun again unasked, unless the tool says that it may be, with the same
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Final, Literal
 
 import msgspec
 
 from perdure.memory.ledger import Approval, Effect
-from perdure.providers.tool_pairs import is_synthetic
-from perdure.records.messages import CUT_OFF, REDACTED_AT, Message, ToolCall
+from perdure.providers.tool_pairs import is_open, paired
+from perdure.records.json import decode
+from perdure.records.messages import CUT_OFF, REDACTED_AT, Message, ToolCall, ToolResult
 from perdure.restore.rebuild import is_memory
 
 Verdict = Literal["run", "again", "skip", "done", "ask", "interrupted"]
@@ -53,6 +55,29 @@ def is_unknown(effect: Effect) -> bool:
     return effect.state in {"begun", "unknown"}
 
 
+def given_result(effect: Effect) -> ToolResult:
+    """Return the result that a person gave with a decision."""
+    return ToolResult(effect.call, effect.tool, decode(bytes(effect.result)))
+
+
+def takes_result(messages: Sequence[Message], effect: Effect, result: Message) -> bool:
+    """Return True if a late result, behind these messages, takes the place of an effect's own.
+
+    Not if its call is not among them, or a newer one has its id.
+    """
+    asked_at = next(
+        (
+            message.created_at or 0.0
+            for message in reversed(messages)
+            if any(call.id == effect.call for call in message.tool_calls)
+        ),
+        inf,
+    )
+    if asked_at > effect.at:
+        return False
+    return any(message is result for message in paired((*messages, result)).messages)
+
+
 def is_intact(call: ToolCall) -> bool:
     """Say whether a stored call has all of its arguments."""
     return REDACTED_AT not in call.extra
@@ -75,7 +100,7 @@ def progress(messages: Sequence[Message]) -> EffectProgress:
     >>> progress([Message.user("Hello"), Message.assistant("Hello to you.")]).answer.text
     'Hello to you.'
     """
-    real_messages = [message for message in messages if not is_synthetic(message)]
+    real_messages = [message for message in messages if not is_open(message)]
     has_input = any(message.role == "user" and not is_memory(message) for message in real_messages)
     open_calls: list[ToolCall] = []
     for message in real_messages:

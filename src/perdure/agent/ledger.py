@@ -15,7 +15,7 @@ import anyio
 import msgspec
 
 from perdure._lib.ids import random_id
-from perdure.agent.effects import is_unknown
+from perdure.agent.effects import given_result, is_unknown
 from perdure.errors import SessionError
 from perdure.memory.ledger import (
     MOST,
@@ -104,8 +104,12 @@ class AgentLedger:
         """The ids of messages that wait for their turn here, or have it."""
 
     async def load(self) -> None:
-        """Read what is under way."""
+        """Read what is under way; nothing of it runs here."""
         self._book = await whole_ledger(self._session)
+        for effect in self.effects:
+            if effect.state == "begun":
+                # Not appended: to every reader, what a former process began is unknown anyway.
+                self._noted(EFFECT, effect.id, state="unknown")
 
     # messages
 
@@ -203,8 +207,19 @@ class AgentLedger:
         return () if id is None else (self._noted(ADMITTED, id, error=type(error).__name__),)
 
     def _leftovers(self, turn: str) -> tuple[Entry, ...]:
-        """End what is no longer waited for once a turn is over; an unknown effect stays."""
+        """End what is no longer waited for once a turn is over; an unknown effect stays.
+
+        A result that was given to the turn, and that it has not come to, is appended.
+        """
         return (
+            *(
+                encode_message(
+                    Message(role="tool", tool_result=given_result(effect)), now=self._clock()
+                )
+                for effect in self.effects
+                if (effect.turn, effect.state, effect.decision) == (turn, "decided", "done")
+                and self._keeps_messages
+            ),
             *(
                 self._noted(APPROVAL, approval.id, state=OVER, how="withdrawn")
                 for approval in self.approvals
@@ -259,6 +274,14 @@ class AgentLedger:
         """Note that a call is about to be made."""
         if effect.state != "begun":
             self._change(EFFECT, effect.id, state="begun", decision=None)
+
+    def cut(self, turn: str) -> tuple[Entry, ...]:
+        """Return what to append with the end of a turn that was cut short amid its calls."""
+        return tuple(
+            self._noted(EFFECT, effect.id, state="unknown")
+            for effect in self.effects
+            if (effect.turn, effect.state) == (turn, "begun")
+        )
 
     def unknown(self, effect: Effect, *, told: bool = False) -> Effect:
         """Record that the outcome of a call is unknown, and whether the model has that answer."""

@@ -305,6 +305,10 @@ class MemoryManager:
                 self._append(Message.tool(result.call_id, name=result.name, error=reason))
         return True
 
+    def ingest_late_result(self, message: Message) -> int:
+        """Keep the result of a call whose turn has gone on, or ended, without it."""
+        return self._append(message)
+
     def ingest_assistant_response(
         self, message: Message, turn_id: str, source_event: str | None = None
     ) -> int:

@@ -473,11 +473,12 @@ class AgentRuntime:
         """Return what the ledger has to say of a turn that has not come to its end."""
         ledger = self._context.ledger
         self._keep(posted)
+        cut = ledger.cut(turn_id)
         if isinstance(error, Exception):
-            return ledger.failing(posted.admitted, _innermost(error))
+            return (*cut, *ledger.failing(posted.admitted, _innermost(error)))
         if self._by_hand:
-            return ledger.closing(posted.admitted, turn_id, how="interrupted")
-        return ()  # stopped with the agent, which continues it when it comes back
+            return (*cut, *ledger.closing(posted.admitted, turn_id, how="interrupted"))
+        return cut  # stopped with the agent, which continues it when it comes back
 
     def _keep(self, posted: QueuedMessage) -> None:
         """Note a message that its turn does not have, so that it is found again."""

@@ -39,7 +39,7 @@ from perdure.agent.events import (
 from perdure.agent.llm import ScriptedModel, call, named_model
 from perdure.agent.llm.scripted import ScriptedReply
 from perdure.cli.output import StoreOption, clip, note, print_line, say, write
-from perdure.errors import ConfigError
+from perdure.errors import ConfigError, SessionError
 from perdure.memory.ledger import Approval, Effect
 from perdure.records.messages import Message, ToolCall
 
@@ -302,8 +302,12 @@ class Conversation:
             {"resolve": effect.id, "tool": effect.tool, "call": effect.call},
             ("d", "s", "a") if is_current else ("d", "s"),
         )
-        if answer is not None:
+        if answer is None:
+            return
+        try:
             await self._agent.resolve_effect(effect.id, _DECISIONS[answer], result=_DONE)
+        except SessionError:  # its call has left the context
+            await self._agent.resolve_effect(effect.id, _DECISIONS[answer])
 
     async def _asked(self, text: str, value: dict[str, Any], choices: Sequence[str]) -> str | None:
         """Return the letter of a choice; None if no answer comes."""

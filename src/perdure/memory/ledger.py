@@ -64,7 +64,7 @@ class Effect(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Seconds since 1970."""
     state: Literal["planned", "begun", "unknown", "decided"] = "planned"
-    """Not begun; begun, and so unknown after a crash; unknown; decided by a person."""
+    """Not begun; begun: it runs, or its process was killed; unknown; decided by a person."""
     decision: Literal["replay", "skip", "done"] | None = None
     """The decision: call again, skip it, or that it was done."""
     result: msgspec.Raw = msgspec.Raw(b"null")

@@ -100,14 +100,33 @@ class PairedHistory(msgspec.Struct, frozen=True):
 
 def interrupted_result(call: ToolCall) -> Message:
     """Return the result of a call whose own result never came; the same for the same call."""
-    result = Message.tool(call.id, name=call.name, error=INTERRUPTED)
-    mark = msgspec.Raw(msgspec.json.encode(f"interrupted:{call.id}"))
-    return msgspec.structs.replace(result, extra={MADE_UP: mark})
+    return _made_up(Message.tool(call.id, name=call.name, error=INTERRUPTED), _OPEN)
+
+
+def unknown_result(result: ToolResult) -> Message:
+    """Return the result of a call that is not waited for, though its outcome may become known."""
+    return _made_up(Message(role="tool", tool_result=result), "unknown")
 
 
 def is_synthetic(message: Message) -> bool:
     """Say whether perdure made a result up, so that a real one may take its place."""
     return MADE_UP in message.extra
+
+
+def is_open(message: Message) -> bool:
+    """Say whether a result was made up for a call that is still to be dealt with."""
+    return message.extra.get(MADE_UP, msgspec.Raw()) == _mark(_OPEN, answers(message))
+
+
+_OPEN: Final = "interrupted"
+
+
+def _made_up(message: Message, why: str) -> Message:
+    return msgspec.structs.replace(message, extra={MADE_UP: _mark(why, answers(message))})
+
+
+def _mark(why: str, call_id: str) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(f"{why}:{call_id}"))
 
 
 def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> PairedHistory:
