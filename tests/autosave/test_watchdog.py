@@ -17,6 +17,7 @@ from perdure.autosave.tracked import Tracked
 from perdure.store import Outcome
 from tests.autosave.inline_store import DirectStore, InlineStore
 from tests.autosave.rigs import Clock, Rig, rig
+from tests.autosave.test_driver import block
 
 LOOKS = 15.0
 """Seconds within which the watchdog has looked twice, and what it started has run."""
@@ -137,6 +138,22 @@ async def test_saving_outlasts_a_failure_of_its_own(monkeypatch: pytest.MonkeyPa
             r.append(t)
         await anyio.sleep(12 + LOOKS)
         assert [r.stored(t) for t in sessions] == [1, 1, 1, 1]
+        assert is_well(r)
+
+
+@pytest.mark.parametrize("seconds", [4.8, 5.0, 5.4, 5.9])
+async def test_a_loop_that_was_blocked_until_the_look_is_no_stall(
+    seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The alarm passed in time; what it wakes gets a turn before anybody says that it has not."""
+    async with rig(autosave=Autosave(debounce=0.1, max_delay=1.0)) as r:
+        t = await unsaved(r)
+        await anyio.sleep(0.01)
+        block(r, seconds)
+        await anyio.sleep(LOOKS)
+        assert r.stored(t) == 1
+        assert r.of(events.Stalled) == []
+        assert "stalled" not in caplog.text
         assert is_well(r)
 
 

@@ -101,6 +101,8 @@ class Timer:
         """True if it will check, so that callers need not call `arm`."""
         self._disarm: Callable[[], None] = lambda: None
         self._looks_at = 0.0
+        # Whether the alarm was late at the last check, which is looked at once more.
+        self._doubts = False
         self._stalled: str | None = None
         # Why a task could not be started.
         self._error: Exception | None = None
@@ -226,9 +228,13 @@ class Timer:
 
     def arm(self) -> None:
         """Check from now on, until nothing is unsaved."""
-        if not self.armed and self._later is not None:
-            self._looks_at = self._clock() + PERIOD
-            self._disarm = self._later(PERIOD, self._tick)
+        if not self.armed:
+            self._look_in(PERIOD)
+
+    def _look_in(self, seconds: float) -> None:
+        if self._later is not None:
+            self._looks_at = self._clock() + seconds
+            self._disarm = self._later(seconds, self._tick)
             self.armed = True
 
     def failed(self, error: Exception) -> None:
@@ -260,10 +266,13 @@ class Timer:
             return
         now = self._clock()
         was_blocked = now - self._looks_at > BLOCKED
+        # A loop that was blocked until now has not served the alarm yet: it gets the time to.
+        self._doubts = not self._doubts and self._stalled is None and self._is_late(now)
         if self._core.registry.unsaved or self._stalled is not None:
-            self.arm()  # first: even if the check fails, there will be another
-        if was_blocked:
-            return  # all timers are late
+            # First: even if the check fails, there will be another.
+            self._look_in(SLOT if self._doubts else PERIOD)
+        if was_blocked or self._doubts:
+            return
         try:
             self._look(now)
         except Exception as error:
@@ -272,9 +281,7 @@ class Timer:
 
     def _look(self, now: float) -> None:
         error, self._error = self._error, None
-        late = self._late(now)
-        # Its alarm passed about a check ago, and nothing has been done.
-        if late >= PERIOD * 0.9 and self._core.registry.unsaved:
+        if self._is_late(now):
             self._tell(error, now)
             self._restart()
         elif self._stalled is not None:
@@ -284,6 +291,10 @@ class Timer:
         if self._core.registry.unsaved:
             self._serve_all()
         self._reporter.deliver()
+
+    def _is_late(self, now: float) -> bool:
+        """Return whether the alarm passed about a check ago, and nothing has been done."""
+        return bool(self._core.registry.unsaved) and self._late(now) >= PERIOD * 0.9
 
     def _tell(self, error: Exception | None, now: float) -> None:
         unsaved, first = self._core.registry.unsaved, self._stalled is None
