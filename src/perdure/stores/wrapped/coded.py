@@ -693,13 +693,14 @@ class CodedStore(DelegatingStore, ABC):
                 option="agent id",
                 value=key.agent,
             )
-        # Before the lease: a session that cannot be read is not taken from its holder.
+        # Before the lease: what cannot be read is not taken from its holder, nor begun.
         begins = terms.after == 0 or terms.set_aside
         known = None if begins else await self._require_readable(key)
+        transform = await self._of_tenant(key.tenant)
         names = await self._stored_names(key, terms.names)
         new = terms.beginning
         if new.about is not None:
-            about = sealed_labels(key, new.about, await self._of_tenant(key.tenant))
+            about = sealed_labels(key, new.about, transform)
             new = msgspec.structs.replace(new, about=about)
         inner = msgspec.structs.replace(
             terms, names=None if names is None else frozenset(names), beginning=new
