@@ -12,6 +12,7 @@ import perdure
 from perdure.autosave.options import MIB, Shutdown
 from perdure.cli import doctor
 from perdure.store import Capabilities
+from perdure.stores import MasterKeys
 from perdure.stores.memory import MemoryStore
 from perdure.testing.faulty import FaultyStore
 from tests.cli.conftest import Command, Ran
@@ -65,6 +66,20 @@ def test_the_probe_leaves_no_session(command: Command, store: Path) -> None:
     assert command("check", "--store", str(store)).status == 0
     probe = store / "agents" / "perdure-doctor"
     assert len(list(probe.rglob("*"))) <= 3  # what keeps its epochs from starting again
+
+
+def test_the_probe_leaves_no_session_under_a_wrong_key(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, key = f"encrypted+file:{tmp_path / 'store'}", MasterKeys.new()
+    monkeypatch.setenv("PERDURE_KEY", key)
+    assert command("doctor", "--store", url).status == 0
+    monkeypatch.setenv("PERDURE_KEY", MasterKeys.new())
+    ran = command("doctor", "--store", url, "--json")
+    assert (ran.status, levels(ran)["probe"]) == (1, "problem")
+    assert "master key" in said(ran, "probe")
+    monkeypatch.setenv("PERDURE_KEY", key)
+    assert command("ls", "--store", url, "--json").json["sessions"] == []
 
 
 def test_a_store_that_nobody_has_made_is_not_made(command: Command, tmp_path: Path) -> None:

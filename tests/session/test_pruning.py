@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Collection
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from perdure import Message, Shutdown, connect, export_state, import_state, store_for
 from perdure.agent import MemoryManager
 from perdure.cli.check import audit
-from perdure.errors import HistoryPrunedError, StoreUnavailableError
+from perdure.errors import HistoryPrunedError, InvalidArgumentError, StoreUnavailableError
 from perdure.records.keys import SessionKey
 from perdure.session.manager import SessionManager
 from perdure.session.options import Limits
@@ -110,6 +111,29 @@ async def test_an_open_session_is_pruned_under_its_users(again: Connect) -> None
         assert said(session)[:2] == ["one", "re one"]
 
 
+async def test_a_fork_at_what_was_pruned_says_where_that_ends(again: Connect) -> None:
+    async with again() as sessions:
+        await converse(sessions, "a", "one")
+        async with sessions.open("a") as session:
+            checkpoint = await session.checkpoints.create("early")
+        await converse(sessions, "a", "two", "three")
+        async with sessions.open("a") as session:
+            await session.checkpoints.prune(keep=0)
+        await sessions.prune(Retention(keep_turns=1), id="a")
+        for at, named in ((3, "record 3"), ("turn one", "turn one"), (checkpoint, "early")):
+            with pytest.raises(HistoryPrunedError, match=named) as caught:
+                await sessions.fork("a", "b", at=at)
+            ends = re.search(r"up to record (\d+)", str(caught.value))
+            assert ends is not None
+            with pytest.raises(HistoryPrunedError):
+                await sessions.fork("a", "b", at=int(ends[1]))
+            await sessions.fork("a", f"after {named}", at=int(ends[1]) + 1)
+        async with sessions.open("a") as session, session.turn("runs"):
+            with pytest.raises(InvalidArgumentError, match="no turn 'runs' that is over"):
+                await sessions.fork("a", "b", at="runs")
+        assert not await sessions.exists("b")
+
+
 async def test_forks_keep_what_was_pruned(again: Connect) -> None:
     async with again() as sessions:
         await converse(sessions, "a", "one", "two")
@@ -120,8 +144,6 @@ async def test_forks_keep_what_was_pruned(again: Connect) -> None:
         await sessions.prune(Retention(keep_turns=1), id="a")
         for id, look in before.items():
             assert await looks(await sessions.load(id)) == look
-        with pytest.raises(HistoryPrunedError, match="history was pruned"):
-            await sessions.fork("a", "too early", at=3)
         await sessions.fork("a", "after")
         assert said(await sessions.load("after")) == said(await sessions.load("a"))
         await sessions.copy("a", "copy")

@@ -85,7 +85,8 @@ async def fork(
     """Begin a session with another one's history up to a record, and ``more`` after it.
 
     Raises:
-        HistoryPrunedError: The parent's history up to ``at`` was pruned.
+        HistoryPrunedError: The parent's history up to ``at`` was pruned, or no such turn is left
+            in what was not.
         InvalidArgumentError: ``at`` names no end of a group, no turn that is over, or a
             checkpoint of another session.
         SessionError: The new session exists.
@@ -175,6 +176,8 @@ async def _point(
         seq = await _end_of(access, parent, at)
     if isinstance(at, str):
         turn = await find_turn(access.store, parent, at)
+        if turn is None:
+            await _require_unpruned(access, parent, f"turn {at!r}")
         if turn is None or turn.phase == "open":
             raise InvalidArgumentError(
                 f"session {parent} has no turn {at!r} that is over: give the id of one that "
@@ -185,7 +188,7 @@ async def _point(
         seq = turn.last
     point = await access.record(parent, seq) if 0 < seq <= head else None
     if point is None:
-        raise _no_record(parent, seq, head)
+        raise await _no_record(access, parent, seq, head)
     if not point.end:
         raise InvalidArgumentError(
             f"record {seq} of session {parent} is in the middle of a group: fork at its end, "
@@ -211,9 +214,7 @@ async def _without_epochs(
     if last is None and await access.store.base_of(parent) is not None:
         last = await first_record(access.store.read_log(parent, limit=1))
     if last is None and await access.record(parent, point.seq) != point:
-        raise SessionNotFoundError(
-            f"session {parent} was deleted while another one was made of it", key=str(parent)
-        )
+        raise _deleted(parent)
     return last
 
 
@@ -223,9 +224,11 @@ async def _end_of(access: ExclusiveAccess, parent: SessionKey, checkpoint: Check
     record = await access.record(parent, checkpoint.event_seq + 1)
     is_checkpoint = record is not None and record.kind == CHECKPOINT
     if record is None or not is_checkpoint or decode(record.payload, Checkpoint) != checkpoint:
+        named = f"checkpoint {checkpoint.id} ({checkpoint.label!r})"
+        if record is None:
+            await _require_unpruned(access, parent, named, upto=checkpoint.event_seq + 1)
         raise InvalidArgumentError(
-            f"checkpoint {checkpoint.id} ({checkpoint.label!r}) does not stand in the log of "
-            f"session {parent}: give one of that session's, whose history was not pruned",
+            f"{named} does not stand in the log of session {parent}: give one of that session's",
             key=str(parent),
             checkpoint=checkpoint.id,
         )
@@ -247,14 +250,37 @@ async def copy(access: ExclusiveAccess, key: SessionKey, new: SessionKey) -> For
         return await made_of(access, key, new, point, "copy")
 
 
-def _no_record(key: SessionKey, seq: int, head: int) -> SessionError | InvalidArgumentError:
-    facts: dict[str, object] = {"key": str(key), "at": seq, "head": head}
-    if 0 < seq <= head:
-        return HistoryPrunedError(
-            f"session {key} cannot be forked at record {seq}: that history was pruned", **facts
+async def _require_unpruned(
+    access: ExclusiveAccess, key: SessionKey, what: str, *, upto: int = 1
+) -> None:
+    """Raise HistoryPrunedError for what a session lacks, if its log was pruned that far."""
+    cut = (await access.store.beginning_of(key)).cut
+    if upto <= cut:
+        raise HistoryPrunedError(
+            f"session {key} was pruned up to record {cut}, and has no {what}: choose what is "
+            "after that",
+            key=str(key),
+            cut=cut,
         )
+
+
+async def _no_record(
+    access: ExclusiveAccess, key: SessionKey, seq: int, head: int
+) -> SessionError | InvalidArgumentError:
+    if 0 < seq <= head:
+        await _require_unpruned(access, key, f"record {seq}", upto=seq)
+        return _deleted(key)
     return InvalidArgumentError(
-        f"session {key} has no record {seq} to fork at: its log ends at {head}", **facts
+        f"session {key} has no record {seq} to fork at: its log ends at {head}",
+        key=str(key),
+        at=seq,
+        head=head,
+    )
+
+
+def _deleted(key: SessionKey) -> SessionNotFoundError:
+    return SessionNotFoundError(
+        f"session {key} was deleted while another one was made of it", key=str(key)
     )
 
 
@@ -289,7 +315,7 @@ async def fork_unsaved(
         if point is not None:
             point = await _without_epochs(access, key, point)
         elif not tracked.missing and tracked.end is not State.LOST:  # neither gone nor deleted
-            raise _no_record(key, at, tracked.version)
+            raise await _no_record(access, key, at, tracked.version)
         async with access.exclusive(child):
             forked = await made_of(access, key, child, point, FORKS[history], more)
         runtime.saver.settle_lost(tracked)  # here: a cancelled caller does not stop it

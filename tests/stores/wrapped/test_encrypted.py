@@ -139,6 +139,23 @@ async def test_a_wrong_key_is_an_error_and_never_an_empty_session(inner: Inner) 
     await wrong.aclose()
 
 
+@pytest.mark.parametrize("tenant", ["", "acme"])
+async def test_a_wrong_key_begins_no_session(inner: Inner, tenant: str) -> None:
+    store, new = await opened(inner), SessionKey("new", tenant=tenant)
+    await take(store)
+    await store.aclose()
+    wrong = await opened(inner, NEW)
+    with pytest.raises(ConfigError, match="master key"):
+        await take(wrong, new)
+    await wrong.aclose()
+    store = await opened(inner)
+    assert await store.holder(new) is None
+    assert await store.sessions(SessionQuery(tenant=tenant, prefix="new")) == []
+    assert tenant not in await store.tenants() or not tenant
+    assert (await take(store, new)).created
+    await store.aclose()
+
+
 async def test_without_its_key_a_session_is_an_error_too(inner: Inner) -> None:
     store = EncryptedStore(inner(), OLD)
     async with connect(store, shutdown=Shutdown(signals=False)) as sessions:
@@ -326,7 +343,8 @@ async def test_deleting_a_session_destroys_its_key(inner: Inner, tmp_path: Path)
 
 async def test_a_holder_that_died_before_it_had_a_key_is_followed() -> None:
     backing = MemoryBacking()
-    faulty = FaultyStore(MemoryStore(backing=backing), fail_on="write_documents", how="crash")
+    inner = MemoryStore(backing=backing)  # the first key is the tenant's
+    faulty = FaultyStore(inner, fail_on="write_documents", nth=2, how="crash")
     store = EncryptedStore(faulty, OLD)
     await store.open()
     with pytest.raises(BaseException, match="made to fail"):
@@ -342,7 +360,7 @@ async def test_a_holder_that_died_before_it_had_a_key_is_followed() -> None:
 @pytest.mark.parametrize("how", ["transient", "hang"])
 async def test_a_session_whose_key_could_not_be_written_is_let_go(how: How) -> None:
     """Whoever asked for it was told that it failed, or went away: others need not wait."""
-    inner = FaultyStore(MemoryStore(), fail_on="write_documents", how=how)
+    inner = FaultyStore(MemoryStore(), fail_on="write_documents", nth=2, how=how)
     store = EncryptedStore(inner, OLD)
     await store.open()
 
