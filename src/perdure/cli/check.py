@@ -777,7 +777,7 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
                 audited = Audit(key=key, findings=[CheckFinding("log", "problem", str(error))])
             audited.findings += await tails(store, key)
             audited.findings += leftovers(store, key)
-            audited.findings += await _dead_letters(store, key)
+            await _dead_letters(store, audited)
             audits.append(audited)
             update(done, len(keys))
     if refused and len(refused) == len(keys):
@@ -785,16 +785,22 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     return audits
 
 
-async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
-    letters = await store.dead_letters(key)
+async def _dead_letters(store: Store, seen: Audit) -> None:
+    try:
+        letters = await store.dead_letters(seen.key)
+    except CorruptRecordError as error:  # the session's row is damaged
+        if not seen.problems:
+            seen.add("dead letters", str(error))
+        return
     if not letters:
-        return []
+        return
     posts = list(dict.fromkeys(letter.item.key for letter in letters))
     detail = f"{len(letters)} posted items could not be delivered ({', '.join(posts[:5])}"
     detail += f" and {len(posts) - 5} more posts)" if len(posts) > 5 else ")"
     detail += f": {letters[0].reason}"
-    cure = f"`perdure inbox {key.agent}` shows them; --retry posts them again, --drop removes them"
-    return [CheckFinding("dead letters", "note", detail, cure)]
+    agent = seen.key.agent
+    cure = f"`perdure inbox {agent}` shows them; --retry posts them again, --drop removes them"
+    seen.findings.append(CheckFinding("dead letters", "note", detail, cure))
 
 
 async def rebuilt_directory(store: Store) -> int | None:

@@ -23,9 +23,9 @@ from perdure.records import records as frames
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
-from perdure.records.records import EPOCH, Entry, Record
-from perdure.records.rows import CommitRow, LogExtent, LogPart, LogReader, rest_of_log
-from perdure.store import About, Batch, Outcome, Status
+from perdure.records.records import EPOCH, Entry, Position, Record
+from perdure.records.rows import NO_END, CommitRow, LogExtent, LogPart, LogReader, rest_of_log
+from perdure.store import About, Batch, Outcome, Status, past_damage
 from perdure.stores.sqlite.sql import MAX_ROWS, ROWS_AT_ONCE, Q, at_once
 
 HELD, RELEASED, DELETED, DRAFT, COPY = 0, 1, 2, 4, 8
@@ -129,13 +129,32 @@ def _load(
 ) -> tuple[SessionRow | None, tuple[Any, ...]]:
     values = con.execute(Q[query], {"id": id_}).fetchone()
     if values is None:
-        if con.execute(Q["log_exists"], {"id": id_}).fetchone():
-            raise damage_error(key, "its row is missing, and its log exists")
+        if not con.execute(Q["log_exists"], {"id": id_}).fetchone():
+            return None, ()
+        damage = "its row is missing, and its log exists"
+    else:
+        row = _checked(values[:_FIELDS], key)
+        if row is not None and row.id == id_:
+            return row, values[_FIELDS:]
+        damage = "its row does not match its checksum"
+    if past_damage.get():
+        return _load_from_log(con, key, id_)
+    raise _row_damage_error(key, id_, damage)
+
+
+def _load_from_log(
+    con: sqlite3.Connection, key: SessionKey, id_: int
+) -> tuple[SessionRow | None, tuple[Any, ...]]:
+    """Return a session's row as its log has it, and what `opening` has beside it."""
+    values = {"id": id_, "low": 0, "high": NO_END}
+    ends = [con.execute(Q[query], values).fetchone() for query in ("rows_from", "rows_back")]
+    if None in ends:
         return None, ()
-    row = _checked(values[:_FIELDS], key)
-    if row is None or row.id != id_:
-        raise damage_error(key, "its row does not match its checksum")
-    return row, values[_FIELDS:]
+    first, last = (_commit_row(key, end) for end in ends)
+    start = Position(0, last.first - 1, last.seed)
+    crc = frames.lines(last.lines, epoch=last.epoch, start=start).end.crc
+    row = SessionRow(id_, key, last.epoch, first.epoch, low=first.first, head=last.last, crc=crc)
+    return row, con.execute(Q["beside"], {"id": id_}).fetchone()
 
 
 def _checked(values: tuple[Any, ...], key: SessionKey) -> SessionRow | None:
@@ -203,6 +222,15 @@ def damage_error(key: SessionKey, what: str) -> CorruptRecordError:
         f"session {key} is damaged in the database: {what}; nothing was changed: restore it from "
         f"a copy, or {salvage_cure(key)}",
         key=str(key),
+    )
+
+
+def _row_damage_error(key: SessionKey, id_: int, what: str) -> CorruptRecordError:
+    error = damage_error(key, what)
+    return CorruptRecordError(
+        f"{error}; to remove it, delete with sqlite3 the rows of its number {id_}: `id` in the "
+        "table session, `session` in the others",
+        **error.facts,
     )
 
 

@@ -11,6 +11,11 @@ SELECT s.id, s.tenant, s.agent, s.session, s.epoch, s.born, s.owner, s.state, s.
        m.data, EXISTS (SELECT 1 FROM inbox WHERE inbox.session = s.id)
 FROM session AS s LEFT JOIN manifest AS m ON m.session = s.id WHERE s.id = :id
 
+-- name: beside
+-- What `opening` has beside a session's row, without it.
+SELECT (SELECT data FROM manifest WHERE session = :id),
+       EXISTS (SELECT 1 FROM inbox WHERE session = :id)
+
 -- name: log_exists
 SELECT 1 FROM log WHERE session = :id LIMIT 1
 
