@@ -27,6 +27,7 @@ def database(tmp_path: Path) -> Path:
         async with perdure.connect(url, shutdown=Shutdown(signals=False)) as sessions:
             for id in IDS:
                 async with sessions.open(id) as session:
+                    session.memory.set("big", id * 5000)
                     for number in range(8):
                         async with session.turn():
                             session.append(Message.user(f"{id} {number} {'x' * 2000}"))
@@ -112,6 +113,7 @@ def test_damage_that_no_index_mends_is_told_with_the_way_out(
 
 
 LOST = "DELETE FROM session WHERE agent = 'eve'"
+UNDECODABLE = "UPDATE session SET agent = CAST(x'ff' AS TEXT) WHERE agent = 'eve'"
 ROWS = [
     "UPDATE session SET head = head + 1 WHERE agent = 'eve'",
     "UPDATE session SET state = 2 WHERE agent = 'eve'",
@@ -142,7 +144,7 @@ def test_a_damaged_row_of_a_session_hides_no_other_session(
     assert (ran.status, ran.out.count("its row does not match its checksum")) == (1, 1)
 
 
-@pytest.mark.parametrize("statement", ROWS)
+@pytest.mark.parametrize("statement", [*ROWS, UNDECODABLE])
 def test_the_cures_of_a_damaged_row_work(
     command: Command, database: Path, tmp_path: Path, statement: str
 ) -> None:
@@ -166,6 +168,26 @@ def test_the_cures_of_a_damaged_row_work(
     assert command("import", out, "--store", url).status == 0
     assert "eve 7" in command("show", "eve", "--store", url).out
     assert command("check", "--store", url).status == 0
+
+
+@pytest.mark.parametrize("was_folded", [True, False])
+@pytest.mark.parametrize("statement", [*ROWS[1:], UNDECODABLE])
+def test_a_session_that_no_listing_has_is_found_and_its_blobs_stay(
+    command: Command, database: Path, statement: str, was_folded: bool
+) -> None:
+    url = f"sqlite:///{database}"
+    execute(database, [statement] if was_folded else [statement, "DELETE FROM manifest"])
+    for options in ((), ("--repair",), ("--gc", "--grace", "0")):
+        ran = command("check", *options, "--store", url)
+        assert ran.status == 1
+        is_named = was_folded or "SET agent" not in statement and statement != LOST
+        assert ("PROBLEM: file: session eve is damaged" in ran.out) == is_named
+        assert is_named or "PROBLEM: file: number " in ran.out
+        assert "blobs: not counted" in ran.out
+    assert command("forget", "eve", "--yes", "--store", url).status == 1
+    with closing(sqlite3.connect(database)) as con:
+        assert con.execute("SELECT count(*) FROM blob WHERE moved_at").fetchone() == (0,)
+        assert con.execute("SELECT count(*) > 0 FROM blob").fetchone() == (1,)
 
 
 def test_a_session_with_nothing_left_is_not_called_unknown(

@@ -479,6 +479,14 @@ class Integrity(msgspec.Struct):
     left: list[str]
     """The problems that remain."""
 
+    def besides(self, audits: Sequence[Audit]) -> Integrity:
+        """Return what is not a finding of a session already."""
+        known = {finding.detail for audit in audits for finding in audit.findings}
+        new = [
+            [line for line in lines if line not in known] for lines in (self.problems, self.left)
+        ]
+        return Integrity(problems=new[0], reindexed=self.reindexed, left=new[1])
+
 
 async def reindexed(store: Store) -> list[str] | None:
     """Rebuild the indexes of a store's database file if it has problems; the store is not open.
@@ -605,7 +613,8 @@ async def check(
     async with opened(where.store, write=repair or gc) as store:
         entries = await rebuilt_directory(store) if repair and id is None else None
         file = await integrity_of(store, before)
-        audits, blobs = await _seen(store, id, grace if gc else None, where)
+        audits, blobs = await _seen(store, id, grace if gc else None, where, file)
+        file = file and file.besides(audits)
     folded = await _repair_all(where, audits) if repair else 0
     problems = sum(
         len(audited.problems if audited.left is None else audited.left) for audited in audits
@@ -671,7 +680,11 @@ def _print_audits(audits: Sequence[Audit]) -> None:
 
 
 async def _seen(
-    store: Store, id: str | None, grace: float | None, where: SessionOption
+    store: Store,
+    id: str | None,
+    grace: float | None,
+    where: SessionOption,
+    file: Integrity | None,
 ) -> tuple[list[Audit], list[Garbage]]:
     """Audit one session, or all of them and the blobs."""
     if id is not None:
@@ -680,7 +693,9 @@ async def _seen(
             raise no_session(key, store)
         return await _audit_all(store, [key]), []
     tenants, keys = await listed_sessions(store, where.tenant)
-    for found in await _without_drafts(store, tenants) if grace is not None else ():
+    is_damaged = file is not None and bool(file.left)
+    sweeps = grace is not None and not is_damaged
+    for found in await _without_drafts(store, tenants) if sweeps else ():
         if not where.json:
             say(f"{found.key}: an unfinished copy of {found.draft.source} was removed")
     # Blobs are listed before the sessions are read: one that is put after this, for a record
@@ -691,6 +706,8 @@ async def _seen(
             there[tenant] = set(await store.blob_names(tenant))
         except CorruptRecordError as error:
             there[tenant] = str(error)
+        if is_damaged:
+            there[tenant] = f"{store.location} may have lost a session that needs any of them"
     audits = await _audit_all(store, keys)
     blobs: list[Garbage] = []
     for tenant in tenants:
