@@ -145,7 +145,8 @@ async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
 
 PUT_BACK = "the log has it, and a rebuild puts it back"
 FORGET = "forget it again; if it is opened instead, it may have lost its media"
-ACCEPT = "compare it with a copy; `perdure check --repair` accepts the log as it is"
+COMPARE = "compare it with a copy"
+ACCEPT = f"{COMPARE}; `perdure check --repair` accepts the log as it is"
 
 
 class Audit(msgspec.Struct, kw_only=True):
@@ -795,11 +796,19 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
             audited.findings += await tails(store, key)
             audited.findings += leftovers(store, key)
             await _dead_letters(store, audited)
+            if not audited.repairable:  # then nothing of it is accepted
+                audited.findings = list(map(_unaccepted, audited.findings))
             audits.append(audited)
             update(done, len(keys))
     if refused and len(refused) == len(keys):
         raise refused[0]  # the key that was given is wrong
     return audits
+
+
+def _unaccepted(finding: CheckFinding) -> CheckFinding:
+    if finding.cure != ACCEPT:
+        return finding
+    return msgspec.structs.replace(finding, cure=COMPARE, repairable=False)
 
 
 async def _dead_letters(store: Store, seen: Audit) -> None:
