@@ -165,6 +165,18 @@ def test_a_log_that_is_shorter_than_its_documents_is_a_problem(
     assert command("check", "ada", "--repair", "--store", str(store)).status == 1
 
 
+def test_no_repair_is_advised_for_the_end_of_a_log_that_nothing_repairs(
+    command: Command, store: Path
+) -> None:
+    log = ada(store) / "log" / "1-0.jsonl"
+    log.write_bytes(log.read_bytes()[: log.stat().st_size // 2])
+    for options in ((), ("--repair",)):
+        ran = command("check", "ada", *options, "--store", str(store))
+        assert ran.status == 1
+        assert "that are no whole records" in ran.out
+        assert "check --repair" not in ran.out
+
+
 def _enter(store: str) -> str:
     """Open ada and leave her again; return the restore report."""
 

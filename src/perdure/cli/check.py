@@ -145,7 +145,8 @@ async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
 
 PUT_BACK = "the log has it, and a rebuild puts it back"
 FORGET = "forget it again; if it is opened instead, it may have lost its media"
-ACCEPT = "compare it with a copy; `perdure check --repair` accepts the log as it is"
+COMPARE = "compare it with a copy"
+ACCEPT = f"{COMPARE}; `perdure check --repair` accepts the log as it is"
 
 
 class Audit(msgspec.Struct, kw_only=True):
@@ -479,6 +480,14 @@ class Integrity(msgspec.Struct):
     left: list[str]
     """The problems that remain."""
 
+    def besides(self, audits: Sequence[Audit]) -> Integrity:
+        """Return what is not a finding of a session already."""
+        known = {finding.detail for audit in audits for finding in audit.findings}
+        new = [
+            [line for line in lines if line not in known] for lines in (self.problems, self.left)
+        ]
+        return Integrity(problems=new[0], reindexed=self.reindexed, left=new[1])
+
 
 async def reindexed(store: Store) -> list[str] | None:
     """Rebuild the indexes of a store's database file if it has problems; the store is not open.
@@ -605,7 +614,8 @@ async def check(
     async with opened(where.store, write=repair or gc) as store:
         entries = await rebuilt_directory(store) if repair and id is None else None
         file = await integrity_of(store, before)
-        audits, blobs = await _seen(store, id, grace if gc else None, where)
+        audits, blobs = await _seen(store, id, grace if gc else None, where, file)
+        file = file and file.besides(audits)
     folded = await _repair_all(where, audits) if repair else 0
     problems = sum(
         len(audited.problems if audited.left is None else audited.left) for audited in audits
@@ -671,7 +681,11 @@ def _print_audits(audits: Sequence[Audit]) -> None:
 
 
 async def _seen(
-    store: Store, id: str | None, grace: float | None, where: SessionOption
+    store: Store,
+    id: str | None,
+    grace: float | None,
+    where: SessionOption,
+    file: Integrity | None,
 ) -> tuple[list[Audit], list[Garbage]]:
     """Audit one session, or all of them and the blobs."""
     if id is not None:
@@ -680,7 +694,9 @@ async def _seen(
             raise no_session(key, store)
         return await _audit_all(store, [key]), []
     tenants, keys = await listed_sessions(store, where.tenant)
-    for found in await _without_drafts(store, tenants) if grace is not None else ():
+    is_damaged = file is not None and bool(file.left)
+    sweeps = grace is not None and not is_damaged
+    for found in await _without_drafts(store, tenants) if sweeps else ():
         if not where.json:
             say(f"{found.key}: an unfinished copy of {found.draft.source} was removed")
     # Blobs are listed before the sessions are read: one that is put after this, for a record
@@ -691,6 +707,8 @@ async def _seen(
             there[tenant] = set(await store.blob_names(tenant))
         except CorruptRecordError as error:
             there[tenant] = str(error)
+        if is_damaged:
+            there[tenant] = f"{store.location} may have lost a session that needs any of them"
     audits = await _audit_all(store, keys)
     blobs: list[Garbage] = []
     for tenant in tenants:
@@ -777,7 +795,9 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
                 audited = Audit(key=key, findings=[CheckFinding("log", "problem", str(error))])
             audited.findings += await tails(store, key)
             audited.findings += leftovers(store, key)
-            audited.findings += await _dead_letters(store, key)
+            await _dead_letters(store, audited)
+            if not audited.repairable:  # then nothing of it is accepted
+                audited.findings = list(map(_unaccepted, audited.findings))
             audits.append(audited)
             update(done, len(keys))
     if refused and len(refused) == len(keys):
@@ -785,16 +805,28 @@ async def _audit_all(store: Store, keys: list[SessionKey]) -> list[Audit]:
     return audits
 
 
-async def _dead_letters(store: Store, key: SessionKey) -> list[CheckFinding]:
-    letters = await store.dead_letters(key)
+def _unaccepted(finding: CheckFinding) -> CheckFinding:
+    if finding.cure != ACCEPT:
+        return finding
+    return msgspec.structs.replace(finding, cure=COMPARE, repairable=False)
+
+
+async def _dead_letters(store: Store, seen: Audit) -> None:
+    try:
+        letters = await store.dead_letters(seen.key)
+    except CorruptRecordError as error:  # the session's row is damaged
+        if not seen.problems:
+            seen.add("dead letters", str(error))
+        return
     if not letters:
-        return []
+        return
     posts = list(dict.fromkeys(letter.item.key for letter in letters))
     detail = f"{len(letters)} posted items could not be delivered ({', '.join(posts[:5])}"
     detail += f" and {len(posts) - 5} more posts)" if len(posts) > 5 else ")"
     detail += f": {letters[0].reason}"
-    cure = f"`perdure inbox {key.agent}` shows them; --retry posts them again, --drop removes them"
-    return [CheckFinding("dead letters", "note", detail, cure)]
+    agent = seen.key.agent
+    cure = f"`perdure inbox {agent}` shows them; --retry posts them again, --drop removes them"
+    seen.findings.append(CheckFinding("dead letters", "note", detail, cure))
 
 
 async def rebuilt_directory(store: Store) -> int | None:

@@ -30,7 +30,7 @@ from perdure.errors import (
 from perdure.lineage import require_not_read_by, require_unread
 from perdure.memory.index import value_names
 from perdure.records.chunks import is_hash, named_in
-from perdure.records.keys import SessionKey
+from perdure.records.keys import DEFAULT_SESSION, SessionKey
 from perdure.records.manifest import About, Origin
 from perdure.records.records import ENDING, FORK, HOLDER_KINDS, Entry
 from perdure.restore.ladder import restore
@@ -86,15 +86,24 @@ async def chosen(
 
     A listing reports the last fold; where the log is longer by now, it is read, and a session
     that is open *here* knows what is not durable yet.
+
+    Raises:
+        CorruptRecordError: The session that is named is damaged so that no listing has it.
+
     """
     async with aclosing(tenant_sessions(store, wanted.tenant, wanted.id or "")) as listed:
-        return [
+        found = [
             info.key
             async for info in listed
             if wanted.id in (None, info.key.agent)
             and wanted.session in (None, info.key.session)
             and await _fits(store, info, wanted, open_sessions)
         ]
+    if wanted.id is not None and wanted.owner is None and wanted.tag is None:
+        key = SessionKey(wanted.id, wanted.session or DEFAULT_SESSION, wanted.tenant)
+        if key not in found:
+            await store.head(key)  # raises if damage hides it from the listing
+    return found
 
 
 async def only_posted_to(store: SessionStore, wanted: SessionFilter) -> list[SessionKey]:

@@ -236,7 +236,6 @@ class SessionManager:
         one object, in whichever thread. Leaving ``with`` lets go of it; autosave owns it from
         then on.
         """
-
         thread = threading.get_ident()
 
         async def opened() -> Session:

@@ -110,10 +110,11 @@ class _Salvaging:
         """Read all of the session once, and fill the report; then yield the bundle's lines."""
         report = self.report
         documents = await self._documents()
+        damage: CorruptRecordError | None = None
         try:
             report.head = await self._store.head(self._key)
-        except CorruptRecordError:
-            report.head = 0
+        except CorruptRecordError as error:
+            damage = error
         if documents.manifest is not None:
             report.head = max(report.head, documents.manifest.as_of_seq)
         reach = Reach(self._store, self._key, documents)
@@ -125,6 +126,12 @@ class _Salvaging:
                 report.head = max(report.head, entry.seq)
                 reach.feed(entry)
         if report.head == 0 and not report.missing:
+            if damage is not None:
+                raise CorruptRecordError(
+                    f"nothing of session {self._key} can be read in {self._store.location}: "
+                    "restore it from a copy",
+                    key=str(self._key),
+                ) from damage
             raise SessionNotFoundError(
                 f"there is no session {self._key} in {self._store.location}", key=str(self._key)
             )

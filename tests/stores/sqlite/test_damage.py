@@ -14,7 +14,7 @@ from perdure.errors import CorruptRecordError, PerdureError, UnsupportedVersionE
 from perdure.records import records as frames
 from perdure.records.keys import SessionKey
 from perdure.records.records import Record
-from perdure.store import DeadLetter, PendingItem, Status, Store, take_after
+from perdure.store import DeadLetter, PendingItem, Status, Store, past_damage, take_after
 from perdure.stores.sqlite import SqliteStore
 from perdure.testing.conformance._kit import (
     append,
@@ -138,6 +138,32 @@ async def test_damage_is_named_and_changes_nothing(tmp_path: Path, statement: st
         with pytest.raises(PerdureError):
             await take_after(store, key, after=0)
     assert damaged == len(KEYS)
+    await store.aclose()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["DELETE FROM session", "UPDATE session SET head = 9", "UPDATE session SET low = 9"],
+)
+async def test_past_damage_a_session_is_read_without_its_row(
+    tmp_path: Path, statement: str
+) -> None:
+    path = tmp_path / "kept" / "x.db"
+    logs = await filled(path)
+    store = SqliteStore(path)
+    await store.open()
+    pruned = await take(store, KEYS[0])
+    await store.trim(KEYS[0], pruned.epoch, 4)
+    logs[KEYS[0]] = await read(store, KEYS[0])
+    assert logs[KEYS[0]][0].seq > 1
+    change(path, statement)
+    token = past_damage.set(True)
+    for key, records in logs.items():
+        assert await read(store, key) == records
+        assert await store.head(key) == records[-1].seq
+        assert set((await store.read_documents(key)).found) == {"session.json"}
+    assert await store.head(SessionKey("nobody")) == 0
+    past_damage.reset(token)
     await store.aclose()
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import sqlite3
 import stat
@@ -35,7 +36,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.stores.sqlite.errors import CANNOT_SHARE, code_of, is_damage
-from perdure.stores.sqlite.log import HIDDEN
+from perdure.stores.sqlite.log import HIDDEN, row_problems
 from perdure.stores.sqlite.sql import MIGRATIONS, Q
 
 APPLICATION = 0x50524455
@@ -475,6 +476,18 @@ def problems(con: sqlite3.Connection) -> list[str]:
             raise
         return [str(error)]
     return [] if lines == ["ok"] else [part for line in lines for part in line.splitlines()]
+
+
+def integrity_problems(con: sqlite3.Connection) -> list[str]:
+    """Return the same, and what is wrong with the rows of sessions."""
+    found = problems(con)
+    try:
+        found += itertools.islice(row_problems(con), MAX_PROBLEMS)
+    except sqlite3.Error as error:
+        if not is_damage(error):
+            raise
+        found = found or [str(error)]
+    return found
 
 
 def reindex(path: str, timeout: float) -> list[str]:

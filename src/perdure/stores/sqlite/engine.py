@@ -13,6 +13,8 @@ import sqlite3
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import copy_context
+from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar, final
 
 import anyio
@@ -32,7 +34,7 @@ from perdure.errors import (
     UnsupportedVersionError,
 )
 from perdure.records.keys import SessionKey
-from perdure.store import Batch, Outcome, Status
+from perdure.store import Batch, Outcome, Status, past_damage
 from perdure.stores.sqlite import leases
 from perdure.stores.sqlite.connections import (
     Readers,
@@ -469,8 +471,10 @@ class OpenDatabase:
             with self.readers.snapshot() as con:
                 return function(con, *args, **options)
 
+        # The threads copy no context.
+        read = partial(copy_context().run, work) if past_damage.get() else work
         with map_errors("read", self.path):
-            return await self.reads.run(work)
+            return await self.reads.run(read)
 
     async def notify(self, owner: str) -> None:
         """Wake an owner to read its requests before its next heartbeat, if it is alive."""

@@ -62,7 +62,12 @@ def is_busy(error: BaseException | None) -> bool:
 
 def is_damage(error: BaseException) -> bool:
     """Return whether SQLite found the file, or a text in it, to be damaged."""
-    if code_of(error) in {_CORRUPT, _NOTADB} or isinstance(error, UnicodeDecodeError):
+    return code_of(error) in {_CORRUPT, _NOTADB} or is_undecodable(error)
+
+
+def is_undecodable(error: BaseException) -> bool:
+    """Return whether a text in the file is damaged, and nothing else."""
+    if isinstance(error, UnicodeDecodeError):
         return True
     # The driver's own error, without a code, for text that is not UTF-8.
     return code_of(error) is None and "Could not decode" in str(error)

@@ -23,9 +23,10 @@ from perdure.records import records as frames
 from perdure.records.json import MAX_RECORD_BYTES
 from perdure.records.keys import SessionKey, salvage_cure
 from perdure.records.manifest import lease_lost, new_entries, refusal_of
-from perdure.records.records import EPOCH, Entry, Record
-from perdure.records.rows import CommitRow, LogExtent, LogPart, LogReader, rest_of_log
-from perdure.store import About, Batch, Outcome, Status
+from perdure.records.records import EPOCH, Entry, Position, Record, open_sealed
+from perdure.records.rows import NO_END, CommitRow, LogExtent, LogPart, LogReader, rest_of_log
+from perdure.store import About, Batch, Outcome, Status, past_damage
+from perdure.stores.sqlite.errors import is_undecodable
 from perdure.stores.sqlite.sql import MAX_ROWS, ROWS_AT_ONCE, Q, at_once
 
 HELD, RELEASED, DELETED, DRAFT, COPY = 0, 1, 2, 4, 8
@@ -115,8 +116,7 @@ def _find(
     con: sqlite3.Connection, key: SessionKey, query: str
 ) -> tuple[int, SessionRow | None, tuple[Any, ...]]:
     """Return a session's row with its id, or None with the id that it would get; and the rest."""
-    name = msgspec.json.encode((key.tenant, key.agent, key.session))
-    id_ = int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> (64 - _ID_BITS)
+    id_ = _number_of(key)
     while True:
         row, more = _load(con, key, id_, query)
         if row is None or row.key == key:
@@ -124,18 +124,47 @@ def _find(
         id_ += 1  # another key of the same hash
 
 
+def _number_of(key: SessionKey) -> int:
+    name = msgspec.json.encode((key.tenant, key.agent, key.session))
+    return int.from_bytes(hashlib.sha256(name).digest()[:8], "big") >> (64 - _ID_BITS)
+
+
 def _load(
     con: sqlite3.Connection, key: SessionKey, id_: int, query: str
 ) -> tuple[SessionRow | None, tuple[Any, ...]]:
-    values = con.execute(Q[query], {"id": id_}).fetchone()
-    if values is None:
-        if con.execute(Q["log_exists"], {"id": id_}).fetchone():
-            raise damage_error(key, "its row is missing, and its log exists")
+    damage = "its row does not match its checksum"
+    try:
+        values = con.execute(Q[query], {"id": id_}).fetchone()
+    except (sqlite3.Error, UnicodeDecodeError) as error:
+        if not is_undecodable(error):
+            raise
+    else:
+        if values is not None:
+            row = _checked(values[:_FIELDS], key)
+            if row is not None and row.id == id_:
+                return row, values[_FIELDS:]
+        elif con.execute(Q["log_exists"], {"id": id_}).fetchone():
+            damage = "its row is missing, and its log exists"
+        else:
+            return None, ()
+    if past_damage.get():
+        return _load_from_log(con, key, id_)
+    raise _row_damage_error(key, id_, damage)
+
+
+def _load_from_log(
+    con: sqlite3.Connection, key: SessionKey, id_: int
+) -> tuple[SessionRow | None, tuple[Any, ...]]:
+    """Return a session's row as its log has it, and what `opening` has beside it."""
+    values = {"id": id_, "low": 0, "high": NO_END}
+    ends = [con.execute(Q[query], values).fetchone() for query in ("rows_from", "rows_back")]
+    if None in ends:
         return None, ()
-    row = _checked(values[:_FIELDS], key)
-    if row is None or row.id != id_:
-        raise damage_error(key, "its row does not match its checksum")
-    return row, values[_FIELDS:]
+    first, last = (_commit_row(key, end) for end in ends)
+    start = Position(0, last.first - 1, last.seed)
+    crc = frames.lines(last.lines, epoch=last.epoch, start=start).end.crc
+    row = SessionRow(id_, key, last.epoch, first.epoch, low=first.first, head=last.last, crc=crc)
+    return row, con.execute(Q["beside"], {"id": id_}).fetchone()
 
 
 def _checked(values: tuple[Any, ...], key: SessionKey) -> SessionRow | None:
@@ -203,6 +232,43 @@ def damage_error(key: SessionKey, what: str) -> CorruptRecordError:
         f"session {key} is damaged in the database: {what}; nothing was changed: restore it from "
         f"a copy, or {salvage_cure(key)}",
         key=str(key),
+    )
+
+
+def row_problems(con: sqlite3.Connection) -> Iterator[str]:
+    """Yield what is wrong with the rows of sessions, also of those that no listing has."""
+    for id_, tenant, agent, session, sealed in con.execute(Q["numbers"]):
+        key = _named_by(id_, (tenant, agent, session), sealed)
+        try:
+            _load(con, key or SessionKey("unknown"), id_, "session")
+        except CorruptRecordError as error:
+            if key is None:
+                yield f"number {id_} in the tables is a session without a sound row, of unknown id"
+            else:
+                yield str(error)
+
+
+def _named_by(id_: int, names: tuple[object, ...], sealed: object) -> SessionKey | None:
+    """Return the key of a session's number, if its row or its manifest has it."""
+    texts = [name.decode(errors="replace") if type(name) is bytes else "" for name in names]
+    found = [dict(zip(("tenant", "agent", "session"), texts, strict=True))]
+    body = open_sealed(sealed) if type(sealed) is bytes else None
+    if body is not None:
+        found.append(msgspec.json.decode(body)["key"])
+    for fields in found:
+        with contextlib.suppress(ValueError, TypeError, msgspec.MsgspecError):
+            key = msgspec.convert(fields, SessionKey)
+            if _number_of(key) == id_:
+                return key
+    return None
+
+
+def _row_damage_error(key: SessionKey, id_: int, what: str) -> CorruptRecordError:
+    error = damage_error(key, what)
+    return CorruptRecordError(
+        f"{error}; to remove it, delete with sqlite3 the rows of its number {id_}: `id` in the "
+        "table session, `session` in the others",
+        **error.facts,
     )
 
 

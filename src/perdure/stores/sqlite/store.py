@@ -395,11 +395,11 @@ class SqliteStore:
     # the database as a whole
 
     async def integrity_problems(self) -> list[str]:
-        """Run SQLite's check of every page and index, and return the problems, if any.
+        """Run SQLite's check of every page and index, and check the rows of sessions.
 
-        Reads the whole database.
+        Reads the whole database, and returns the problems, if any.
         """
-        return await self._database.read(connections.problems)
+        return await self._database.read(connections.integrity_problems)
 
     async def readable_keys(self) -> list[SessionKey]:
         """List the sessions whose rows can be read, past damage that makes `sessions` fail."""

@@ -11,6 +11,17 @@ SELECT s.id, s.tenant, s.agent, s.session, s.epoch, s.born, s.owner, s.state, s.
        m.data, EXISTS (SELECT 1 FROM inbox WHERE inbox.session = s.id)
 FROM session AS s LEFT JOIN manifest AS m ON m.session = s.id WHERE s.id = :id
 
+-- name: numbers
+-- All that has a row or a log. Names as bytes, so that damaged text hides no other row.
+SELECT n.id, CAST(s.tenant AS BLOB), CAST(s.agent AS BLOB), CAST(s.session AS BLOB), m.data
+FROM (SELECT id FROM session UNION SELECT session FROM log) AS n
+LEFT JOIN session AS s ON s.id = n.id LEFT JOIN manifest AS m ON m.session = n.id
+
+-- name: beside
+-- What `opening` has beside a session's row, without it.
+SELECT (SELECT data FROM manifest WHERE session = :id),
+       EXISTS (SELECT 1 FROM inbox WHERE session = :id)
+
 -- name: log_exists
 SELECT 1 FROM log WHERE session = :id LIMIT 1
 
