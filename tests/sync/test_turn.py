@@ -36,6 +36,27 @@ def test_a_close_within_a_turn_is_refused_instead_of_waiting_for_it(again: Conne
         session.close()
 
 
+def test_a_rename_within_a_turn_is_refused_instead_of_waiting_for_it(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        with session.turn(), pytest.raises(SessionError, match="end it before renaming"):
+            sessions.rename("mia", "eve")
+        sessions.rename("mia", "eve")
+        assert sessions.exists("eve")
+
+
+def test_an_open_within_a_turn_does_not_wait_for_a_handover(again: Connect) -> None:
+    with again() as sessions, sessions.open("mia") as session:
+        parts = sessions._parts
+        assert parts is not None
+        with session.turn():
+            hand_over = parts.lifecycle.hand_over
+            sessions._loop.do(lambda: parts.runtime.host.spawn(hand_over, session.key))
+            while session.key not in parts.runtime.pending_loads:  # then it waits for the turn
+                pass
+            with sessions.open("mia") as same:
+                assert same is session
+
+
 def test_another_thread_waits_for_its_turn(again: Connect) -> None:
     order: list[str] = []
     with again() as sessions, sessions.open("mia") as session:

@@ -183,8 +183,8 @@ class Opener:
         self._inbox = inbox
         self._loads = anyio.Semaphore(runtime.limits.loads, fast_acquire=True)
 
-    async def open(self, wanted: OpenRequest) -> Session:
-        """Return the session, pinned once more."""
+    async def open(self, wanted: OpenRequest, *, in_turn: bool = False) -> Session:
+        """Return the session, pinned once more; *in_turn* for a thread that has a turn of it."""
         runtime, began = self._runtime, self._runtime.clock()
         own: PendingLoad | None = None
         while True:
@@ -193,7 +193,9 @@ class Opener:
             pending_load = runtime.pending_loads.get(wanted.key)
             session = cast("Session | None", self._lifecycle.sessions.get(wanted.key))  # made below
             is_current_turn = (
-                session is not None and session._turns.is_own and session._closed_by is None
+                session is not None
+                and (in_turn or session._turns.is_own)
+                and session._closed_by is None
             )
             if pending_load is None or is_current_turn:
                 # Inside of a turn that a handover waits for, too.

@@ -32,7 +32,7 @@ from perdure._lib.misnamed import Misnamed
 from perdure._lib.options import names_options
 from perdure.autosave.options import INHERIT, KEEP
 from perdure.errors import SessionClosedError, StoreError
-from perdure.records.keys import DEFAULT_SESSION
+from perdure.records.keys import DEFAULT_SESSION, session_key
 from perdure.session.events import typed_by_event
 from perdure.sync.loop import HookThread, LoopThread, closed
 from perdure.sync.mirror import attribute, awaited, done, read, read_attribute
@@ -236,9 +236,10 @@ class SessionManager:
         one object, in whichever thread. Leaving ``with`` lets go of it; autosave owns it from
         then on.
         """
+        thread = threading.get_ident()
 
         async def opened() -> Session:
-            inner = await self._inner.open(
+            opening = self._inner.open(
                 id,
                 session=session,
                 tenant=tenant,
@@ -253,7 +254,10 @@ class SessionManager:
                 on_damage=on_damage,
                 autosave=autosave,
             )
-            return self._share(inner)
+            wanted = opening._wanted
+            shared = self._shared.get(wanted.key)
+            in_turn = shared is not None and shared._turn_thread == thread
+            return self._share(await opening._opener.open(wanted, in_turn=in_turn))
 
         return self._loop.call(opened)
 
@@ -485,7 +489,6 @@ class SessionManager:
     ) -> Fork:
         """Make a session with all of another one's history and state; what is in progress, too."""
 
-    @awaited
     def rename(
         self,
         id: str,
@@ -498,6 +501,20 @@ class SessionManager:
         wait: float = 10.0,
     ) -> Fork:
         """Give a session another id; if it is open in this process, open it again."""
+        shared = self._loop.do(lambda: self._shared.get(session_key(id, session, tenant)))
+        if shared is not None:
+            shared._refuse_in_turn("renaming the session")
+        return self._loop.call(
+            lambda: self._inner.rename(
+                id,
+                new_id,
+                session=session,
+                new_session=new_session,
+                tenant=tenant,
+                on_held=on_held,
+                wait=wait,
+            )
+        )
 
     @awaited
     def delete(
