@@ -108,7 +108,7 @@ async def ls(
 ) -> int:
     """List the sessions of a store, those first that were used last.
 
-    Counts, owners and tags are as of a session's last fold; `show` reads the log as well.
+    Counts, owners and tags are as of a session's last save; `show` reads the log as well.
 
     Args:
         prefix: Only agents whose id begins with this.
