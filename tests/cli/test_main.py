@@ -272,3 +272,17 @@ def test_a_reader_that_has_read_enough_causes_no_noise(store: Path) -> None:
         text=True,
     )
     assert run.stderr == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("tokens", "status"), [(["ls"], 1), (["show", "nobody"], 1), (["show", "ada", "--no"], 2)]
+)
+def test_an_output_that_takes_nothing_is_one_line(
+    tokens: list[str], status: int, options: list[str], store: Path
+) -> None:
+    at = [sys.executable, "-m", "perdure.cli", *tokens, "--store", str(store), *options]
+    with Path("/dev/full").open("w") as full:
+        run = subprocess.run(at, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (run.returncode, run.stderr.count("\n")) == (status, 1), run.stderr

@@ -68,7 +68,7 @@ def run(tokens: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of stdout has closed it, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_stdout()
         return FAILED
     except Exception as error:
         if "--debug" in tokens:
@@ -114,5 +114,13 @@ def _report_error(error: Exception, message: str, status: int, tokens: Sequence[
     fail(message)
     if "--json" in tokens:
         value = {"type": type(error).__name__, "message": message, "status": status}
-        print_line({"error": value})
+        try:
+            print_line({"error": value})
+        except OSError:  # stdout takes nothing, which may be why the command failed
+            _discard_stdout()
     return status
+
+
+def _discard_stdout() -> None:
+    """Have what is still to be written to stdout go nowhere: Python flushes it at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
