@@ -412,11 +412,8 @@ class Judge:
                     self._fail(label, key, f"check: {problem}")
             with self._noted("log-unreadable", "", "reading the logs"):
                 found.logs = await self._logs(store)
-                for id in found.logs:
-                    if self._is_ending(id) and not await self._is_held(store, id):
-                        if id not in told:
-                            self._fail("check-silent", id, f"check: {id} is half forgotten")
-                    elif id in told:
+                for id in told:
+                    if not self._is_ending(id):
                         self._fail("check-false", id, f"check: {id} is not half forgotten")
         finally:
             await store.aclose()
@@ -573,10 +570,6 @@ class Judge:
         """Whether a forgetting of this session was cut off: it is not moved, so as not to stay."""
         log = self._found.logs.get(id)
         return log is not None and log[-1].kind == ENDING
-
-    async def _is_held(self, store: Store, id: str) -> bool:
-        holder = await store.holder(SessionKey(id))
-        return holder is not None and not holder.released and holder.alive is not False
 
     def _is_half_forgotten(self, id: str, reason: str) -> bool:
         return "forget it again" in reason and self._is_ending(id)

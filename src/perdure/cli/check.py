@@ -219,7 +219,7 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     done.findings += map(_missing_note, lost)
     holder = await store.holder(key)
     is_ending = bool(records) and records[-1].kind == ENDING
-    await _blobs_of(store, done, documents or Documents(), records, sound, is_ending=is_ending)
+    gone = await _blobs_of(store, done, documents or Documents(), records, sound, ends=is_ending)
     if lost:
         documents = None  # they may contain what the log has lost
     if documents is not None and not any(problem.what == "log" for problem in done.problems):
@@ -229,7 +229,7 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
         )
     if tail:
         done.add("log", tail, ACCEPT, repairable=True)
-    if is_ending:
+    if gone:
         done.findings.append(_ending(holder))
     done.findings += _lease_notes(holder)
     return done
@@ -242,9 +242,10 @@ async def _blobs_of(
     records: list[Record],
     sound: Container[str],
     *,
-    is_ending: bool,
-) -> None:
-    """Read all blobs that a session reaches; those of one that is being forgotten may be gone."""
+    ends: bool,
+) -> bool:
+    """Read all blobs that a session reaches; return whether one that *ends* has lost some."""
+    gone = False
     reach = Reach(store, seen.key, documents)
     is_known = not seen.problems and not documents.damaged
     try:
@@ -256,7 +257,8 @@ async def _blobs_of(
                 if blob.is_whole and not blob.why:
                     seen.sound.add(blob.name)
                 if blob.why:
-                    if not is_ending:
+                    gone = gone or ends
+                    if not ends:
                         seen.add(
                             "blob",
                             f"{blob.name} {blob.why}, which {blob.by} needs",
@@ -269,6 +271,7 @@ async def _blobs_of(
             seen.add("blob", str(error))
     else:
         seen.is_reach_known = is_known
+    return gone
 
 
 async def incomplete(store: Store, key: SessionKey) -> str:
@@ -279,7 +282,7 @@ async def incomplete(store: Store, key: SessionKey) -> str:
 
 
 def _ending(holder: LeaseState | None) -> CheckFinding:
-    """Return the finding on a session whose forgetting has begun."""
+    """Return the finding on a session whose forgetting has removed some of it."""
     if holder is not None and not holder.released and holder.alive is not False:
         return CheckFinding(
             "forget", "note", "it is being forgotten", "unless that ends: " + FORGET
