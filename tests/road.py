@@ -28,21 +28,29 @@ class Trace:
 
     def __init__(self) -> None:
         self._modules: dict[str, None] | None = None
+        self._beside: dict[str, None] | None = None
+        self._loop = threading.get_ident()
 
     def __call__(self, frame: FrameType, event: str, _: object) -> None:
         if self._modules is not None and event == "call":
             file = frame.f_code.co_filename
             if file.startswith(f"{ROOT}/"):
-                self._modules[file.removeprefix(f"{ROOT}/")] = None
+                is_beside = self._beside is not None and threading.get_ident() != self._loop
+                (self._beside if is_beside else self._modules)[file.removeprefix(f"{ROOT}/")] = None
 
     @contextmanager
-    def on(self) -> Iterator[dict[str, None]]:
+    def on(self, *, apart: bool = False) -> Iterator[dict[str, None]]:
+        """Trace; *apart*: the event loop's first, since its thread runs beside it by chance."""
         modules: dict[str, None] = {}
+        beside: dict[str, None] = {}
+        self._beside = beside if apart else None
         self._modules = modules
         try:
             yield modules
         finally:
             self._modules = None
+            for module in beside:
+                modules.setdefault(module)
 
 
 async def say(session: perdure.Session) -> None:
@@ -58,10 +66,10 @@ async def drive(trace: Trace, folder: Path) -> dict[str, dict[str, None]]:
             await say(session)
             with trace.on() as roads["append"]:
                 session.append(Message.user("hello"))
-            with trace.on() as roads["save"]:
+            with trace.on(apart=True) as roads["save"]:
                 await session.save()
             await say(session)
-            with trace.on() as roads["turn"]:
+            with trace.on(apart=True) as roads["turn"]:
                 await say(session)
     async with perdure.connect(folder, shutdown=QUIET, autosave=LATER) as sessions:
         async with sessions.open("other") as session:
