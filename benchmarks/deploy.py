@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -102,16 +102,19 @@ class Clients:
         from httpx import ConnectError, HTTPError
 
         try:
-            async for name in self._events(http, chat, url):
-                if name == "end":
-                    return True
+            async with aclosing(self._events(http, chat, url)) as events:
+                async for name in events:
+                    if name == "end":
+                        return True
         except ConnectError:
             self.seen["refused"] += 1
         except HTTPError:
             self.seen["cut"] += 1
         return False
 
-    async def _events(self, http: httpx.AsyncClient, chat: str, url: str) -> AsyncIterator[str]:
+    async def _events(
+        self, http: httpx.AsyncClient, chat: str, url: str
+    ) -> AsyncGenerator[str, None]:
         headers = {"authorization": "Bearer ada-token", "idempotency-key": str(self.ended[chat])}
         asked: Any = {"json": {"text": WORDS}, "headers": headers}
         async with http.stream("POST", f"{url}/chats/{chat}", **asked) as answer:
@@ -122,7 +125,6 @@ class Clients:
                 field, _, value = line.partition(": ")
                 if field == "event":
                     yield value
-            return
 
 
 def run(options: Options) -> Report:

@@ -176,7 +176,8 @@ class ThreadSessions:
         known = [each for each in (at, *within) if thread.knows(each)]  # now, as it was called
         session = self._ready(thread)
         if session is not None:
-            require_owner(thread.key, session.info.metadata.owner, owner)
+            if owner is not None:
+                require_owner(thread.key, session.info.metadata.owner, owner)
             self._require_current(thread, at, known)
             self._accept(thread, session, change(thread.index.leaves))
             return session
@@ -313,13 +314,15 @@ class ThreadSessions:
         return thread
 
     async def _owner_of(self, thread: Thread) -> str | None:
+        """Return whose a thread is, which is read again once its log has more."""
         session, index = self.open_here(thread), thread.index
         if session is not None:
             return session.info.metadata.owner
         upto, epoch, owner = thread.owned
         if (upto, epoch) != (index.upto, index.epoch):
             upto, epoch = index.upto, index.epoch
-            view = await self._connection.peek(thread.key)
+            sessions, key = await self._connection.manager(), thread.key
+            view = await sessions.load(key.agent, tenant=key.tenant, context=False)
             owner = None if view is None else view.info.metadata.owner
             thread.owned = upto, epoch, owner
         return owner

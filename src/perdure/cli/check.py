@@ -143,7 +143,6 @@ async def tails(store: Store, key: SessionKey) -> list[CheckFinding]:
     ]
 
 
-PUT_BACK = "the log has it, and a rebuild puts it back"
 FORGET = "forget it again; if it is opened instead, it may have lost its media"
 COMPARE = "compare it with a copy"
 ACCEPT = f"{COMPARE}; `perdure check --repair` accepts the log as it is"
@@ -218,8 +217,11 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
     lost = [record for record in records if record.kind == MISSING]
     done.findings += map(_missing_note, lost)
     holder = await store.holder(key)
-    is_ending = bool(records) and records[-1].kind == ENDING
-    gone = await _blobs_of(store, done, documents or Documents(), records, sound, ends=is_ending)
+    await _blobs_of(store, done, documents or Documents(), records, sound)
+    if records and records[-1].kind == ENDING and any(one.what == "blob" for one in done.problems):
+        # Not damage: they went first, and the session would have followed.
+        rest = [finding for finding in done.findings if finding.what != "blob"]
+        done.findings = [*rest, _ending(holder)]
     if lost:
         documents = None  # they may contain what the log has lost
     if documents is not None and not any(problem.what == "log" for problem in done.problems):
@@ -229,23 +231,14 @@ async def _look(store: Store, key: SessionKey, sound: Container[str]) -> Audit:
         )
     if tail:
         done.add("log", tail, ACCEPT, repairable=True)
-    if gone:
-        done.findings.append(_ending(holder))
     done.findings += _lease_notes(holder)
     return done
 
 
 async def _blobs_of(
-    store: Store,
-    seen: Audit,
-    documents: Documents,
-    records: list[Record],
-    sound: Container[str],
-    *,
-    ends: bool,
-) -> bool:
-    """Read all blobs that a session reaches; return whether one that *ends* has lost some."""
-    gone = False
+    store: Store, seen: Audit, documents: Documents, records: list[Record], sound: Container[str]
+) -> None:
+    """Read all blobs that a session reaches."""
     reach = Reach(store, seen.key, documents)
     is_known = not seen.problems and not documents.damaged
     try:
@@ -257,21 +250,18 @@ async def _blobs_of(
                 if blob.is_whole and not blob.why:
                     seen.sound.add(blob.name)
                 if blob.why:
-                    gone = gone or ends
-                    if not ends:
-                        seen.add(
-                            "blob",
-                            f"{blob.name} {blob.why}, which {blob.by} needs",
-                            RESTORE if blob.is_lost else PUT_BACK,
-                            repairable=not blob.is_lost,
-                        )
+                    seen.add(
+                        "blob",
+                        f"{blob.name} {blob.why}, which {blob.by} needs",
+                        RESTORE if blob.is_lost else "the log has it, and a rebuild puts it back",
+                        repairable=not blob.is_lost,
+                    )
                     is_known = is_known and blob.is_leaf  # else it may have named others
     except FormatError as error:
         if not seen.problems:  # else that is why
             seen.add("blob", str(error))
     else:
         seen.is_reach_known = is_known
-    return gone
 
 
 async def incomplete(store: Store, key: SessionKey) -> str:

@@ -413,7 +413,7 @@ class WorkingContext(msgspec.Struct, eq=False):
                 end, left = at, (size, inline)
                 if size <= self.limit and inline <= HELD_BYTES:
                     break
-            text = text_bytes(payload) if inline else len(payload)
+            text = text_bytes(payload) if inline else len(payload)  # dear: only if there are any
             size -= text
             inline -= len(payload) - text
         # As they were at the atom where the loop has stopped: that and all after it stay.
