@@ -233,7 +233,7 @@ class Opener:
     def _pinned(self, session: Session, wanted: OpenRequest) -> Session:
         if wanted.new:
             raise session_exists(wanted.key)
-        require_owner(wanted.key, session.info.metadata.owner, wanted.owner)
+        _require_own(session, wanted)
         self._lifecycle.pin(session, force=wanted.force)
         try:
             if wanted.autosave is not KEEP:
@@ -329,7 +329,7 @@ class Opener:
                 await runtime.store.delete(key, taken.epoch, keep_posts=True)
                 raise not_found(key)  # noqa: TRY301  # released below, as after any error
             session, may_have_items = await self._restore(taken, wanted)
-            require_owner(wanted.key, session.info.metadata.owner, wanted.owner)
+            _require_own(session, wanted)
             await session._load_memory()
             await self._replay(session)
         except BaseException:
@@ -434,6 +434,11 @@ def require_owner(key: SessionKey, owner: str | None, wanted: str | None) -> Non
         owner=owner,
         wanted=wanted,
     )
+
+
+def _require_own(session: Session, wanted: OpenRequest) -> None:
+    if wanted.owner is not None:  # else nothing is copied to look at it
+        require_owner(wanted.key, session.info.metadata.owner, wanted.owner)
 
 
 def _clipped(owner: str) -> str:
