@@ -263,12 +263,7 @@ _HOMES = {
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
-
-def _order(name: str) -> tuple[int, str]:
-    return (0 if name.isupper() else 1 if name[:1].isupper() else 2, name)
-
-
-__all__ = sorted(_HOME_OF, key=_order)  # noqa: PLE0605  # a list of strings
+__all__ = sorted(_HOME_OF)  # noqa: PLE0605  # a list of strings
 
 
 if not TYPE_CHECKING:  # a checker would take any name for a public one
