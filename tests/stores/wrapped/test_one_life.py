@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from perdure.records.keys import SessionKey
+from perdure.records.records import EPOCH
 from perdure.store import Documents, Held, LogChunk, Store, Taken, Terms
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryStore
@@ -111,3 +112,29 @@ async def test_a_session_that_is_taken_over_before_it_has_its_key_is_held_by_oth
     assert held.holder is not None
     assert held.holder.epoch == 2
     assert texts_of(await read(store)) == ["theirs"]
+
+
+async def test_a_reader_of_the_life_before_finds_the_new_one_whose_last_record_is_an_epoch(
+    inner: MemoryStore,
+) -> None:
+    twin, other = EncryptedStore(inner, MASTER), EncryptedStore(inner, MASTER)
+    assert texts_of(await read(twin)) == ["first"]
+    await delete(other)
+    grant = await take(other)
+    await append_ok(other, grant, grant.head + 1, *group("second", "third"))
+    await take(other)
+    newest = await read(twin, reverse=True, limit=1)
+    assert [record.kind for record in newest] == [EPOCH]
+    assert texts_of(await read(twin)) == ["second", "third"]
+
+
+async def test_a_reader_of_the_life_before_finds_the_documents_of_the_new_one(
+    inner: MemoryStore,
+) -> None:
+    twin, other = EncryptedStore(inner, MASTER), EncryptedStore(inner, MASTER)
+    assert texts_of(await read(twin)) == ["first"]
+    await delete(other)
+    await begin(other, "second")
+    have = await twin.read_documents(KEY, ["state/a.json"])
+    assert {name: one.data for name, one in have.found.items()} == {"state/a.json": b"second"}
+    assert not have.damaged

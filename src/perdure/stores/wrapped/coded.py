@@ -218,8 +218,8 @@ class CodedStore(DelegatingStore, ABC):
             return None, ""
         return read_hidden(manifest, await self._of_tenant(key.tenant)), ""
 
-    def _distrust(self, key: SessionKey, holder: LeaseState | None) -> None:
-        """Forget what a session's manifest proved, unless the session is held here."""
+    async def _distrust(self, key: SessionKey, holder: LeaseState | None) -> None:
+        """Look for a session's key again, and forget what its manifest proved, unless held here."""
 
     def _is_own(self, name: str) -> bool:
         """Return whether a document of this name is not the engine's."""
@@ -372,7 +372,7 @@ class CodedStore(DelegatingStore, ABC):
     async def _looked_at_again(self, key: SessionKey) -> LeaseState | None:
         """Return the holder of a session of which nothing that was read before counts any more."""
         holder = await self.inner.holder(key)
-        self._distrust(key, holder)
+        await self._distrust(key, holder)
         return holder
 
     async def _read_log(
@@ -440,7 +440,10 @@ class CodedStore(DelegatingStore, ABC):
             stored = await self._stored_names(key, names)
             inner = await self.inner.read_documents(key, stored)
             have = await self._decoded(key, inner)
-            return have, len(have.damaged) > len(inner.damaged)
+            listed = () if have.manifest is None else have.manifest.documents
+            # Listed, but looked for by a name that the key of an earlier life has hidden.
+            missed = {*(names or ())}.intersection(listed) - {*have.found, *have.damaged}
+            return have, bool(missed) or len(have.damaged) > len(inner.damaged)
 
         return await self._in_one_life(key, read)
 

@@ -333,10 +333,14 @@ class EncryptedStore(CodedStore):
         chained = 0 if cipher.chain is None else cipher.chain.begins
         return dict([keyring.wrap_key(key, cipher.key.key, self._masters, chained, cipher.below)])
 
-    def _distrust(self, key: SessionKey, holder: LeaseState | None) -> None:
+    async def _distrust(self, key: SessionKey, holder: LeaseState | None) -> None:
         writer = self._writers.get(key)
         if writer is None or holder is None or holder.epoch != writer.epoch:
             self._proofs.pop(key, None)  # the holder itself knows whether its log is incomplete
+        if writer is None and key in self._sessions:  # a writer's may be the only copy
+            entry = await self._find(key)
+            if entry is not None:
+                self._cache_cipher(key, entry)
 
     def _forget(self, key: SessionKey) -> None:
         self._sessions.pop(key, None)
