@@ -27,7 +27,7 @@ INTERRUPTED: Final = (
 )
 
 
-class Exchange(msgspec.Struct, frozen=True):
+class Exchange(msgspec.Struct, frozen=True, gc=False):
     """A message, and the results that answer its calls, in the order in which they came."""
 
     head: Message
@@ -138,7 +138,7 @@ def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Pai
     exchanges: list[Exchange] = []
     closed = dropped = empty = 0
     for block in blocks:
-        missing = block.missing()
+        missing = block.missing() if block.open else []
         if policy == "drop" and missing:
             dropped += len(missing)
             exchanges.extend(block.without(missing))
@@ -149,33 +149,32 @@ def paired(messages: Sequence[Message], policy: Dangling = "interrupted") -> Pai
         elif not block.results and _is_empty(block.head):
             empty += 1
         else:
-            exchanges.append(Exchange(block.head, tuple(block.results)))
+            exchanges.append(Exchange(block.head, block.results))
     return PairedHistory(
         messages, tuple(exchanges), closed, dropped, orphans, moved, empty, put_back
     )
 
 
-class _Block:
+class _Block(msgspec.Struct, gc=False):
     """A message, and the results that answer its calls so far."""
 
-    __slots__ = ("head", "open", "results")
-
-    def __init__(self, head: Message) -> None:
-        self.head = head
-        self.results: list[Message] = []
-        self.open = [call.id for call in head.tool_calls]
+    head: Message
+    open: tuple[str, ...]
+    """The ids of calls that wait."""
+    results: tuple[Message, ...] = ()
 
     def answer(self, message: Message) -> bool:
         """Take a result in, if a call waits for it, or has one that was made up."""
         call_id = answers(message)
         if call_id in self.open:
-            self.open.remove(call_id)
-            self.results.append(message)
+            at = self.open.index(call_id)
+            self.open = self.open[:at] + self.open[at + 1 :]
+            self.results += (message,)
             return True
         if not is_synthetic(message):
             for at, have in enumerate(self.results):
                 if is_synthetic(have) and answers(have) == call_id:
-                    self.results[at] = message
+                    self.results = (*self.results[:at], message, *self.results[at + 1 :])
                     return True
         return False
 
@@ -191,7 +190,7 @@ class _Block:
     def join(self, message: Message) -> None:
         """Take in the next part of the same reply."""
         self.head = joined(self.head, message)
-        self.open += [call.id for call in message.tool_calls]
+        self.open += _ids_of(message)
 
     def missing(self) -> list[ToolCall]:
         """Return the calls without a result."""
@@ -207,7 +206,7 @@ class _Block:
         """Return the block without some calls; nothing if nothing is left."""
         calls = tuple(call for call in self.head.tool_calls if all(call is not m for m in missing))
         head = msgspec.structs.replace(self.head, tool_calls=calls)
-        return [] if _is_empty(head) else [Exchange(head, tuple(self.results))]
+        return [] if _is_empty(head) else [Exchange(head, self.results)]
 
 
 def _blocks_of(messages: Sequence[Message]) -> tuple[list[_Block], int, int, int]:
@@ -232,9 +231,14 @@ def _blocks_of(messages: Sequence[Message]) -> tuple[list[_Block], int, int, int
             blocks[-1].join(message)
             put_back += 1
         else:
-            blocks.append(_Block(message))
-        asking.update((call.id, blocks[-1]) for call in message.tool_calls)
+            blocks.append(_Block(message, _ids_of(message)))
+        for call in message.tool_calls:
+            asking[call.id] = blocks[-1]
     return blocks, orphans, moved, put_back
+
+
+def _ids_of(message: Message) -> tuple[str, ...]:
+    return tuple([call.id for call in message.tool_calls]) if message.tool_calls else ()
 
 
 def answers(message: Message) -> str:
