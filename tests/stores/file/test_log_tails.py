@@ -126,6 +126,21 @@ async def test_a_file_of_which_nothing_came_to_the_disk_is_told(
     assert Path(kept.path).read_bytes() == path.read_bytes()
 
 
+async def test_a_file_that_a_kill_left_empty_is_nothing(
+    store, open_store, root: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = await killed(store, "a")
+    path.with_name("1-1.jsonl").touch()
+    other = await open_store("other")
+    assert await other.log_tails(KEY) == []
+    grant = await take(other)
+    assert await other.log_tails(KEY) == []
+    assert (await other.read_documents(KEY, ())).cut == ()
+    assert caplog.messages == []
+    await append_ok(other, grant, grant.head + 1, *group("b"))
+    assert tuple(entries(await read(other))) == group("a") + group("b")
+
+
 DAMAGE: dict[str, Callable[[bytes], bytes]] = {
     "a bit of the last line": lambda data: data[:-30] + bytes([data[-30] ^ 1]) + data[-29:],
     "the last line's end": lambda data: data[:-2] + b"\r\n",

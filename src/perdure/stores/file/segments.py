@@ -357,14 +357,15 @@ def bracket(
 
 def _position_after(fd: int, offset: int, limit: int, epoch: int) -> Position | None:
     """Return the first position after an offset, if the line after it proves it."""
-    data, begin, end = b"", 0, -1
     size = _PROBE
-    while end < 0:
+    while True:
         os.lseek(fd, offset, os.SEEK_SET)
         data = os.read(fd, min(size, limit - offset))
         begin = data.find(b"\n", frames.SEED_BYTES - 1) + 1
         end = data.find(b"\n", begin) if begin else -1
-        if end < 0 and (size > _CHUNK or len(data) < size):
+        if end >= 0:
+            break
+        if size > _CHUNK or len(data) < size:
             return None
         size *= 4
     seed, number = frames.seed_of(data[:begin]), frames.number_of(data[begin:end])
