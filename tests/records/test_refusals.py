@@ -7,7 +7,7 @@ import pytest
 from perdure.errors import NotStorableError, TooLargeError
 from perdure.records.keys import SessionKey
 from perdure.records.manifest import Batch, lease_held, lease_lost, new_entries, refusal_of
-from perdure.records.records import EPOCH, Entry
+from perdure.records.records import Entry
 
 KEY = SessionKey("ada")
 ONE, TWO, THREE = (Entry("message", b"%d" % number) for number in (1, 2, 3))
@@ -56,16 +56,15 @@ def test_a_batch_that_does_not_continue_the_log_is_refused(
     [
         (batch(0, ONE), "begins at 0"),
         (batch(1, Entry("message", b"1", end=False)), "ends within a group"),
-        (batch(1, Entry(EPOCH, b"1")), "the store's own"),
     ],
 )
 def test_what_no_log_can_accept_is_refused(sent: Batch, reason: str) -> None:
-    assert reason in str(refusal_of(sent, own_kinds=(EPOCH,)))
+    assert reason in str(refusal_of(sent))
 
 
 def test_a_batch_without_fault_is_accepted() -> None:
     assert refusal_of(batch(1)) is None
-    assert refusal_of(batch(1, Entry("message", b"1", end=False), ONE), 1, (EPOCH,)) is None
+    assert refusal_of(batch(1, Entry("message", b"1", end=False), ONE), 1) is None
     assert isinstance(refusal_of(batch(1, Entry("message", b"12")), 1), TooLargeError)
 
 

@@ -652,9 +652,7 @@ def too_large(
     )
 
 
-def refusal_of(
-    batch: Batch, limit: int = MAX_RECORD_BYTES, own_kinds: Collection[str] = ()
-) -> NotStorableError | None:
+def refusal_of(batch: Batch, limit: int = MAX_RECORD_BYTES) -> NotStorableError | None:
     """Return why no log can ever accept a batch; None if one can."""
     records = batch.records
     largest = max([len(entry.payload) for entry in records], default=0)
@@ -662,11 +660,6 @@ def refusal_of(
         return too_large(batch.key, largest, limit)
     if batch.first < 1 or (records and not records[-1].end):
         return misplaced(batch)
-    if own_kinds and not set(own_kinds).isdisjoint([entry.kind for entry in records]):
-        return NotStorableError(
-            f"records of the kinds {sorted(own_kinds)} are the store's own: choose another",
-            key=str(batch.key),
-        )
     return None
 
 

@@ -338,7 +338,7 @@ def comparable_tag(tag: str) -> str:
 
 def require_fit(batch: Batch) -> None:
     """Raise if no log can ever accept a batch."""
-    refusal = refusal_of(batch, own_kinds=(EPOCH,))
+    refusal = refusal_of(batch)
     if refusal is not None:
         raise refusal
 
@@ -356,8 +356,7 @@ def plan_write(tail: LogTail, batch: Batch) -> PlannedWrite | None:
         return None
     data, crc = frames.encode(records, first=first, epoch=tail.epoch, crc=tail.crc)
     # Only a batch that may break a rule is checked record by record.
-    has_own_kind = EPOCH in [kind for kind, _, _ in records]
-    if len(data) > MAX_RECORD_BYTES or not records[-1].end or has_own_kind:
+    if len(data) > MAX_RECORD_BYTES or not records[-1].end:
         require_fit(batch)
     head = tail.head + len(records)
     sum_ = total(tail.base, head, crc)
