@@ -14,7 +14,7 @@ from anyio.lowlevel import checkpoint
 
 from perdure.autosave import events
 from perdure.autosave.options import DEBOUNCE, Autosave, EngineOptions
-from perdure.autosave.schedule import Schedule
+from perdure.autosave.schedule import BUSY, Schedule
 from perdure.autosave.tracked import State, Tracked
 from perdure.errors import (
     LeaseLostError,
@@ -358,10 +358,13 @@ async def test_a_record_by_itself_is_a_group_whatever_it_says() -> None:
         assert [one.end for one in r.store.logs[t.key]] == [True]
 
 
-def test_a_store_that_was_busy_for_long_shortens_the_debounce_as_soon_as_it_is_idle() -> None:
+@pytest.mark.parametrize("busy", [BUSY, 1.0])
+def test_a_store_that_was_busy_for_long_shortens_the_debounce_as_soon_as_it_is_idle(
+    busy: float,
+) -> None:
     schedule = Schedule(PLAIN, lambda: 0.5)
     for _ in range(100):
-        schedule.control(1.0)
+        schedule.control(busy)
     assert schedule.debounce == DEBOUNCE
     schedule.control(0.0)
     assert schedule.debounce < DEBOUNCE
