@@ -128,8 +128,8 @@ SHORT = """## Short of a target, and why
   OpenAI's `get_items(50)` in six runs, with a target of 3.5, and a load 1.7 to 2.1 times, with
   one of 1.5: one takes a lease and verifies a snapshot, the other verifies a page of the log.
   [Where the time goes](decisions/0121-a-load-reads-one-page.md).
-- *Restart* (`python -m benchmarks restart`). Opening and closing 10,000 sessions took 0.77 to 0.82
-  of the CPU of an earlier revision (ce1395d) on SQLite, with a target of 0.6. The open took 0.74 of
+- *Restart* (`python -m benchmarks restart`). Opening and closing 10,000 sessions took 0.68 to 0.79
+  of the CPU of an earlier revision (ce1395d) on SQLite, with a target of 0.6. The open took 0.66 of
   it; a close took more than before, because each of its stations has a deadline of its own.
 - *Memory of an idle session* (`python -m benchmarks live`). 3.4 KB, with a target of 3: its
   session.json in decoded form and what autosave tracks take half a kilobyte each, its context,
