@@ -209,3 +209,28 @@ def test_a_lost_beginning_and_a_lost_file_are_passed_over(command: Command, tmp_
     texts, _, _ = anyio.run(_load, new)
     assert "question 2" in texts
     assert "question 1" not in texts
+
+
+def test_a_file_of_another_session_is_passed_over(command: Command, tmp_path: Path) -> None:
+    """Its records would come out as this session's, and in the place of some of its own."""
+    folder = tmp_path / "store"
+
+    async def open_both() -> None:
+        for number in range(3):
+            async with perdure.connect(folder) as sessions:
+                async with sessions.open("bob") as bob, sessions.open("ada") as ada:
+                    bob.append(Message.user(f"a secret {number}"))
+                    ada.append(Message.user(f"question {number}"))
+                    ada.append(Message.assistant(f"answer {number}"))
+
+    anyio.run(open_both)
+    agents = folder / "agents"
+    (agents / "ada/log/2-0.jsonl").write_bytes((agents / "bob/log/2-0.jsonl").read_bytes())
+    store = ("--store", str(folder))
+    assert "belongs to session bob, not to ada" in command("export", "ada", *store).err
+    out, new = str(tmp_path / "left"), str(tmp_path / "new")
+    told = command("export", "ada", "--salvage", "--out", out, *store, "--json").json
+    assert [(run["first"], run["last"]) for run in told["missing"]] == [(4, 6)]
+    assert command("import", out, "--store", new).status == 0
+    texts, _, _ = anyio.run(_load, new)
+    assert texts == ["question 0", "answer 0", "question 2", "answer 2", "still there?"]

@@ -511,13 +511,15 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
 def _segment(
     log: Folder, epoch: int, number: int, key: SessionKey
 ) -> tuple[int | None, list[Record], bool]:
-    """Return the seq that a file begins with, None if unknown; its records; and whether the log
-    is known to begin there."""
+    """Return the seq that a file begins with, None if unknown or the file is of another session;
+    its records; and whether the log is known to begin there."""
     data = frames.unconverted(log.read(segment_name(epoch, number)) or b"")
     segment = segments.segment_of_line(data.partition(b"\n")[0], epoch, number)
-    if segment is None or segment.first.key != key:
+    if segment is None:
         records = frames.salvaged(data, epoch=epoch, seq=0, crc=0)
         return (records[0].seq if records else None), records, False
+    if segment.first.key != key:
+        return None, [], False
     start = segment.start
     body = data[start.offset :]
     records = frames.salvaged(body, epoch=epoch, seq=start.seq, crc=start.crc)
