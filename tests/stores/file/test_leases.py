@@ -455,6 +455,31 @@ async def test_who_loses_a_race_to_itself_does_not_release_the_winner(store, mon
     assert (holder.epoch, holder.released) == (2, False)
 
 
+async def test_a_taker_that_overslept_touches_nothing_of_its_successor_s_log(
+    store, open_store, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is being written there has no end yet: it is neither cut nor set aside."""
+    await append_ok(store, await take(store), 2, *group("a"))
+    other, begin = await open_store("other"), acquire._Taking._begin_epoch
+    log = log_folder(root)
+    rivals = ("3-0.jsonl", "3-1.jsonl", "4-0.jsonl")
+
+    def overtaken(mine, *args):
+        monkeypatch.setattr(acquire._Taking, "_begin_epoch", begin)
+        acquire.acquire(store._root, KEY, Terms(me=store.owner, after=2), store._owners)
+        for name in rivals:
+            with (log / name).open("ab") as file:
+                file.write(b'{"s":4,"k":"mess')
+        return begin(mine, *args)
+
+    monkeypatch.setattr(acquire._Taking, "_begin_epoch", overtaken)
+    with pytest.raises(LeaseHeldError, match=r"at epoch 3, not 1"):
+        await take_after(other, KEY, after=1)
+    assert [name for name in rivals if not (log / name).read_bytes().endswith(b"mess")] == []
+    assert not (root / "agents/agent/quarantine").exists()
+    assert tuple(entries(await read(other))) == group("a")
+
+
 async def test_a_fold_of_an_older_epoch_proves_nothing_of_a_file_as_long(
     store, open_store, root: Path
 ) -> None:
