@@ -221,7 +221,7 @@ class LogConformance(Suite):
             await writer.add("c")
         records_all = await read(store)
         assert len(records_all) == 12
-        bounds = [None, 1, 4, 5, 12, 13]
+        bounds = [None, 1, 4, 5, 12, 13, 20]
         for after, before, limit in itertools.product(bounds, bounds, (None, 0, 3, 99)):
             low, high = after or 0, 99 if before is None else before
             wanted = [record for record in records_all if low < record.seq < high]
