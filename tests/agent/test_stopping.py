@@ -9,7 +9,16 @@ import anyio
 import pytest
 
 from perdure import Shutdown, UnsavedChangesError, connect
-from perdure.agent import Agent, AgentContext, AgentFactory, AgentStopped, Chunk, PersistentSession
+from perdure.agent import (
+    Agent,
+    AgentContext,
+    AgentEvent,
+    AgentFactory,
+    AgentStopped,
+    Chunk,
+    PersistentSession,
+    TurnInterrupted,
+)
 from perdure.stores.memory import MemoryBacking, MemoryStore
 from tests.agent.conftest import Configure, World
 from tests.agent.test_worker import Blocked
@@ -106,17 +115,22 @@ async def test_a_store_that_is_down_does_not_hold_up_a_server_that_drains(
     assert "ada" in str(raised.value)
 
 
+@pytest.mark.parametrize("is_hooked", [False, True])
 async def test_a_store_that_is_down_does_not_hold_up_who_is_cancelled(
-    configured: Configure,
+    is_hooked: bool, configured: Configure
 ) -> None:
     """What could not be saved is the manager's, which says so at its own end."""
     slow, model = Slow(), Blocked(Chunk(text="half"))
+
+    async def save(event: AgentEvent, context: AgentContext) -> None:
+        if isinstance(event, TurnInterrupted):
+            await context.session.save()
+
+    config = configured(model=model, lifecycle_hooks=[save] if is_hooked else [])
     shutdown = Shutdown(signals=False, deadline=0.01, turn_grace=0.0, hard_grace=0.0)
     with pytest.raises(UnsavedChangesError):
         async with connect(slow.store, shutdown=shutdown) as sessions:
-            agent = await AgentFactory(sessions).create_agent(
-                configured(model=model), agent_id="ada"
-            )
+            agent = await AgentFactory(sessions).create_agent(config, agent_id="ada")
             with anyio.CancelScope() as scope:
                 async with agent:
                     stream = agent.stream("go")
@@ -124,5 +138,9 @@ async def test_a_store_that_is_down_does_not_hold_up_who_is_cancelled(
                     await model.reached.wait()
                     slow.holds = True
                     scope.cancel()
-            assert isinstance([event async for event in stream][-1], AgentStopped)
-            assert agent.session.context()[-1].text == "half"
+            was_running = agent.runtime.is_running
+            events = [event async for event in stream]
+            context = agent.session.context()
+    assert not was_running
+    assert isinstance(events[-1], AgentStopped)
+    assert context[-1].text == "half"

@@ -288,9 +288,7 @@ class Agent:
         except anyio.get_cancelled_exc_class():
             # The caller has no time: end the worker, keep what it has, and be cancelled.
             with anyio.CancelScope(shield=True):
-                with anyio.move_on_after(time_to_leave(self.session)):
-                    await self.runtime.stop(finish=False)
-                await self.runtime.stop(finish=False)  # also what waits for a store that is down
+                await self.runtime.stop(finish=False, within=time_to_leave(self.session))
                 await self._leave(cut=True)
             raise
         await self._leave(cut=is_draining(self.session))

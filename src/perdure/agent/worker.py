@@ -261,8 +261,12 @@ class AgentRuntime:
         if self._posted is not None and self._posted.stream is not None:
             self._posted.stream.feed(event)
 
-    async def stop(self, *, finish: bool) -> None:
+    async def stop(self, *, finish: bool, within: float | None = None) -> None:
         """End the worker, and wait for its end; may be called again after a cancellation.
+
+        Args:
+            finish: Answer what was posted before; otherwise interrupt the running turn.
+            within: Seconds until all that still waits is cut, as a hook for a store that is down.
 
         Raises:
             SessionError: It is the agent's own tool, or hook, that asks for it.
@@ -274,7 +278,11 @@ class AgentRuntime:
                 self._inputs.close()  # those that wait are answered
             else:
                 self._cancel()
-            await self._done.wait()
+            with anyio.move_on_after(within) as limit:
+                await self._done.wait()
+            if limit.cancelled_caught:
+                self._life.cancel()
+                await self._done.wait()
         if self._host is not None:
             await self._host.aclose()
 
