@@ -65,18 +65,19 @@ def managed(backing: MemoryBacking, shutdown: Shutdown = QUIET) -> SessionManage
 
 async def test_what_was_lost_is_named_until_the_end() -> None:
     backing = MemoryBacking()
+    sessions = await managed(backing)
+    session = await lose(sessions, backing)
+    health = sessions.health()
+    assert health.status == "degraded"
+    assert health.lost == {"a": 2}
+    assert any("sessions.lost" in reason for reason in health.reasons)
+    assert health.unsaved == {"lost": 1}
+    assert len(session.unsaved()) == 2
+    async with sessions.open("a") as again:  # what others have done changes nothing
+        assert said(again) == ["saved", "theirs"]
+    assert sessions.health().lost == {"a": 2}
     with pytest.raises(UnsavedChangesError, match="taken over by another process") as raised:
-        async with connect(MemoryStore(backing=backing), autosave=None, shutdown=QUIET) as sessions:
-            session = await lose(sessions, backing)
-            health = sessions.health()
-            assert health.status == "degraded"
-            assert health.lost == {"a": 2}
-            assert any("sessions.lost" in reason for reason in health.reasons)
-            assert health.unsaved == {"lost": 1}
-            assert len(session.unsaved()) == 2
-            async with sessions.open("a") as again:  # what others have done changes nothing
-                assert said(again) == ["saved", "theirs"]
-            assert sessions.health().lost == {"a": 2}
+        await sessions.__aexit__(None, None, None)
     report = raised.value.facts["report"]
     assert not report.clean
     assert [(one.key.agent, one.records) for one in report.lost] == [("a", 2)]

@@ -871,13 +871,14 @@ async def test_what_is_left_out_and_what_is_lost_are_told_once_each(again: Conne
 
 async def test_media_that_a_store_refuses_for_good_are_reported_as_records_are() -> None:
     store = FaultyStore(MemoryStore(), fail_on="put_blobs", how="permanent", times=None)
+    sessions = await perdure.connect(store, shutdown=Shutdown(signals=False))
+    session = await sessions.open("ada")
+    look(session, 1)
+    with pytest.raises(SessionQuarantinedError, match="put_blobs"):
+        await session.save()
+    assert sessions.health().unsaved["quarantined"] == 1
     with pytest.raises(UnsavedChangesError, match="1 quarantined: ada"):
-        async with perdure.connect(store, shutdown=Shutdown(signals=False)) as sessions:
-            session = await sessions.open("ada")
-            look(session, 1)
-            with pytest.raises(SessionQuarantinedError, match="put_blobs"):
-                await session.save()
-            assert sessions.health().unsaved["quarantined"] == 1
+        await sessions.__aexit__(None, None, None)
     assert store.calls["put_blobs"] == 1
 
 
