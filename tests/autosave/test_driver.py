@@ -13,6 +13,7 @@ import pytest
 from anyio.lowlevel import checkpoint
 
 from perdure.autosave import events
+from perdure.autosave.core import size_of
 from perdure.autosave.options import DEBOUNCE, Autosave, EngineOptions
 from perdure.autosave.schedule import BUSY, Schedule
 from perdure.autosave.tracked import State, Tracked
@@ -25,7 +26,7 @@ from perdure.errors import (
     UnsavedChangesError,
 )
 from tests.autosave.inline_store import InlineStore
-from tests.autosave.rigs import PLAIN, Clock, Rig, entry, rig, within
+from tests.autosave.rigs import CALM, PLAIN, Clock, Rig, entry, rig, within
 
 
 def starts(r: Rig, t: Tracked) -> list[float]:
@@ -64,6 +65,20 @@ async def test_a_clean_session_is_not_saved() -> None:
         r.saver.append(t, ())
         await anyio.sleep(100)
         assert r.store.calls == []
+
+
+async def test_as_much_as_max_bytes_is_saved_at_once_each_time() -> None:
+    """What an earlier save has taken counts no more, nor does anything else of it."""
+    size = size_of([entry(size=100)])
+    async with rig(autosave=Autosave(debounce=60.0, max_delay=60.0, max_bytes=2 * size)) as r:
+        t, zero = r.track(), anyio.current_time()
+        for number in range(1, 4):
+            r.append(t, size=100)
+            await anyio.sleep(1)
+            assert len(r.store.calls) == number - 1
+            r.append(t, size=100)
+            assert await r.saver.wait_durable(t) == 2 * number
+            assert anyio.current_time() == zero + number
 
 
 async def test_save_does_not_wait_for_the_debounce() -> None:
@@ -528,17 +543,33 @@ async def test_quarantine_holds_no_more_than_its_share() -> None:
         assert t.pending_bytes < 700
 
 
-async def test_retry_sends_a_quarantined_session_again() -> None:
-    async with rig() as r:
+@pytest.mark.parametrize("autosave", [CALM, None], ids=["timed", "without timers"])
+async def test_retry_sends_a_quarantined_session_again_at_once(autosave: Autosave | None) -> None:
+    async with rig(autosave=autosave) as r:
         t = r.track()
         r.store.poison.add((t.key, 1))
         r.append(t)
         with pytest.raises(SessionQuarantinedError):
             await r.saver.save(t)
         r.store.poison.clear()
+        asked = anyio.current_time()
         r.saver.retry(t)
         assert await r.saver.wait_durable(t) == 1
+        assert anyio.current_time() == asked
         assert r.saver.health().status == "ok"
+
+
+async def test_retry_waits_for_no_backoff() -> None:
+    async with rig(InlineStore(faults=["down"]), engine=SLOWLY) as r:
+        t = r.track()
+        r.append(t)
+        await anyio.sleep(3)
+        (failed,) = r.of(events.SaveFailed)
+        assert failed.retry_in > 1
+        asked = anyio.current_time()
+        r.saver.retry(t)
+        assert await r.saver.wait_durable(t) == 1
+        assert anyio.current_time() == asked
 
 
 async def test_discard_forgets_and_goes_on_behind_what_is_durable() -> None:
