@@ -28,6 +28,7 @@ from perdure.agent import (
     AgentFactory,
     AgentStopped,
     Chunk,
+    EventStream,
     ScriptedModel,
     Segment,
     ToolFinished,
@@ -526,6 +527,24 @@ async def test_who_waits_for_an_answer_hears_that_the_agent_stopped(
             await anyio.wait_all_tasks_blocked()
             await agent.stop(finish=False)
         assert isinstance(found[0], SessionClosedError)
+
+
+async def test_between_messages_an_agent_and_who_listens_rest(
+    memory_world: World, configured: Configure
+) -> None:
+    heard: list[AgentEvent] = []
+
+    async def listen(stream: EventStream) -> None:
+        heard.extend([event async for event in stream])
+
+    async with memory_world.connect() as sessions, anyio.create_task_group() as group:
+        async with await made(sessions, configured()) as agent:
+            group.start_soon(listen, agent.events())
+            for text in ("one", "two"):
+                assert await agent.ask(text) == f"You said: {text}"
+                with anyio.fail_after(20):  # a task that spins is never blocked
+                    await anyio.wait_all_tasks_blocked()
+    assert names(heard).count("TurnEnded") == 2
 
 
 async def test_a_stopped_agent_takes_no_more(memory_world: World, configured: Configure) -> None:

@@ -384,10 +384,7 @@ class InputQueues:
     def abandon(self) -> tuple[QueuedMessage, ...]:
         """Accept no more, and return the messages that were not handled."""
         self.close()
-        unhandled = (*self._first, *self._inbox)
-        self._first.clear()
-        self._inbox.clear()
-        return unhandled
+        return (*self._first, *self._inbox)
 
     def _check_open(self) -> None:
         if self._closed:
