@@ -67,7 +67,10 @@ GROUPS = {
         ("restore", "stores/test_opening.py", "session", "stores/wrapped"), ("restore",)
     ),
     "checkpoints": Group(("checkpoints", "session"), ("checkpoints",)),
-    "agent": Group(("agent", "archive/test_agent_home.py", "config", "memory"), ("agent",)),
+    "agent": Group(
+        ("agent", "archive/test_agent_home.py", "config", "memory", "providers/test_streams.py"),
+        ("agent",),
+    ),
     "wrapped": Group(("stores/wrapped", "conformance/test_wrapped.py"), ("stores.wrapped",)),
 }
 

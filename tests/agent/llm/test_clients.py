@@ -12,8 +12,16 @@ import pytest
 from perdure import ConfigError, Message, MissingExtraError, ModelError, ModelUnavailableError
 from perdure.agent import Agent, AgentConfig, PersistentSession, TurnFailed
 from perdure.agent.events import Segment, ToolFinished, TurnInterrupted
-from perdure.agent.llm import AnthropicModel, OpenAIModel, ToolSpec, named_model
-from perdure.agent.llm.model import ReplyStream
+from perdure.agent.llm import (
+    AnthropicModel,
+    OpenAIModel,
+    ToolSpec,
+    anthropic as anthropic_api,
+    gemini as gemini_api,
+    named_model,
+    openai as openai_api,
+)
+from perdure.agent.llm.model import ReplyStream, Usage
 from tests.servers.models import KEY, Server
 
 TIME = ToolSpec("get_current_time", "The time.", {"type": "object", "properties": {}})
@@ -172,6 +180,41 @@ async def test_an_interrupted_answer_leaves_the_client_whole(make: Make, models:
         assert isinstance(ended, TurnInterrupted)
         assert await agent.ask("Hello") == "You said: Hello"
         assert models.seen()["broken"] == []
+
+
+COUNTS: dict[Any, list[tuple[dict[str, Any], Usage]]] = {
+    anthropic_api: [
+        ({"input_tokens": 3}, Usage(input_tokens=3)),
+        ({"output_tokens": 3}, Usage(output_tokens=3)),
+        ({"cache_read_input_tokens": 3}, Usage(input_tokens=3, cached_tokens=3)),
+        ({"cache_creation_input_tokens": 3}, Usage(input_tokens=3, cache_write_tokens=3)),
+    ],
+    gemini_api: [
+        ({"promptTokenCount": 3}, Usage(input_tokens=3)),
+        ({"toolUsePromptTokenCount": 3}, Usage(input_tokens=3)),
+        ({"candidatesTokenCount": 3}, Usage(output_tokens=3)),
+        ({"thoughtsTokenCount": 3}, Usage(output_tokens=3, reasoning_tokens=3)),
+        ({"cachedContentTokenCount": 3}, Usage(cached_tokens=3)),
+    ],
+    openai_api: [
+        ({"prompt_tokens": 3}, Usage(input_tokens=3)),
+        ({"input_tokens": 3}, Usage(input_tokens=3)),
+        ({"completion_tokens": 3}, Usage(output_tokens=3)),
+        ({"output_tokens": 3}, Usage(output_tokens=3)),
+        ({"prompt_tokens_details": {"cached_tokens": 3}}, Usage(cached_tokens=3)),
+        ({"input_tokens_details": {"cache_write_tokens": 3}}, Usage(cache_write_tokens=3)),
+        ({"completion_tokens_details": {"reasoning_tokens": 3}}, Usage(reasoning_tokens=3)),
+        ({"output_tokens_details": {"reasoning_tokens": 3}}, Usage(reasoning_tokens=3)),
+    ],
+}
+
+
+@pytest.mark.parametrize("api", COUNTS, ids=lambda api: api.__name__.rpartition(".")[2])
+def test_a_count_that_a_server_leaves_out_or_does_not_know_is_zero(api: Any) -> None:
+    unknown = {name: None for given, _ in COUNTS[api] for name in given}
+    assert api._usage({}) == api._usage(unknown) == Usage()
+    for given, usage in COUNTS[api]:
+        assert api._usage(given) == api._usage({**unknown, **given}) == usage
 
 
 async def test_who_asks_while_the_client_is_being_made_gets_the_same(models: Server) -> None:
