@@ -551,7 +551,7 @@ class _AuditPairReader:
                 hash="",
             )
         )
-        entry = Entry(CHECKPOINT, encode(checkpoint), end=False)
+        entry = Entry(CHECKPOINT, encode(checkpoint))
         journal.accept((entry, self._entry(event, 2, _OURS)))
         self._created += 1
 

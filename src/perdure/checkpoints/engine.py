@@ -440,10 +440,9 @@ class CheckpointEngine(CheckpointReader):
             detail={"snapshot": checkpoint.id},
         )
         group = (*rollback, Entry(CHECKPOINT, encode(checkpoint)), Entry(EVENT, encode(event)))
-        grouped = tuple(entry._replace(end=False) for entry in group[:-1])
         if back_to is not None:
             journal.going_back()
-        journal.accept((*grouped, group[-1]), captured=None if given is not None else seq)
+        journal.accept(group, captured=None if given is not None else seq)
         await journal.save()
         return checkpoint
 

@@ -552,9 +552,7 @@ class WorkingMemory:
             leaving = evicted(entries, total=total, key=item.key, size=len(data), limit=limit)
         infos = [self._info(entry) for entry in leaving]
         touched = change.touched = self._times_of_access()
-        drops = [
-            Entry(MEMORY_DROP, encode(DroppedPayload(entry.key)), end=False) for entry in leaving
-        ]
+        drops = [Entry(MEMORY_DROP, encode(DroppedPayload(entry.key))) for entry in leaving]
         # One group: what leaves makes room for what comes.
         version = self._accept((*drops, Entry(MEMORY_SET, encode(change))))
         self._forget(touched)

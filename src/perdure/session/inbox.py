@@ -409,7 +409,7 @@ class Inbox:
                 check_readable(item.kind, item.payload, self._runtime.registry)
             except Exception as error:  # noqa: BLE001  # an upcast is the application's own code
                 return f"a {item.kind} cannot be decoded: {type(error).__name__}: {error}"
-        entries = [Entry(item.kind, item.payload, end=False) for item in post]
+        entries = [Entry(item.kind, item.payload) for item in post]
         ops = [item.op_id for item in post]
         try:
             session._accept(
