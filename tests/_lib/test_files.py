@@ -255,6 +255,47 @@ def test_a_part_is_read_where_trio_is_not_imported(tmp_path: Path) -> None:
     subprocess.run(arguments, check=True, timeout=60)
 
 
+def test_a_new_file_may_have_the_descriptor_of_a_closed_input(tmp_path: Path) -> None:
+    """As without a console on Windows, where a folder takes no descriptor."""
+    program = """
+        import os, pathlib, sys
+        from perdure._lib import files
+
+        files._POSIX = False
+        os.close(0)
+        new = files.NewFile(pathlib.Path(sys.argv[1]))
+        os.fstat(0)
+        new.add(b"whole")
+        assert new.publish() == 5
+        new.close()
+    """
+    path = tmp_path / "new"
+    arguments = [sys.executable, "-c", textwrap.dedent(program), str(path)]
+    subprocess.run(arguments, check=True, timeout=60)
+    assert path.read_bytes() == b"whole"
+
+
+PLACE = "/srv/store"
+
+
+@pytest.mark.parametrize(
+    ("doing", "path", "message"),
+    [
+        ("write", None, "cannot write /srv/store: No room: free some room on the disk; saving"),
+        ("write", PLACE, "cannot write /srv/store: No room: free some room"),
+        ("write", f"{PLACE}/a/log", "cannot write /srv/store: No room at /srv/store/a/log: free"),
+        ("write", "/srv", "cannot write /srv/store: No room at /srv: free"),
+        ("open", PLACE, "cannot open /srv/store: No room: free some room on the disk; to read"),
+    ],
+)
+def test_an_error_names_the_place_and_once_what_it_was_about(
+    doing: str, path: str | None, message: str
+) -> None:
+    error = files.store_error(OSError(errno.ENOSPC, "No room", path), doing, PLACE)
+    assert str(error).startswith(message)
+    assert error.facts["path"] == (path or PLACE)
+
+
 async def test_a_file_that_is_closed_amid_a_write_writes_into_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -546,7 +546,7 @@ def store_error(error: OSError, doing: str, place: str) -> PerdureError:
         cure = _AT_OPEN.get(code, cure)
         if code in _READABLE:
             cure = f"{cure}; {READ_ONLY_CURE}"
-    at = "" if path.startswith(place) and len(path) <= len(place) else f" at {path}"
+    at = "" if path == place else f" at {path}"
     return StoreUnavailableError(
         f"cannot {doing} {place}: {error.strerror or error}{at}: {cure}",
         path=path,
