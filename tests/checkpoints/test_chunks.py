@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 
+import pytest
 from hypothesis import given, strategies as st
 
 from perdure.checkpoints.chain import MerkleTree, _groups, node_of, tree_of
@@ -89,6 +90,14 @@ def test_nodes_of_a_tree_end_where_their_content_says() -> None:
     before, after = set(_groups(leaves)), set(_groups(moved))
     assert len(after - before) <= 2
     assert {len(group) for group in list(_groups(leaves))[1:-1]} == {16}
+
+
+@pytest.mark.parametrize(("first", "sizes"), [("0", [2] * 150), ("f", [128, 128, 44])])
+def test_a_node_has_two_children_at_least_and_128_at_most(first: str, sizes: list[int]) -> None:
+    """Whatever they are called: each level has half the nodes of the one below, or fewer."""
+    below = [ContentChunk(f"{first}{number:063x}", 1) for number in range(300)]
+    assert [len(group) for group in _groups(below)] == sizes
+    assert [len(group) for group in _groups(below[:129])][-1] == 1
 
 
 async def test_a_state_of_the_size_that_is_inline_is_not_stored_apart() -> None:

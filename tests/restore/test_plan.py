@@ -65,6 +65,8 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[Message, ...]]] = {
     "open calls, dropped": ("Be kind.", {"dangling_calls": "drop"}, (Message.user("go"), ASKS)),
     "open calls in the middle": ("Be kind.", {}, (ASKS, Message.user("hello?"))),
 }
+SOUND = {"as it was", "another prompt, kept out", "a rebuild"}
+"""Those of them that need no repair, unless a document is lost."""
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -85,6 +87,9 @@ async def test_a_plan_says_what_the_restore_does(
         plan = await sessions.plan_restore("ada", system_prompt=prompt, options=chosen)
         assert await records_of(store_below(sessions)) == before
         assert await sessions.plan_restore("ada", system_prompt=prompt, options=chosen) == plan
+        said = str(plan).splitlines()
+        assert ("nothing to repair" in said) == plan.is_sound == (case in SOUND and not lost)
+        assert any(line.startswith("replace ") for line in said) == plan.replaces
         config = AgentConfig(name="x", model=EchoModel(), instructions=prompt, restore=chosen)
         async with await AgentFactory(sessions).restore_agent("ada", config) as agent:
             report = agent.restore_report
