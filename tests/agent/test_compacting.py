@@ -122,31 +122,45 @@ async def test_two_hundred_compactions_keep_what_matters_and_their_budget(
     assert model.most > 350
 
 
+@pytest.mark.parametrize(
+    ("times", "asks", "keep_turns"),
+    [(6, 1, 4), (6, 1, 0), (40, 1, 4), (20, 18, 4)],
+    ids=["even legs", "no turn is kept", "a large leg behind small ones", "a long question"],
+)
 async def test_a_turn_that_is_larger_than_the_budget_is_compacted_within(
-    world: World, configured: Configure
+    world: World, configured: Configure, times: int, asks: int, keep_turns: int
 ) -> None:
-    """S1-16: the running turn stays raw where it fits; else its newest leg, and its question."""
+    """S1-16: the running turn stays raw where it fits; else its newest leg, its question, and as
+    much between them as fits."""
+
+    async def gauge(hour: int) -> str:
+        """Read the gauge."""
+        return f"At {hour} it is {hour % 5} m. " * (times if hour % 7 == 6 else 6)
+
     seen: list[Sequence[Message]] = []
+    question = "Read the gauge until it is low. " * asks
 
     def answer(messages: Sequence[Message]) -> Any:
         seen.append(messages)
-        legs = sum(one.role == "tool" for one in seen[-1])
         assert sum(map(words, messages)) <= 400
         check_pairs(messages)
-        return call("gauge", hour=legs) if len(seen) < 20 else "Done."
+        return call("gauge", hour=len(seen)) if len(seen) < 20 else "Done."
 
     config = configured(
         model=ScriptedModel(answer),
         tools=[gauge],
         instructions="Be kind.",
-        compaction=CompactionPolicy(max_tokens=400, count_tokens=words),
+        compaction=CompactionPolicy(max_tokens=400, count_tokens=words, keep_turns=keep_turns),
     )
     async with world.connect() as sessions:
         async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
-            assert await agent.ask("Read the gauge until it is low.") == "Done."
+            assert await agent.ask(question) == "Done."
             for messages in seen:
                 asked = [one.text for one in messages if one.role == "user" and not is_memory(one)]
-                assert asked == ["Read the gauge until it is low."]
+                assert asked == [question]
+            if times == 6:
+                legs = [sum(one.role == "tool" for one in messages) for messages in seen[2:]]
+                assert min(legs) > 1
             assert working_context(agent.session).epoch_id > 1
             assert await agent.ask("Thanks for that.") == "Done."
             history = await agent.session.history(limit=1000)
@@ -246,6 +260,30 @@ def managed(session: Session) -> MemoryManager:
     return MemoryManager(
         session, compactor=Compactor(Plain()), compaction_policy=policy, clock=lambda: 1000.0
     )
+
+
+async def test_next_to_a_long_message_earlier_turns_leave_and_their_summaries_stay(
+    memory_world: World, configured: Configure
+) -> None:
+    seen: list[Sequence[Message]] = []
+
+    def answer(messages: Sequence[Message]) -> str:
+        seen.append(messages)
+        return "It is so. " * 4
+
+    policy = CompactionPolicy(
+        max_tokens=400, count_tokens=words, keep_turns=9, episode_turns=1, max_summaries=9
+    )
+    config = configured(model=ScriptedModel(answer), compaction=policy)
+    async with memory_world.connect() as sessions:
+        async with await AgentFactory(sessions).create_agent(config, agent_id="ada") as agent:
+            for number in range(9):
+                await agent.ask(f"My boat is number {number}.")
+            await agent.ask("at length " * 120)
+    assert sum(map(words, seen[-1])) <= 400
+    assert any(map(is_memory, seen[-1]))
+    known = "\n".join(one.text for one in seen[-1])
+    assert [number for number in range(9) if f"My boat is number {number}." not in known] == []
 
 
 async def talk(session: Session, turns: int) -> None:
