@@ -230,6 +230,18 @@ class LogConformance(Suite):
             got = await read(store, after=low, before=before, limit=limit, reverse=True)
             assert got == wanted[::-1][:limit], (after, before, limit)
 
+    async def test_a_slice_beyond_the_end_may_be_read_while_the_log_grows(
+        self, store: Store
+    ) -> None:
+        writer = await hold(store, "a", "b")
+        seqs: list[int] = []
+        async with aclosing(store.read_log(KEY, before=20)) as log:
+            async for chunk in log:
+                if not seqs:
+                    await writer.add("c")
+                seqs += [record.seq for record in chunk.records]
+        assert seqs in ([1, 2, 3], [1, 2, 3, 4])
+
 
 # Trimming: the oldest records go when their holder says so, and nothing else changes
 
