@@ -590,6 +590,23 @@ async def test_discard_forgets_and_goes_on_behind_what_is_durable() -> None:
             r.saver.discard(t)
 
 
+async def test_what_was_discarded_counts_no_more_and_hurries_nothing() -> None:
+    async with rig() as r:
+        t = r.track()
+        for _ in range(2):
+            r.store.poison.add((t.key, 1))
+            r.append(t, 3)
+            with pytest.raises(SessionQuarantinedError):
+                await r.saver.save(t)
+            assert r.saver.discard(t) == 3
+            assert (r.saver.health().unsaved_bytes, t.last_error) == (0, None)
+        r.store.poison.clear()
+        zero = anyio.current_time()
+        r.append(t)
+        assert await r.saver.wait_durable(t) == 1
+        assert anyio.current_time() == pytest.approx(zero + 2, abs=0.06)
+
+
 async def test_one_session_that_spoils_a_batch_does_not_stop_the_others() -> None:
     async with rig() as r:
         sessions = [r.track(str(n)) for n in range(8)]
@@ -712,6 +729,26 @@ async def test_room_comes_when_the_store_is_back() -> None:
             r.store.down = False
         assert t.granted
         assert r.append(t, size=20) == 6
+
+
+async def test_what_is_discarded_makes_room() -> None:
+    async with rig(engine=EngineOptions(dirty_soft=100, dirty_hard=200)) as r:
+        t, other = r.track(), r.track("other")
+        r.store.poison.add((t.key, 1))
+        r.append(t, size=200)
+        with pytest.raises(SessionQuarantinedError):
+            await r.saver.save(t)
+        with pytest.raises(StoreUnavailableError):
+            r.append(other)
+        async with anyio.create_task_group() as group:
+            group.start_soon(r.saver.room, other)
+            await anyio.sleep(5)
+            assert not other.granted
+            asked = anyio.current_time()
+            assert r.saver.discard(t) == 1
+        assert other.granted
+        assert anyio.current_time() == asked
+        assert r.append(other) == 1
 
 
 async def test_no_room_in_time_is_an_error() -> None:
