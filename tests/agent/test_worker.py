@@ -704,6 +704,32 @@ async def test_a_stolen_session_ends_the_worker(memory_world: World, configured:
         assert await lost.discard_unsaved() == 3
 
 
+async def test_who_waits_for_room_hears_that_the_worker_has_ended(
+    memory_world: World, configured: Configure
+) -> None:
+    model = Blocked()
+    async with memory_world.connect() as sessions:
+        agent = await made(sessions, configured(model=model, inbox_size=1))
+        await agent.start()
+        await agent.post_user_message("go")
+        await model.reached.wait()
+        await agent.post_user_message("fills the inbox")
+
+        async def post() -> None:
+            with pytest.raises(SessionClosedError, match="takes no more messages"):
+                await agent.post_user_message("waits for room")
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(post)
+            await anyio.wait_all_tasks_blocked()
+            for owner in memory_world.content.owners.values():  # type: ignore[union-attr]
+                owner.alive = False  # as the others see it
+            async with memory_world.connect() as others, others.open("ada", on_held="steal"):
+                model.go.set()
+        await agent.stop()
+        await sessions.lost[0].discard_unsaved()
+
+
 async def test_a_drain_ends_the_running_turn_and_begins_no_other(
     memory_world: World, configured: Configure
 ) -> None:
