@@ -610,6 +610,18 @@ async def test_what_was_discarded_counts_no_more_and_hurries_nothing() -> None:
         assert anyio.current_time() == pytest.approx(zero + 2, abs=0.06)
 
 
+async def test_a_late_answer_of_what_was_discarded_makes_nothing_durable() -> None:
+    async with rig(InlineStore(latency=(5.0,))) as r:
+        t = r.track()
+        r.append(t, 3)
+        await anyio.sleep(3)
+        assert t.inflight == 3
+        r.saver.lose(t)
+        assert r.saver.discard(t) == 3
+        await anyio.sleep(10)
+        assert (t.durable, t.version, r.saver.health().unsaved_bytes) == (0, 0, 0)
+
+
 async def test_one_session_that_spoils_a_batch_does_not_stop_the_others() -> None:
     async with rig() as r:
         sessions = [r.track(str(n)) for n in range(8)]
