@@ -275,14 +275,33 @@ def test_a_reader_that_has_read_enough_causes_no_noise(store: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("options", [[], ["--json"]])
 @pytest.mark.parametrize(
     ("tokens", "status"), [(["ls"], 1), (["show", "nobody"], 1), (["show", "ada", "--no"], 2)]
 )
 def test_an_output_that_takes_nothing_is_one_line(
-    tokens: list[str], status: int, options: list[str], store: Path
+    tokens: list[str], status: int, options: list[str], unbuffered: str, store: Path
 ) -> None:
     at = [sys.executable, "-m", "perdure.cli", *tokens, "--store", str(store), *options]
+    env = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with Path("/dev/full").open("w") as full:
-        run = subprocess.run(at, stdout=full, stderr=subprocess.PIPE, text=True)
+        run = subprocess.run(at, stdout=full, stderr=subprocess.PIPE, text=True, env=env)
     assert (run.returncode, run.stderr.count("\n")) == (status, 1), run.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("tokens", ["show ada --log", "export ada"])
+def test_an_output_that_takes_only_a_part_is_a_failure(
+    tokens: str, unbuffered: str, store: Path, tmp_path: Path
+) -> None:
+    at = f"{sys.executable} -m perdure.cli {tokens} --store {store} > {tmp_path / 'out'}"
+    run = subprocess.run(
+        f"ulimit -f 1; {at}",
+        shell=True,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+    )
+    assert (tmp_path / "out").stat().st_size <= 1024
+    assert (run.returncode, run.stderr.count("\n")) == (1, 1), run.stderr

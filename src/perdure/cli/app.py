@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import sys
@@ -63,17 +64,19 @@ def run(tokens: Sequence[str]) -> int:
     _prepare_streams()
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        sys.stdout.flush()
     except CycloptsError as error:
         return _report_error(error, _usage_problem(error, tokens), USAGE, tokens)
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:  # the reader of stdout has closed it, as `| head` does
-        _discard_stdout()
         return FAILED
     except Exception as error:
         if "--debug" in tokens:
             raise
         return _failed(error, tokens)
+    finally:
+        _leave_stdout()
     return status if isinstance(status, int) else 0
 
 
@@ -81,8 +84,14 @@ def _prepare_streams() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # the parent process has closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-    if isinstance(sys.stdout, io.TextIOWrapper):  # the terminal's encoding may lack a character
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if not isinstance(sys.stdout, io.TextIOWrapper):
+        return
+    # With PYTHONUNBUFFERED a write that the system takes in part (the disk is full) ends there.
+    if isinstance(sys.stdout.buffer, io.RawIOBase):
+        whole = io.BufferedWriter(sys.stdout.buffer)
+        sys.stdout = io.TextIOWrapper(whole, sys.stdout.encoding, line_buffering=True)
+    # The terminal's encoding may lack a character.
+    sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _usage_problem(error: CycloptsError, tokens: Sequence[str]) -> str:
@@ -114,13 +123,15 @@ def _report_error(error: Exception, message: str, status: int, tokens: Sequence[
     fail(message)
     if "--json" in tokens:
         value = {"type": type(error).__name__, "message": message, "status": status}
-        try:
+        # Where stdout takes nothing, that may be why the command failed.
+        with contextlib.suppress(OSError):
             print_line({"error": value})
-        except OSError:  # stdout takes nothing, which may be why the command failed
-            _discard_stdout()
     return status
 
 
-def _discard_stdout() -> None:
-    """Have what is still to be written to stdout go nowhere: Python flushes it at its end."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def _leave_stdout() -> None:
+    """Have what stdout does not take go nowhere: Python would try again at its end, and fail."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
