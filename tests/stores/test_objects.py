@@ -74,6 +74,16 @@ async def test_a_bucket_that_was_made_too_late_is_closed(tmp_path: Path) -> None
         await store.heartbeat()
 
 
+async def test_a_tenant_of_a_long_name_has_media(tmp_path: Path) -> None:
+    """Names of objects do not hold all of it: an object of its own does."""
+    tenant = "https://customers.example.org/" + "acme/" * 20
+    store = ObjectStore(lambda: TableBucket(tmp_path / "x.db"), location="x")
+    async with connect(store, shutdown=Shutdown(signals=False)) as sessions:
+        async with sessions.open("ada", tenant=tenant) as session, session.turn():
+            session.append(Message.user("?", image_urls=["data:image/png;base64," + "A" * 99_996]))
+        assert await store.tenants() == [tenant]
+
+
 class Refusing(TableBucket):
     """A bucket that refuses one head which lets go of a session."""
 

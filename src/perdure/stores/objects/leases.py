@@ -576,7 +576,7 @@ def record_tenant(bucket: Bucket, tenant: str) -> None:
     """Store a tenant's name if the names of objects do not contain it."""
     name = layout.tenant_name(tenant)
     if layout.tenant_of(name) is None:
-        bucket.put(f"tenants/{name}", layout.with_checksum(_Tenant(tenant)))
+        bucket.put(f"tenants/{name}", layout.with_checksum(_Tenant(str(tenant))))
 
 
 def tenants(bucket: Bucket) -> list[str]:

@@ -229,9 +229,10 @@ class BlobConformance(Suite):
         assert await store.get_blob("a", _NAME) is None
         assert await store.get_blob("b", _NAME) == _DATA
 
-    async def test_a_session_s_blobs_are_in_its_tenant(self, store: Store) -> None:
+    @pytest.mark.parametrize("tenant", ["tenant", "t" * 300])
+    async def test_a_session_s_blobs_are_in_its_tenant(self, store: Store, tenant: str) -> None:
         """They may be kept apart there; who knows the session, and its key, finds them."""
-        key, missing = SessionKey("a", tenant="tenant"), name_of(b"never was")
+        key, missing = SessionKey("a", tenant=tenant), name_of(b"never was")
         await take(store, key)
         await store.put_blobs(key.blobs, {_NAME: _DATA})
         assert await store.get_blob(key.blobs, _NAME) == _DATA
@@ -239,12 +240,12 @@ class BlobConformance(Suite):
         assert await store.renew(key.blobs, {_NAME, missing}) == {missing}
         assert await store.get_blob("", _NAME) is None
         listed = await listed_blobs(store, key, {_NAME})
-        there = await store.blob_names("tenant")
+        there = await store.blob_names(tenant)
         assert [listed[name] for name in there] == [_NAME]
         for _ in range(2):
-            await store.sweep("tenant", listed, 0)
+            await store.sweep(tenant, listed, 0)
         assert await store.get_blob(key.blobs, _NAME) == _DATA
-        assert await store.remove_blobs("tenant", there) > 0
+        assert await store.remove_blobs(tenant, there) > 0
         assert await store.get_blob(key.blobs, _NAME) is None
 
     async def test_bytes_that_do_not_match_their_name_are_not_returned(self, store: Store) -> None:
