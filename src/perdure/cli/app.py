@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from collections.abc import Awaitable, Callable, Sequence
+from typing import TextIO
 
 from cyclopts import App, CycloptsError, Parameter, UnknownCommandError, UnusedCliTokensError
 
@@ -61,7 +62,7 @@ app.register_install_completion_command(help="Complete commands and options in y
 
 def run(tokens: Sequence[str]) -> int:
     """Run one command, and return its exit status."""
-    _prepare_streams()
+    given = _prepare_streams()
     try:
         status = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         sys.stdout.flush()
@@ -76,22 +77,24 @@ def run(tokens: Sequence[str]) -> int:
             raise
         return _failed(error, tokens)
     finally:
-        _leave_stdout()
+        _leave_stdout(given)
     return status if isinstance(status, int) else 0
 
 
-def _prepare_streams() -> None:
+def _prepare_streams() -> TextIO:
+    """Make the streams fit for any text; return the stdout that there was."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # the parent process has closed it
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-    if not isinstance(sys.stdout, io.TextIOWrapper):
-        return
-    # With PYTHONUNBUFFERED a write that the system takes in part (the disk is full) ends there.
-    if isinstance(sys.stdout.buffer, io.RawIOBase):
-        whole = io.BufferedWriter(sys.stdout.buffer)
-        sys.stdout = io.TextIOWrapper(whole, sys.stdout.encoding, line_buffering=True)
-    # The terminal's encoding may lack a character.
-    sys.stdout.reconfigure(errors="backslashreplace")
+    given = sys.stdout
+    if isinstance(given, io.TextIOWrapper):
+        stdout = given
+        # With PYTHONUNBUFFERED a write that the system takes in part (the disk is full) ends there.
+        if isinstance(given.buffer, io.RawIOBase):
+            stdout = open(given.fileno(), "w", 1, given.encoding, closefd=False)  # noqa: SIM115
+        stdout.reconfigure(errors="backslashreplace")  # the encoding may lack a character
+        sys.stdout = stdout
+    return given
 
 
 def _usage_problem(error: CycloptsError, tokens: Sequence[str]) -> str:
@@ -129,9 +132,10 @@ def _report_error(error: Exception, message: str, status: int, tokens: Sequence[
     return status
 
 
-def _leave_stdout() -> None:
+def _leave_stdout(given: TextIO) -> None:
     """Have what stdout does not take go nowhere: Python would try again at its end, and fail."""
     try:
         sys.stdout.flush()
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.stdout = given
