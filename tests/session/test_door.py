@@ -12,6 +12,7 @@ import perdure
 from perdure import Autosave, ConfigError, Message, NotStorableError
 from perdure.archive import Archives
 from perdure.memory.working_memory import MemoryItem
+from perdure.transfer import migrate
 
 
 def wrong(value: Any) -> Any:
@@ -37,6 +38,12 @@ WRONG: dict[str, tuple[Callable[[Any], Any], str]] = {
         "created_at='now'",
     ),
     "pinned": (lambda session: session.memory.set("a", 1, pinned="yes"), "pinned='yes'"),
+    "long owner": (lambda session: session.describe(owner="o" * 1025), "owner is 1025 bytes long"),
+    "request": (lambda session: session.turn("a", request={"text": "b"}), "request of type dict"),
+    "urls": (
+        lambda session: session.append(Message.user("?", image_urls="https://e.org/a.png")),
+        r"image_urls='https://e.org/a.png'.*\['https",
+    ),
 }
 
 
@@ -54,6 +61,28 @@ async def test_a_value_of_a_wrong_type_never_enters_the_log(name: str) -> None:
         assert [message.text for message in session.context()] == ["Hello"]
         assert session.info.turns == 0
         assert await session.memory.keys() == []
+
+
+@pytest.mark.parametrize("label", [5, "a\ud800"])
+async def test_the_label_of_a_checkpoint_is_text(label: Any) -> None:
+    async with perdure.connect("memory:") as sessions, sessions.open("ada") as session:
+        with pytest.raises(ConfigError, match="checkpoint label"):
+            await session.checkpoints.create(label)
+        assert await session.checkpoints.states() == []
+
+
+@pytest.mark.parametrize("options", [{"limit": "5"}, {"limit": 2.5}, {"before": 2.5}])
+async def test_a_part_of_a_history_is_told_by_whole_numbers(options: dict[str, Any]) -> None:
+    async with perdure.connect("memory:") as sessions, sessions.open("ada") as session:
+        session.append(Message.user("Hello"))
+        await session.save()
+        view, scope = await sessions.load("ada"), sessions.scope("shared")
+        assert view is not None
+        for page in (session.history, view.history, scope.history):
+            with pytest.raises(ConfigError, match="give a whole number"):
+                await page(**options)
+        with pytest.raises(ConfigError, match="give a whole number"):
+            await session.events.read(after=wrong("1"))
 
 
 async def test_the_label_of_an_archive_is_text(tmp_path: Path) -> None:
@@ -92,6 +121,7 @@ async def test_a_fork_is_at_a_record_a_turn_or_a_checkpoint(at: Any) -> None:
     ("options", "said"),
     [
         ({"owner": 5}, "owner must be a string, not int"),
+        ({"owner": "o" * 1025}, "owner is 1025 bytes long, the limit is 1024"),
         ({"tags": ["a", 5]}, "tag must be a string, not int"),
         ({"tags": "draft"}, r"tags='draft'.*\['draft'\]"),
         ({"on_held": "stael"}, "on_held='stael'.*handover, raise, steal"),
@@ -100,7 +130,17 @@ async def test_a_fork_is_at_a_record_a_turn_or_a_checkpoint(at: Any) -> None:
         ({"wait": -1}, "wait=-1"),
         ({"tenant": None}, "tenant must be a string, not NoneType"),
     ],
-    ids=["owner", "tag", "tags", "on_held", "autosave", "wait", "less than 0", "tenant"],
+    ids=[
+        "owner",
+        "long owner",
+        "tag",
+        "tags",
+        "on_held",
+        "autosave",
+        "wait",
+        "less than 0",
+        "tenant",
+    ],
 )
 async def test_an_open_that_does_not_fit_makes_no_session(
     options: dict[str, Any], said: str
@@ -143,7 +183,32 @@ async def test_autosave_goes_on_as_it_was_behind_a_tune_that_does_not_fit() -> N
         await session.wait_durable()
 
 
-async def test_a_filter_of_a_wrong_type_is_named() -> None:
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tag": 5}, "tag must be a string, not int"),
+        ({"since": "2026-01-01"}, "since='2026-01-01': give seconds since 1970"),
+        ({"before": "now"}, "before='now': give seconds since 1970"),
+        ({"limit": "5"}, "limit='5': give a whole number"),
+        ({"after": "ada"}, "after='ada': give the last session of the page before"),
+    ],
+)
+async def test_a_filter_of_a_wrong_type_is_named(options: dict[str, Any], said: str) -> None:
     async with perdure.connect("memory:") as sessions:
-        with pytest.raises(ConfigError, match="tag must be a string, not int"):
-            await sessions.list(tag=wrong(5))
+        with pytest.raises(ConfigError, match=said):
+            await sessions.list(**options)
+
+
+async def test_a_text_is_no_list_of_its_letters() -> None:
+    """Each of these took them for keys, or for tenants."""
+    store = perdure.store_for("memory:")
+    async with perdure.connect(store) as sessions:
+        scope = sessions.scope("shared")
+        await scope.update({"name": 1, "name2": 2})
+        with pytest.raises(ConfigError, match=r"delete='name2': give a list, such as \['name2'\]"):
+            await scope.update({}, delete="name2")
+        assert await scope.values() == {"name": 1, "name2": 2}
+        with pytest.raises(ConfigError, match=r"keys='first': give a list"):
+            await sessions.drop_dead_letters("ada", "first")
+        with pytest.raises(ConfigError, match=r"tenants='acme': give a list"):
+            await migrate(store, perdure.store_for("memory:"), tenants="acme")

@@ -260,7 +260,7 @@ async def test_opening_does_not_take_a_session_from_its_owner(again: Connect) ->
         async with sessions.open("nobody's", owner="ada"):
             pass
         with pytest.raises(SessionError) as caught:
-            await sessions.open("hers", owner="m" * 10_000)
+            await sessions.open("hers", owner="m" * 1000)
         assert len(str(caught.value)) < 500
     async with again() as sessions:
         found = await sessions.forget(owner="ada")

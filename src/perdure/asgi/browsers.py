@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Final, final
 
 from perdure.asgi.responses import ASGIApp, Problem, Receive, Scope, Send, problem_response
+from perdure.records.keys import require_list
 
 LOOPBACK: Final = ("localhost", "127.0.0.1", "::1")
 ANY: Final = "*"
@@ -34,6 +35,8 @@ class BrowserRules:
     def __init__(
         self, *, hosts: Collection[str], origins: Collection[str] = (), links: bool = True
     ) -> None:
+        require_list("hosts", hosts)
+        require_list("origins", origins)
         self._hosts = {host.lower().strip("[]") for host in hosts}
         self._origins = {origin.lower().rstrip("/") for origin in origins}
         self._links = links

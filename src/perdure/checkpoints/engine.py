@@ -39,6 +39,7 @@ from perdure.records.checkpoints import (
     Pruning,
 )
 from perdure.records.json import decode, encode
+from perdure.records.keys import require_text
 from perdure.records.records import CHECKPOINT, CHECKPOINTS_PRUNED, EVENT, Entry
 
 # The difference of two JSON values, by path: pure
@@ -287,10 +288,7 @@ class CheckpointEngine(CheckpointReader):
             NotStorableError: The state cannot be stored; nothing was changed.
 
         """
-        if not isinstance(label, str):
-            raise errors.InvalidArgumentError(
-                f"a checkpoint's label must be text, not {label!r}", option="label"
-            )
+        require_text("checkpoint label", label)
         if state is None:
             async with self._lock, _looking_again(self._journal):
                 await self._journal.contribute()

@@ -33,6 +33,7 @@ from perdure.records.checkpoints import (
     TimestampPayload,
 )
 from perdure.records.json import decode, encode
+from perdure.records.keys import require_whole
 from perdure.records.messages import ToolCall, ToolResult, decode_message
 from perdure.records.records import (
     CHECKPOINT,
@@ -330,6 +331,7 @@ async def read_events(
     reading: JournalReader, *, after: int = 0, before: int | None = None
 ) -> list[KernelEvent]:
     """Return a session's events by timestamp; ties are in the order of the log."""
+    require_whole(after=after, before=before)
     upto = reading.head + 1 if before is None else min(before, reading.head + 1)
     events: list[KernelEvent] = []
     log = reading.store.read_log(reading.key, after=after, before=upto)

@@ -21,7 +21,7 @@ from perdure.errors import (
     PerdureError,
 )
 from perdure.lease import held_by
-from perdure.records.keys import DEFAULT_SESSION, SessionKey
+from perdure.records.keys import DEFAULT_SESSION, SessionKey, require_list
 from perdure.session.manager import SessionManager
 
 try:
@@ -78,7 +78,7 @@ def app(
         allow_changes: Whether who has the token may also roll back, fork, rebuild and forget.
 
     Raises:
-        InvalidArgumentError: The token is too short.
+        InvalidArgumentError: The token is too short, or the hosts are one text.
         MissingExtraError: Starlette or Jinja2 is not installed.
 
     """
@@ -88,6 +88,7 @@ def app(
             "secrets.token_urlsafe() makes one",
             option="token",
         )
+    require_list("hosts", hosts)
     inspector = _Inspector(
         sessions if callable(sessions) else lambda: sessions, allow_changes=allow_changes
     )

@@ -37,7 +37,7 @@ from perdure.memory.index import (
 )
 from perdure.records.chunks import name_of
 from perdure.records.json import decode, encode
-from perdure.records.keys import SessionKey, require_text
+from perdure.records.keys import SessionKey, require_text, require_whole
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, Entry, Record
 from perdure.records.types import Registry
 from perdure.records.values import decode_value, encode_value
@@ -458,6 +458,8 @@ class WorkingMemory:
             values: Whether to search the values, too, which reads each of them.
 
         """
+        require_text("query", query)
+        require_whole(limit=limit)
         with reported(self._room.on_searched) as found:
             words, index = words_of(query.casefold()), await self._index.get()
             matches: list[tuple[int, MemoryEntry]] = []

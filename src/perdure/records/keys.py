@@ -139,14 +139,25 @@ def salvage_cure(key: SessionKey) -> str:
 
 
 def require_filters(
-    *, tenant: str = "", owner: str | None = None, tag: str | None = None, prefix: str = ""
+    *,
+    tenant: str = "",
+    owner: str | None = None,
+    tag: str | None = None,
+    prefix: str = "",
+    since: float | None = None,
+    before: float | None = None,
 ) -> None:
-    """Raise InvalidArgumentError for a filter that is not text, or that no id can match."""
+    """Raise InvalidArgumentError for a filter that is no text or time, or that no id can match."""
     _check_tenant(tenant)
     for what, value in (("owner", owner), ("tag", tag), ("prefix", prefix)):
         if value is not None:
             require_text(what, value)
     _require_printable("prefix", prefix)
+    for what, at in (("since", since), ("before", before)):
+        if at is not None and not isinstance(at, int | float):
+            raise InvalidArgumentError(
+                f"invalid {what}={at!r}: give seconds since 1970", option=what, value=at
+            )
 
 
 def _check_tenant(tenant: str) -> None:
@@ -157,6 +168,10 @@ def _check_tenant(tenant: str) -> None:
 def _check(what: str, value: str) -> None:
     size = require_name(what, value)
     _require_printable(what, value)
+    _require_short(what, size)
+
+
+def _require_short(what: str, size: int) -> None:
     if size > MAX_ID_BYTES:
         raise InvalidArgumentError(
             f"{what} is {size} bytes long, the limit is {MAX_ID_BYTES}: use a shorter one",
@@ -178,6 +193,30 @@ def require_name(what: str, value: str) -> int:
     if not size:
         raise InvalidArgumentError(f"{what} is empty: give it at least one character", option=what)
     return size
+
+
+def require_owner(owner: str) -> None:
+    """Raise InvalidArgumentError for an owner that is not text, or too long for an index."""
+    _require_short("owner", require_text("owner", owner))
+
+
+def require_whole(**numbers: int | None) -> None:
+    """Raise InvalidArgumentError for a number of records, or of a record, that is none."""
+    for what, value in numbers.items():
+        if value is not None and type(value) is not int:
+            raise InvalidArgumentError(
+                f"invalid {what}={value!r}: give a whole number", option=what, value=value
+            )
+
+
+def require_list(what: str, values: object) -> None:
+    """Raise InvalidArgumentError for one text where several belong: its letters would be taken."""
+    if isinstance(values, str):
+        raise InvalidArgumentError(
+            f"invalid {what}={values!r}: give a list, such as [{values!r}]",
+            option=what,
+            value=values,
+        )
 
 
 def require_text(what: str, value: str) -> int:

@@ -26,6 +26,7 @@ from perdure.records.json import (
     is_deeper,
     too_deep,
 )
+from perdure.records.keys import require_list
 from perdure.records.records import MESSAGE, MESSAGE_KINDS, TOOL_CALL, TOOL_RESULT, Entry
 from perdure.records.references import spelled
 from perdure.records.values import NO_TYPES, Tags, Types, lift, lower
@@ -188,6 +189,9 @@ class Message(_RoleAndContent, frozen=True, kw_only=True):
         video_urls: Sequence[str] = (),
     ) -> Self:
         """Return a user message: text, content parts, media."""
+        require_list("image_urls", image_urls)
+        require_list("audio_urls", audio_urls)
+        require_list("video_urls", video_urls)
         return cls(
             role="user",
             content=content,

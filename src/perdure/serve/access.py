@@ -17,7 +17,7 @@ import msgspec
 from perdure.asgi.browsers import ANY, LOOPBACK, BrowserRules
 from perdure.asgi.responses import Problem, Scope
 from perdure.errors import ConfigError, InvalidArgumentError
-from perdure.records.keys import require_text
+from perdure.records.keys import require_list, require_owner
 
 _ORIGIN: Final = re.compile(r"https?://[^\s/?#@\\,*]+")
 
@@ -64,8 +64,9 @@ class Token(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
                 "no tenant and no owners",
                 option="metrics",
             )
+        require_list("owners", self.owners)
         for owner in self.owners:
-            require_text("owner", owner)
+            require_owner(owner)
 
     @property
     def digest(self) -> bytes:

@@ -964,7 +964,13 @@ def turn_reused(key: SessionKey, turn: str) -> TurnReusedError:
 
 def fingerprint(request: str | bytes) -> str:
     """Return what a request is recognized by when it comes again."""
-    data = request.encode("utf-8", "surrogatepass") if isinstance(request, str) else request
+    given: Any = request
+    if not isinstance(given, str | bytes):
+        raise InvalidArgumentError(
+            f"invalid request of type {type(given).__name__}: give its text or bytes",
+            option="request",
+        )
+    data = given.encode("utf-8", "surrogatepass") if isinstance(given, str) else given
     return hashlib.sha256(data).hexdigest()[:32]
 
 

@@ -51,7 +51,13 @@ from perdure.memory.state import States
 from perdure.memory.working_memory import NO_LIMIT, Lazy, MemoryLimit, SessionValues, WorkingMemory
 from perdure.records.checkpoints import CHECKPOINTS
 from perdure.records.json import decode, encode
-from perdure.records.keys import SessionKey, require_text
+from perdure.records.keys import (
+    SessionKey,
+    require_list,
+    require_owner,
+    require_text,
+    require_whole,
+)
 from perdure.records.manifest import About, Manifest
 from perdure.records.media import (
     LEAST,
@@ -481,6 +487,7 @@ class Contents:
 
         One item at least, however large. Nothing is read beyond what the store reads at a time.
         """
+        require_whole(before=before, limit=limit)
         most = inf if max_bytes is None else max_bytes
         page = HistoryPage(limit, most, shown, is_full=limit <= 0)
         retractions = Retractions()
@@ -806,15 +813,13 @@ def validate_labels(
         InvalidArgumentError: Something is no text, or the tags are one text instead of several.
 
     """
-    if isinstance(tags, str):
-        raise InvalidArgumentError(
-            f"invalid tags={tags!r}: give a list, such as [{tags!r}]", option="tags", value=tags
-        )
+    require_list("tags", tags)
     for tag in tags or ():
         require_text("tag", tag)
-    for what, value in (("title", title), ("owner", owner)):
-        if value is not None:
-            require_text(what, value)
+    if title is not None:
+        require_text("title", title)
+    if owner is not None:
+        require_owner(owner)
 
 
 def check_readable(kind: str, payload: bytes, registry: Registry) -> None:

@@ -36,7 +36,7 @@ from perdure.errors import (
 )
 from perdure.memory.documents import TAKEN_IDS, InboxTakenPayload
 from perdure.records.json import encode
-from perdure.records.keys import SessionKey
+from perdure.records.keys import SessionKey, require_list
 from perdure.records.posts import checked_key, key_of, new_posts, op_ids
 from perdure.records.records import TAKEN, Entry
 from perdure.session.base import entry_of
@@ -189,6 +189,7 @@ class Inbox:
         letters = await self.dead_letters(key)
         if keys is None:
             return letters
+        require_list("keys", keys)
         known_keys = {letter.item.key for letter in letters}
         for letter_key in keys:
             if letter_key not in known_keys:

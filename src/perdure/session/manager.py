@@ -31,7 +31,7 @@ from perdure.autosave.tracked import require_outside
 from perdure.errors import InvalidArgumentError, SessionClosedError, StoreError
 from perdure.lease import LeaseOptions, OnDamage, OnHeld
 from perdure.providers.context_fit import Format
-from perdure.records.keys import DEFAULT_SESSION, SCOPES, session_key
+from perdure.records.keys import DEFAULT_SESSION, SCOPES, require_whole, session_key
 from perdure.records.manifest import SessionQuery
 from perdure.records.types import Registry
 from perdure.restore.bootstrapper import WorkingContextSnapshotBootstrapOptions
@@ -386,7 +386,8 @@ class SessionManager:
     ) -> list[SessionInfo]:
         """List scopes by id, which is ``info.key.session``; pages are as for `list`."""
         self._check()
-        last = "" if after is None else after.key.session
+        require_whole(limit=limit)
+        last = "" if after is None else _last_of_page(after).key.session
         return await list_scopes(
             self._store, tenant=tenant, owner=owner, prefix=prefix, after=last, limit=limit
         )
@@ -435,7 +436,7 @@ class SessionManager:
             limit=limit,
         )
         if after is not None:
-            query = query.after_page(after)
+            query = query.after_page(_last_of_page(after))
         open_here = map(parts.lifecycle.sessions.get, parts.runtime.saver.unsaved_keys())
         unsaved = [session for session in open_here if session and session.is_writable]
         return await list_sessions(self._store, query, unsaved)
@@ -886,6 +887,14 @@ class SessionManager:
         """
         key, terms = session_key(id, session, tenant), HandoverTerms(on_held, wait)
         return await self._check().rebuild(key, terms, dry_run=dry_run)
+
+
+def _last_of_page(after: SessionInfo) -> SessionInfo:
+    if not isinstance(after, SessionInfo):
+        raise InvalidArgumentError(
+            f"invalid after={after!r}: give the last session of the page before", option="after"
+        )
+    return after
 
 
 def require_manager(sessions: object, instead: str) -> None:

@@ -17,7 +17,7 @@ from perdure.errors import InvalidArgumentError
 from perdure.memory.documents import TurnPayload
 from perdure.memory.index import DroppedPayload, MemoryEntry
 from perdure.records.json import decode
-from perdure.records.keys import SCOPES, SessionKey, require_name
+from perdure.records.keys import SCOPES, SessionKey, require_list, require_name, require_whole
 from perdure.records.manifest import SessionQuery
 from perdure.records.records import MEMORY_DROP, MEMORY_SET, TURN
 from perdure.records.values import decode_value, encode_value
@@ -127,6 +127,7 @@ class Scope:
             StoreError: It is not durable yet: autosave tries again.
 
         """
+        require_list("delete", delete)
         if not values and not delete:
             return
         async with self._changing() as session:
@@ -176,7 +177,10 @@ class Scope:
             limit: How many at most.
 
         """
+        require_whole(before=before, limit=limit)
         runtime, changes = self._parts().runtime, list[ScopeChange]()
+        if limit <= 0:
+            return changes
         values, deleted = dict[str, Any](), list[str]()
         log = runtime.store.read_log(self._key, before=before, reverse=True)
         async with aclosing(log) as chunks:

@@ -8,7 +8,7 @@ from typing import Any, final
 import anyio
 
 from perdure.errors import SessionError
-from perdure.records.keys import SessionKey, require_filters
+from perdure.records.keys import SessionKey, require_filters, require_whole
 from perdure.records.manifest import Manifest
 from perdure.store import (
     ALL,
@@ -175,10 +175,18 @@ class DelegatingStore:
         """List sessions; the filters are checked here, for every store below.
 
         Raises:
-            ConfigError: A filter is not a string.
+            ConfigError: A filter is no text, time or number.
 
         """
-        require_filters(tenant=query.tenant, owner=query.owner, tag=query.tag, prefix=query.prefix)
+        require_filters(
+            tenant=query.tenant,
+            owner=query.owner,
+            tag=query.tag,
+            prefix=query.prefix,
+            since=query.since,
+            before=query.before,
+        )
+        require_whole(limit=query.limit)
         return await self.inner.sessions(query)
 
     async def sessions_with_pending_items(self, *, dead_letters: bool = False) -> list[SessionKey]:

@@ -24,7 +24,7 @@ from perdure import errors
 from perdure._lib.tasks import each
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, while_beating
 from perdure.lineage import require_unread
-from perdure.records.keys import SessionKey, require_filters, stored_key
+from perdure.records.keys import SessionKey, require_filters, require_list, stored_key
 from perdure.records.manifest import Origin
 from perdure.records.records import FORK
 from perdure.session.copier import continue_copy, copy_session
@@ -168,6 +168,7 @@ async def each_session(
 
 async def keys_of(store: Store, tenants: Sequence[str] | None = None) -> list[SessionKey]:
     """List all sessions of these tenants; of all tenants for None."""
+    require_list("tenants", tenants)
     keys: list[SessionKey] = []
     for tenant in await store.tenants() if tenants is None else tenants:
         require_filters(tenant=tenant)
