@@ -63,6 +63,11 @@ async def test_a_server_that_is_not_there_is_named(server: Postgres) -> None:
     assert "make sure that the server runs" in said
 
 
+async def test_a_password_that_is_a_word_of_the_url_leaves_the_url_as_it_is() -> None:
+    said = await refused(f"postgresql://postgres:postgres@127.0.0.1:{free_port()}/postgres")
+    assert "cannot reach postgresql://postgres@127.0.0.1" in said
+
+
 async def test_a_wrong_password_is_told_and_not_shown(server: Postgres) -> None:
     said = await refused(server.url.replace(PASSWORD, "wrong-Secret"))
     assert "user, password" in said

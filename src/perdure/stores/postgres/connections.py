@@ -384,10 +384,11 @@ class Connections:
 
     def perdure_error(self, error: psycopg.Error, doing: str) -> PerdureError:
         """Return the perdure error for a driver's error, without any password."""
-        converted = perdure_error(error, doing, self._settings.location)
-        hidden = self._settings.hide(str(converted))
-        hidden = hidden.replace(self._last_password, "…") if self._last_password else hidden
-        return type(converted)(hidden, **converted.facts)
+        return perdure_error(error, doing, self._settings.location, self._hide)
+
+    def _hide(self, text: str) -> str:
+        hidden = self._settings.hide(text)
+        return hidden.replace(self._last_password, "…") if self._last_password else hidden
 
     def handle_error(
         self, error: psycopg.Error, connection: Connection, doing: str

@@ -7,6 +7,7 @@ its transaction back. After a lost connection, a commit may or may not be durabl
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from perdure.errors import NotStorableError, PerdureError, StoreUnavailableError
@@ -52,10 +53,16 @@ _WORDS = (
 """Before there is a connection, libpq has no codes, only messages."""
 
 
-def perdure_error(error: psycopg.Error, doing: str, location: str) -> PerdureError:
-    """Return the error to raise for *error*, met while *doing* something to the store."""
+def perdure_error(
+    error: psycopg.Error, doing: str, location: str, hide: Callable[[str], str]
+) -> PerdureError:
+    """Return the error to raise for *error*, met while *doing* something to the store.
+
+    Secrets are hidden in the driver's text alone: a password may be a word of ours, too.
+    """
     code = error.sqlstate or next((code for word, code in _WORDS if word in str(error)), "08")
-    text = " ".join((error.diag.message_primary or str(error) or type(error).__name__).split())
+    given = error.diag.message_primary or str(error) or type(error).__name__
+    text = hide(" ".join(given.split()))
     if code[:2] in _VALUES:
         return NotStorableError(f"{location} cannot {doing} this: {text}", sqlstate=code)
     cure = _CURES.get(code) or _CURES.get(code[:3]) or _CURES.get(code[:2]) or _CURES["08"]
