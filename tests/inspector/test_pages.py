@@ -30,6 +30,7 @@ SESSION_PAGES = [
     "/checkpoints?agent=ada&a=1&b=2&verify=1",
     "/restore?agent=ada&target=gemini",
     "/delivery?agent=ada",
+    "/delivery?agent=bob",
 ]
 PAGES = ["/", "/?q=lovelace", "/inbox", "/session?agent=nobody", "/session", *SESSION_PAGES]
 
@@ -213,6 +214,12 @@ async def test_states_memory_and_what_changed_between_checkpoints(
 async def test_what_waits_and_who_holds_it(inspector: httpx.AsyncClient) -> None:
     inbox = await get(inspector, "/inbox")
     assert [key["agent"] for key in inbox["waiting"]] == ["bob"]
+    bob = await get(inspector, "/delivery", agent="bob")  # nobody has opened it
+    assert (bob["head"], [post["post"] for post in bob["waiting"]]) == (None, ["post-1"])
+    shown = await inspector.get("/delivery?agent=bob")
+    assert "There is no session of this id yet" in shown.text
+    assert "hello" in shown.text
+    assert (await inspector.get("/delivery?agent=nobody")).status_code == 404
     ada = await get(inspector, "/delivery", agent="ada")
     assert ada["head"]["is_open_here"] is True
     assert ada["head"]["holder"]["released"] is False

@@ -295,10 +295,13 @@ async def load(sessions: SessionManager, key: SessionKey) -> SessionView:
     """
     view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
     if view is None:
-        raise SessionNotFoundError(
-            f"there is no session {key} in {store_below(sessions).location}", key=str(key)
-        )
+        raise _not_there(sessions, key)
     return view
+
+
+def _not_there(sessions: SessionManager, key: SessionKey) -> SessionNotFoundError:
+    where = store_below(sessions).location
+    return SessionNotFoundError(f"there is no session {key} in {where}", key=str(key))
 
 
 async def facts_of(reads: LongReads, view: SessionView, found: FoundThread | None = None) -> Page:
@@ -707,15 +710,27 @@ async def restore_page(reads: LongReads, query: Query) -> Page:
 
 
 async def delivery_page(reads: LongReads, query: Query) -> Page:
-    """Return who holds a session, and what waits for it."""
-    key, store = query.key(), store_below(reads.sessions)
-    view = await load(reads.sessions, key)
-    head = await facts_of(reads, view)
-    epoch = 0 if head["holder"] is None else head["holder"].epoch
+    """Return who holds a session, and what waits for it, also before it was ever opened.
+
+    Raises:
+        SessionNotFoundError: There is no such session, and nothing waits for one.
+
+    """
+    key, sessions = query.key(), reads.sessions
+    store = store_below(sessions)
+    view = await sessions.load(key.agent, session=key.session, tenant=key.tenant)
+    head = None if view is None else await facts_of(reads, view)
+    epoch = 0 if head is None or head["holder"] is None else head["holder"].epoch
+    waiting = await store.receive(key, epoch, limit=MOST)
+    dead = await store.dead_letters(key)
+    if head is None and not (waiting or dead):
+        raise _not_there(sessions, key)
     return {
+        "key": key,
+        # None: there is no session yet
         "head": head,
-        "waiting": [_waiting(item) for item in await store.receive(key, epoch, limit=MOST)],
-        "dead": [_waiting(letter.item, letter) for letter in await store.dead_letters(key)],
+        "waiting": [_waiting(item) for item in waiting],
+        "dead": [_waiting(letter.item, letter) for letter in dead],
     }
 
 
@@ -765,7 +780,7 @@ async def status_page(reads: LongReads, query: Query) -> Page:
     store = store_below(sessions)
     holder, head = await store.holder(key), await store.head(key)
     if not head:
-        raise SessionNotFoundError(f"there is no session {key} in {store.location}", key=str(key))
+        raise _not_there(sessions, key)
     status = status_here(sessions, key) or await stored_status(store, key, holder)
     saving = saving_here(session_open_here(sessions, key))
     return {
