@@ -64,7 +64,7 @@ class LeaseOptions(Options, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         times: tuple[object, ...] = (self.heartbeat, self.ttl)
-        are_numbers = all(isinstance(time, int | float) for time in times)
+        are_numbers = all(isinstance(time, int | float) and time is not True for time in times)
         if not are_numbers or not 0 < self.heartbeat < self.ttl < float("inf"):
             message = (
                 f"lease: invalid heartbeat={self.heartbeat!r} and ttl={self.ttl!r}: "

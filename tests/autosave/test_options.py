@@ -14,6 +14,7 @@ from perdure.errors import ConfigError
     ("kind", "options", "named"),
     [
         (Autosave, {"debounce": -1}, "debounce=-1"),
+        (Autosave, {"debounce": True}, "debounce=True"),
         (Autosave, {"debounce": 31.0}, "max_delay=30.0"),
         (Autosave, {"max_delay": float("inf")}, "max_delay=inf"),
         (Autosave, {"debounce": float("nan")}, "debounce=nan"),

@@ -214,7 +214,7 @@ async def pair(tmp_path: Path) -> Path:
         await told(sessions)
         view = await sessions.load("ada")
         assert view is not None
-        names = await export_pair(view, folder)
+        names = await export_pair(view, str(folder))
     assert names == [CHECKPOINTS_FILE, EVENTS_FILE, SUMMARY_FILE]
     return folder
 
@@ -225,7 +225,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
 
 async def test_an_exported_pair_replays_as_the_session_did(pair: Path) -> None:
     """S3-8 S3-9: a line for each checkpoint, beside the events."""
-    report = await replay_files(pair)
+    report = await replay_files(str(pair))
     assert report.problems == ()
     assert (report.snapshots, report.unverified, report.decisions) == (5, 1, 4)
     saved = lines_of(pair / CHECKPOINTS_FILE)
@@ -350,7 +350,7 @@ async def test_what_another_kernel_wrote_becomes_a_session(tmp_path: Path) -> No
     folder = foreign(tmp_path / "theirs", said, SEED)
     async with perdure.connect(tmp_path / "kept") as sessions:
         async with sessions.open("ada") as session:
-            taken = await import_pair(session, folder)
+            taken = await import_pair(session, str(folder))
             assert (taken.events, taken.checkpoints, taken.findings) == (3, 1, ())
             restored = await session.checkpoints.restore(3)
             assert restored is not None

@@ -59,5 +59,9 @@ def test_what_does_not_fit_is_said() -> None:
         Retention()
     with pytest.raises(ConfigError, match=r"keep_turns=-1"):
         Retention(keep_turns=-1)
+    with pytest.raises(ConfigError, match=r"keep_turns=1.5\): it must be a whole number"):
+        Retention(keep_turns=1.5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"keep_days=True"):
+        Retention(keep_days=True)
     with pytest.raises(ConfigError, match=r"expire_days=nan"):
         Retention(expire_days=float("nan"))

@@ -94,7 +94,7 @@ async def test_they_come_into_each_store_and_out_of_it(kind: str, tmp_path: Path
             again = await migrate(here, there)
             assert (again.failed, again.dead_letters, again.there) == ({}, 0, 2)
         await write_bundle(store, A, tmp_path / "theirs")
-    await write_bundle(source, A, tmp_path / "ours")
+    await write_bundle(source, A, str(tmp_path / "ours"))
     assert (tmp_path / "theirs").read_bytes() == (tmp_path / "ours").read_bytes()
 
 
@@ -206,9 +206,9 @@ async def test_a_damaged_one_is_told_and_the_others_come(tmp_path: Path) -> None
     assert await lying(target) == await lying(new) == letters
     with pytest.raises(CorruptRecordError, match="a dead letter of a is damaged"):
         await write_bundle(source, A, tmp_path / "a")
-    left = await salvage(source, A, tmp_path / "a")
+    left = await salvage(source, A, str(tmp_path / "a"))
     assert (left.dead_letters, left.lost_dead_letters, left.is_whole) == (2, 1, False)
-    await read_bundle(new, tmp_path / "a", key=SessionKey("left"))
+    await read_bundle(new, str(tmp_path / "a"), key=SessionKey("left"))
     assert len(await new.dead_letters(SessionKey("left"))) == 2
 
 

@@ -236,7 +236,7 @@ _LEAST: Final = {
 
 
 def _are_numbers(*values: object) -> bool:
-    return all(isinstance(value, int | float) for value in values)
+    return all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
 
 
 def _at_least(what: str, value: float, least: float, unit: str = "a number") -> None:

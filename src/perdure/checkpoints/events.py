@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
@@ -179,7 +180,7 @@ def _tell_of_checkpoint(
 
 
 async def replay_files(
-    folder: Path, *, on_row: Callable[[TimelineRow], object] | None = None
+    folder: str | os.PathLike[str], *, on_row: Callable[[TimelineRow], object] | None = None
 ) -> ReplayReport:
     """Feed the events of ``events.jsonl`` and ``checkpoints.jsonl`` to a dry run.
 
@@ -192,7 +193,7 @@ async def replay_files(
 
     """
     remaining = threading.Event()
-    play = partial(replay_folder, folder, on_row=on_row, go_on=lambda: not remaining.is_set())
+    play = partial(replay_folder, Path(folder), on_row=on_row, go_on=lambda: not remaining.is_set())
     try:
         return await anyio.to_thread.run_sync(play, abandon_on_cancel=True)
     finally:

@@ -219,8 +219,8 @@ def of_grace(grace: float | None, shutdown: Shutdown) -> CheckFinding:
             "problem",
             f"SIGKILL comes {grace:g} s after SIGTERM, and stopping may take {needed:g} s",
             f"allow more than {needed:g} s (terminationGracePeriodSeconds, TimeoutStopSec, "
-            f"docker stop -t), or connect with Shutdown(deadline=…) below "
-            f"{max(grace - shutdown.hard_grace, 0):g}",
+            "docker stop -t), or connect with a Shutdown whose deadline and hard_grace are less "
+            f"than {grace:g} together",
         )
     return CheckFinding("grace", "ok", f"{grace:g} s, and stopping takes at most {needed:g} s")
 

@@ -217,9 +217,9 @@ def _print_restored(done: RestoreSummary, target: str) -> None:
     if done.written:  # else it would look as if records were missing
         say("(not counted: the first record of each restored log, which names its new holder)")
     if done.posted:
-        say(f"{done.posted} posts wait for their sessions again")
+        say(f"{counted(done.posted, 'post')} back, waiting for their sessions")
     if done.dead_letters:
-        say(f"{done.dead_letters} dead letters came back")
+        say(f"{counted(done.dead_letters, 'dead letter')} back")
 
 
 async def migrate(
@@ -271,13 +271,13 @@ def _print_migrated(done: Migration, target: str) -> None:
         f"verified, {done.continued} of them after what was there; {done.there} were there "
         f"already: {counted(done.records, 'record')}, {size(done.bytes)}"
     )
-    for count, what in (
-        (done.deleted, f"deleted in {target}, as they were in the source"),
-        (done.posted, f"posts wait in {target}, too"),
-        (done.dead_letters, f"dead letters are in {target}, too"),
+    for count, noun, where in (
+        (done.deleted, "session", f"deleted in {target}, as in the source"),
+        (done.posted, "post", f"waiting in {target}, too"),
+        (done.dead_letters, "dead letter", f"in {target}, too"),
     ):
         if count:
-            say(f"{count} {what}")
+            say(f"{counted(count, noun)} {where}")
     if done.open:
         say(
             f"{done.open} were not closed in the source: once the program that writes them has "

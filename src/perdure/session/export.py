@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
@@ -396,7 +397,7 @@ def _exists(key: SessionKey) -> SessionError:
 # A session's events and checkpoints as the pair of files that other kernels know
 
 
-async def export_pair(view: SessionView, folder: Path) -> list[str]:
+async def export_pair(view: SessionView, folder: str | os.PathLike[str]) -> list[str]:
     """Write events.jsonl, checkpoints.jsonl and replay.json; return their names.
 
     None of them is written for a session that has neither events nor checkpoints. A folder that is
@@ -409,10 +410,10 @@ async def export_pair(view: SessionView, folder: Path) -> list[str]:
     """
     if not view._contents.clock:
         return []
-    return await save_pair(reading_of(view, view.seq), folder)
+    return await save_pair(reading_of(view, view.seq), Path(folder))
 
 
-async def import_pair(session: Session, folder: Path) -> AuditPair:
+async def import_pair(session: Session, folder: str | os.PathLike[str]) -> AuditPair:
     """Append the events and checkpoints of such files to a session, by their times.
 
     They continue the session's own clock: their order stays, their numbers may change.
@@ -423,4 +424,4 @@ async def import_pair(session: Session, folder: Path) -> AuditPair:
         InvalidArgumentError: The checkpoints' ids do not increase, or the session already has some.
 
     """
-    return await take_pair(journal_of(session), folder)
+    return await take_pair(journal_of(session), Path(folder))

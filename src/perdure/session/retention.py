@@ -51,9 +51,13 @@ class Retention(Options, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         values = {name: getattr(self, name) for name in self.__struct_fields__}
         for name, value in values.items():
-            if value is not None and not (isinstance(value, int | float) and value >= 0):
+            kind = int if name == "keep_turns" else int | float
+            if value is not None and not (
+                isinstance(value, kind) and not isinstance(value, bool) and value >= 0
+            ):
+                what = "a whole number" if kind is int else "a number"
                 raise InvalidArgumentError(
-                    f"invalid Retention({name}={value!r}): it must be a number from 0 up",
+                    f"invalid Retention({name}={value!r}): it must be {what} from 0 up",
                     option=name,
                     value=value,
                 )

@@ -6,6 +6,7 @@ session from it, as from a store, so a damaged bundle writes nothing.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
@@ -258,7 +259,7 @@ async def leased(
 MARK: Final = b'{"perdure_bundle":'
 
 
-async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
+async def write_bundle(store: Store, key: SessionKey, path: str | os.PathLike[str]) -> int:
     """Write a session as a bundle into a new file, and return the file's size in bytes.
 
     Reads without a lease. Exports what is durable when it begins, dead letters included. Items that
@@ -278,7 +279,7 @@ async def write_bundle(store: Store, key: SessionKey, path: Path) -> int:
     """
     if not await store.head(key):
         raise SessionNotFoundError(f"there is no session {key} in {store.location}", key=str(key))
-    return await write_items(path, items(store, key))
+    return await write_items(Path(path), items(store, key))
 
 
 async def write_items(path: Path, items: AsyncGenerator[bundle.Line, None]) -> int:
@@ -313,7 +314,11 @@ class WrittenSession(msgspec.Struct, frozen=True):
 
 
 async def read_bundle(
-    store: Store, path: Path, *, key: SessionKey | None = None, parent: SessionKey | None = None
+    store: Store,
+    path: str | os.PathLike[str],
+    *,
+    key: SessionKey | None = None,
+    parent: SessionKey | None = None,
 ) -> WrittenSession:
     """Import a bundle's session into a store that does not have it: all of it, or nothing.
 
@@ -337,7 +342,7 @@ async def read_bundle(
     """
     if key is not None:
         stored_key(key.agent)
-    async with BundleFile.opened(path) as file:
+    async with BundleFile.opened(Path(path)) as file:
         await require_no_backup(store)
         key = key or file.key
         holder = await store.holder(key)

@@ -7,6 +7,7 @@ each run of lost records and names its range.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -72,7 +73,7 @@ class Salvage(msgspec.Struct, kw_only=True):
         return not (self.missing or lost)
 
 
-async def salvage(store: Store, key: SessionKey, path: Path) -> Salvage:
+async def salvage(store: Store, key: SessionKey, path: str | os.PathLike[str]) -> Salvage:
     """Write what can still be read of a session as a bundle into a new file.
 
     Reads without a lease, and changes nothing. The imported bundle opens as a session; a record of
@@ -94,7 +95,7 @@ async def salvage(store: Store, key: SessionKey, path: Path) -> Salvage:
         with suppress(CorruptRecordError):
             store = await with_history(store, key)
         salvaging = _Salvaging(store, key)
-        salvaging.report.bytes = await write_items(path, salvaging.items())
+        salvaging.report.bytes = await write_items(Path(path), salvaging.items())
         return salvaging.report
     finally:
         past_damage.reset(token)
