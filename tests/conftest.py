@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import gc
 import os
 import random
@@ -203,6 +205,33 @@ def same_order(request: pytest.FixtureRequest) -> None:
     if seed is not None or request.config.getoption("hypothesis_profile") is None:
         order = getattr(trio._core._run, "_r", random)
         order.seed(f"{seed or ''}{request.node.nodeid}")
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_open(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Require of each test that the files and folders that it has opened are closed at its end."""
+    folder = str(tmp_path_factory.getbasetemp())
+    before = open_below(folder)
+    yield
+    left = open_below(folder) - before
+    for _ in range(100):  # a thread that nobody waits for any more may still be at it
+        if not left:
+            return
+        time.sleep(0.05)
+        left = open_below(folder) - before
+    pytest.fail(f"left open: {dict(left)}")
+
+
+def open_below(folder: str) -> collections.Counter[str]:
+    """Return what this process has open below a folder; on Linux only."""
+    found = collections.Counter[str]()
+    if sys.platform == "linux":
+        for descriptor in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):  # it is closed by now
+                found[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
+    return collections.Counter(
+        {path: count for path, count in found.items() if path.startswith(folder)}
+    )
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -61,6 +61,7 @@ def test_a_forked_child_does_not_keep_its_parent_present(tmp_path: Path) -> None
     one._held.let_go()  # what runs in the child: it closes its copy of the lock
     assert other.is_present("one") is False
     other.close()
+    one.close()
 
 
 def test_a_ring_is_heard_once_by_whom_it_is_for(tmp_path: Path) -> None:

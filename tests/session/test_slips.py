@@ -69,7 +69,7 @@ def test_an_option_that_a_group_does_not_have_is_named_with_the_nearest(
         (lambda: LeaseOptions(ttl="9"), "numbers of seconds"),  # type: ignore[arg-type]
         (lambda: Limits(record_bytes=32 << 20), "no store takes a record of more than 16777216"),
         (lambda: Message.user(5), "content of type int: give text"),  # type: ignore[arg-type]
-        (lambda: Retention(keep_turns="10"), r"keep_turns='10'\): it must be a number"),  # type: ignore[arg-type]
+        (lambda: Retention(keep_turns="10"), r"keep_turns='10'\): it must be a whole"),  # type: ignore[arg-type]
         (lambda: agent(tools=print), "invalid tools=.*: give a list"),
         (lambda: agent(mcp="uvx server"), "invalid mcp=.*: give a list, such as .'uvx server'"),
         (lambda: agent(tool_timeout="5"), "invalid tool_timeout='5': give seconds above 0"),

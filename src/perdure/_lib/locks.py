@@ -122,7 +122,8 @@ class Presence:
     """The processes that are present in a folder, and this one under a name until it is closed.
 
     Args:
-        folder: Where; None if there is none, so that nothing is known of any process.
+        folder: Where, which this closes; None if there is none, so that nothing is known of any
+            process.
         name: This process's own, "" for one that only looks: no other sees or notifies it.
 
     Raises:
@@ -133,7 +134,14 @@ class Presence:
     def __init__(self, folder: Folder | None, name: str = "") -> None:
         self._name = name
         self._folder = folder
-        self._held = LockedFile(folder, _file_of(name)) if folder is not None and name else None
+        self._held: LockedFile | None = None
+        if folder is None or not name:
+            return
+        try:
+            self._held = LockedFile(folder, _file_of(name))
+        except BaseException:
+            folder.close()
+            raise
 
     def close(self) -> None:
         """End the presence. Closing twice is fine."""

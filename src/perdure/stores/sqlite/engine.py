@@ -401,7 +401,6 @@ class OpenDatabase:
         try:
             presence = self.presence = Presence(owners, self._owner)
         except BlockingIOError:
-            owners.close()
             raise ConfigError(
                 f"owner id {self._owner!r} is in use by another process or store object at "
                 f"{self.path}: leave owner out, or give each its own",
