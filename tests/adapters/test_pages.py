@@ -57,6 +57,8 @@ async def test_the_sdk_s_session_mixes_writers_and_parts_calls_from_outputs(tmp_
     output: Any = {"type": "function_call_output", "call_id": "c", "output": "x"}
     await one.add_items([call, output])
     assert await one.get_items(limit=1) == [output]
+    one.close()
+    two.close()
 
 
 async def test_what_is_cleared_is_still_in_the_log(tmp_path: Path) -> None:
@@ -97,6 +99,7 @@ async def test_an_encrypted_session_with_a_wrong_key_pops_what_it_cannot_read(
                 with pytest.raises(Exception):  # noqa: B017, PT011  # the SDK's
                     await wrong.pop_item()
                 assert len(await right.get_items()) == 2
+                inner.close()
             else:
                 assert await wrong.pop_item() is None
                 assert await right.get_items() == []
