@@ -416,6 +416,24 @@ async def test_whoever_waits_for_a_save_waits_for_no_backoff(way: str) -> None:
         assert anyio.current_time() < zero + 2.2
 
 
+@pytest.mark.parametrize("way", ["alone", "queued"])
+async def test_a_refused_group_is_looked_for_without_the_backoff_of_a_failure(way: str) -> None:
+    async with rig(InlineStore(faults=["down"]), engine=SLOWLY) as r:
+        t = r.track()
+        if way == "queued":
+            t.before_capture = partial(anyio.sleep, 0)
+        r.store.poison.add((t.key, 3))
+        for _ in range(4):
+            r.append(t)
+        r.saver.turn_ended(t)
+        await anyio.sleep(0.1)
+        assert len(r.of(events.SaveFailed)) == 1
+        asked = anyio.current_time()
+        with pytest.raises(SessionQuarantinedError, match="record 3"):
+            await r.saver.save(t)
+        assert (anyio.current_time(), t.durable) == (asked, 2)
+
+
 async def test_a_process_that_ends_tries_again_within_seconds() -> None:
     store = InlineStore(faults=["down", "down"])
     async with rig(store, engine=SLOWLY) as r:
