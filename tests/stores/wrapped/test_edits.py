@@ -33,14 +33,16 @@ from perdure.store import (
     Held,
     LogChunk,
     RestoreData,
+    Status,
     Store,
     Taken,
     Terms,
     take_after,
 )
 from perdure.stores.file import FileStore
+from perdure.stores.memory import MemoryStore
 from perdure.stores.wrapped import EncryptedStore, encrypted
-from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
+from perdure.testing.conformance._kit import append, append_ok, group, manifest_of, take
 from tests.crash import places
 from tests.golden.reader import HERE
 from tests.servers import postgres, valkey
@@ -334,6 +336,21 @@ async def test_no_slice_of_an_edited_log_hides_the_edit(
             want = [one for one in whole if after < one.seq < before]
             assert seen == (want[::-1] if reverse else want), (reverse, before)
     await store.aclose()
+
+
+async def test_a_holder_that_finds_its_log_edited_appends_nothing_and_says_so() -> None:
+    """It is damage, and not the loss of its lease: no other process has the session."""
+    inner = Edited(MemoryStore())
+    before, store = EncryptedStore(inner, KEY), EncryptedStore(inner, KEY)
+    first = await take(before, ADA)
+    await append_ok(before, first, first.head + 1, *group("one", "two"))
+    grant = await take(store, ADA)
+    log = await log_of(inner, ADA)
+    inner.log[ADA] = at(3, lambda log, n: changed(log[n], payload=log[n - 1].payload))(log)
+    outcome = await append(store, grant, grant.head + 1, *group("three"))
+    assert outcome.status is Status.PERMANENT
+    assert isinstance(outcome.error, CorruptRecordError)
+    assert await log_of(inner._store, ADA) == log
 
 
 async def test_every_slice_of_a_log_with_many_holders_and_a_fold_within_it_is_read(

@@ -10,12 +10,13 @@ import pytest
 
 from perdure.records.keys import SessionKey
 from perdure.records.records import EPOCH
-from perdure.store import Documents, Held, LogChunk, Store, Taken, Terms
+from perdure.store import Documents, Held, LogChunk, Status, Store, Taken, Terms
 from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryStore
 from perdure.stores.wrapped import EncryptedStore
 from perdure.testing.conformance._kit import (
     KEY,
+    append,
     append_ok,
     group,
     manifest_of,
@@ -138,3 +139,21 @@ async def test_a_reader_of_the_life_before_finds_the_documents_of_the_new_one(
     have = await twin.read_documents(KEY, ["state/a.json"])
     assert {name: one.data for name, one in have.found.items()} == {"state/a.json": b"second"}
     assert not have.damaged
+
+
+@pytest.mark.parametrize("later", ["deleted", "new", "lost"])
+async def test_a_holder_of_the_life_before_is_told_that_it_has_lost_the_session(
+    inner: MemoryStore, later: str
+) -> None:
+    place = DelegatingStore(inner)
+    late, other = EncryptedStore(place, MASTER), EncryptedStore(place, MASTER)
+    grant = await take(late)
+    if later == "lost":  # the store was restarted without its data
+        place.inner = MemoryStore()
+    else:
+        await delete(other)
+    if later == "new":
+        await begin(other, "second")
+    outcome = await append(late, grant, grant.head + 1, *group("late"))
+    assert outcome.status is Status.CONFLICT
+    assert texts_of(await read(EncryptedStore(place, MASTER))) == ["second"] * (later == "new")
