@@ -34,7 +34,9 @@ def chat(server: Server, **options: Any) -> OpenAIModel:
 
 def responses(server: Server, **options: Any) -> OpenAIModel:
     # As for a model that reasons: what it thinks comes encrypted, to be sent back.
-    return chat(server, api="responses", options={"reasoning": {"effort": "low"}}, **options)
+    return chat(
+        server, **{"api": "responses", "options": {"reasoning": {"effort": "low"}}, **options}
+    )
 
 
 def anthropic(server: Server, **options: Any) -> AnthropicModel:
@@ -125,6 +127,14 @@ async def test_what_will_not_pass_is_said_plainly(make: Make, models: Server, cl
     with pytest.raises(ModelUnavailableError, match="cannot be reached: check base_url"):
         away = closing(make(models, base_url="http://127.0.0.1:9/v1", max_retries=0))
         await asked(away, [Message.user("Hello")])
+
+
+@ALL
+async def test_what_the_client_says_of_an_option_comes_as_it_is(
+    make: Make, models: Server, closing: Any
+) -> None:
+    with pytest.raises(TypeError, match="tempreature"):
+        await asked(closing(make(models, options={"tempreature": 0.5})), [Message.user("Hello")])
 
 
 @ALL

@@ -100,6 +100,11 @@ async def test_what_goes_wrong_is_said_plainly(models: Server) -> None:
         await asked(gemini(models), [Message.user("cut this long sentence, please, somewhere")])
 
 
+async def test_what_the_client_says_of_an_option_comes_as_it_is(models: Server) -> None:
+    with pytest.raises(ValueError, match="extra_forbidden"):
+        await asked(gemini(models, options={"tempreature": 0.5}), [Message.user("Hello")])
+
+
 async def test_a_given_client_asks_and_stays_open(models: Server) -> None:
     from google import genai
 
@@ -123,7 +128,8 @@ def test_a_key_and_the_package_are_needed(
         named_model("gemini:m")
     monkeypatch.setenv("GOOGLE_API_KEY", "a-key")
     assert isinstance(named_model("gemini:m"), GeminiModel)
-    assert "a-key" not in repr(named_model("gemini:m"))
+    official = "https://generativelanguage.googleapis.com"
+    assert repr(named_model("gemini:m")) == f"<GeminiModel m at {official}>"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"pip install 'perdure\[gemini\]'"):
         named_model("gemini:m")

@@ -101,7 +101,7 @@ _LONGEST: Final = 500
 _REFUSED: Final = 400
 _TOO_LARGE: Final = 413
 _NEVER_OVERFLOW: Final = frozenset({401, 403, 404, 429})
-_FOR_NOW: Final = frozenset({408, 409, 425, 429})
+_FOR_NOW: Final = frozenset({408, 409, 425})
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
