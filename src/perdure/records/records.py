@@ -267,7 +267,7 @@ class Scanner:
         self.next = records_found.end
         self._rest = data[records_found.end.offset - start.offset :]
         # No line that has zeros is sound, no matter what follows: maybe a hole without an end.
-        has_zeros = self._rest.find(_LOST_PAGE, max(len(self._rest) - fresh, 0)) >= 0
+        has_zeros = _LOST_PAGE in self._rest[-fresh:]
         if not records_found.sound or has_zeros or len(self._rest) > MAX_LINE_BYTES:
             self.damage = records_found.end.offset
         return self._whole(data, start, records_found.records)
