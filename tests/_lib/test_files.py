@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 
 from perdure._lib import files
 from perdure._lib.files import Folder, LinkFoundError, read_part, write_all
+from tests.users import as_nobody
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="modes and links are POSIX's")
 
@@ -85,6 +86,39 @@ def test_a_missing_step_or_a_file_in_the_way_is_told(folder: Folder) -> None:
         folder.enter("nothing", "below")
     with pytest.raises(NotADirectoryError):
         folder.enter("file")
+
+
+@posix
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (Folder.enter, "closed"),
+        (Folder.make, "new"),
+        (Folder.open, "file"),
+        (Folder.stat, "file"),
+        (Folder.names, ""),
+    ],
+)
+def test_an_error_names_the_whole_path(
+    call: Callable[..., object], name: str, short_tmp: Path
+) -> None:
+    """The system is given a name in an open folder, which does not tell a user where it is."""
+    inner = short_tmp / "inner"
+    with (
+        as_nobody(short_tmp),
+        Folder.root(str(short_tmp)) as folder,
+        folder.make("inner") as opened,
+    ):
+        opened.make("closed").close()
+        opened.replace("file", b"")
+        (inner / "closed").chmod(0)
+        (inner / "file").chmod(0)
+        inner.chmod(0o500 if call in {Folder.enter, Folder.make, Folder.open} else 0)
+        with pytest.raises(PermissionError) as caught:
+            call(opened, *filter(None, [name]))
+        inner.chmod(0o700)
+        (inner / "closed").chmod(0o700)
+    assert caught.value.filename == os.path.join(inner, name).rstrip("/")
 
 
 def test_only_one_of_several_publishes(folder: Folder) -> None:

@@ -160,6 +160,9 @@ class Folder:
             os.mkdir(self._at(name), 0o700, dir_fd=self._fd)
         except FileExistsError:
             return
+        except OSError as error:
+            error.filename = os.path.join(self.path, name)
+            raise
         os.chmod(self._at(name), 0o700, dir_fd=self._fd)  # a umask may have taken our own rights
         self.sync()
 
@@ -197,7 +200,11 @@ class Folder:
         if self._fd is None:
             return os.listdir(self.path)
         # A descriptor of its own: threads that list one description would share its place.
-        fd = os.open(".", _DIRECTORY, dir_fd=self._fd)
+        try:
+            fd = os.open(".", _DIRECTORY, dir_fd=self._fd)
+        except OSError as error:
+            error.filename = self.path
+            raise
         try:
             return os.listdir(fd)
         finally:
@@ -215,6 +222,9 @@ class Folder:
             return os.stat(self._at(name), dir_fd=self._fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
+        except OSError as error:
+            error.filename = os.path.join(self.path, name)
+            raise
 
     def has(self, name: str) -> bool:
         """Return whether *name* exists; raise if that cannot be determined."""
