@@ -391,12 +391,15 @@ SLOWLY = EngineOptions(
 """A failed save is tried again after a long time; the store's own health does not count."""
 
 
-async def test_a_failed_session_waits_for_its_backoff_whatever_is_appended() -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["within a turn", "turns end"])
+async def test_a_failed_session_waits_for_its_backoff_whatever_is_appended(ends: bool) -> None:
     async with rig(engine=SLOWLY) as r:
         t = r.track()
         r.store.down = True
         for _ in range(60):
             r.append(t)
+            if ends:
+                r.saver.turn_ended(t)
             await anyio.sleep(1)
         assert 1 <= len(r.store.calls) <= 12
         r.store.down = False
@@ -444,6 +447,16 @@ async def test_a_process_that_ends_tries_again_within_seconds() -> None:
         assert report.clean
         assert all(event.retry_in <= 1 for event in r.of(events.SaveFailed))
         assert len(store.calls) >= 3
+
+
+async def test_what_comes_while_the_engine_drains_is_saved_at_once() -> None:
+    async with rig() as r:
+        t, began = r.track(), anyio.current_time()
+        r.saver.begin_drain()
+        for version in (1, 2):
+            r.append(t)
+            assert await r.saver.wait_durable(t) == version
+        assert anyio.current_time() == began
 
 
 async def test_a_job_holds_back_a_save_that_is_due_already() -> None:

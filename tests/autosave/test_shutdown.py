@@ -40,6 +40,23 @@ def test_what_is_not_durable_raises_with_the_facts() -> None:
     assert "1 lost: b (2 records)" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("name", "cures"),
+    [
+        ("unsaved", {"look at the store"}),
+        ("in_doubt", {"look at the store"}),
+        ("lost", {"taken over"}),
+        ("quarantined", set()),
+    ],
+)
+def test_the_error_says_what_helps_what_is_not_durable(name: str, cures: set[str]) -> None:
+    report = ShutdownReport(duration=20.0, clean=False, **{name: (unsaved("a"),)})
+    with pytest.raises(UnsavedChangesError) as caught:
+        report.raise_if_unsaved()
+    said = {cure for cure in ("look at the store", "taken over") if cure in str(caught.value)}
+    assert said == cures
+
+
 def test_a_long_report_names_a_few() -> None:
     report = ShutdownReport(
         duration=1.0, clean=False, unsaved=tuple(unsaved(str(n)) for n in range(100))

@@ -40,7 +40,7 @@ def test_everything_comes_back() -> None:
     through_text = json.loads(json.dumps(payload()))
     found, beside = WorkingContextSnapshotSerializer().deserialize(through_text)
     assert found == snapshot()
-    assert (beside["agent_id"], beside["seq"], beside["schema_version"]) == ("a", 9, 1)
+    assert beside == {"agent_id": "a", "seq": 9, "schema_version": 1}
 
 
 def test_the_fields_are_those_of_the_format() -> None:

@@ -193,6 +193,36 @@ async def test_what_begin_append_cannot_do_at_once_is_left_to_append_many(tmp_pa
     await store.aclose()
 
 
+async def test_a_save_behind_a_log_that_was_read_to_its_end_needs_no_task(tmp_path: Path) -> None:
+    inner = Watched(tmp_path / "kept" / "store.db")
+    store, outcomes = EncryptedStore(inner, MASTER), list[Outcome]()
+    await store.open()
+    first = await take(store)
+    await append_ok(store, first, 2, *group("a", "b"))
+    for after in (0, 2):  # all of it, and what is behind a fold
+        grant = await take(store)
+        await read(store, after=after)
+        batch = Batch(KEY, grant.epoch, grant.head + 1, group("c"))
+        assert store.begin_append([batch], outcomes.extend)
+    await store.aclose()
+    assert [outcome.status for outcome in outcomes] == [Status.OK, Status.OK]
+
+
+@pytest.mark.parametrize("around", AROUND)
+async def test_what_is_asked_of_the_blobs_of_a_tenant_that_has_none_makes_it_no_key(
+    around: str,
+) -> None:
+    inner, name = MemoryStore(), name_of(b"one")
+    store = AROUND[around](inner)
+    await store.open()
+    assert await store.renew("t", [name]) == {name}
+    assert await store.get_blob("t", name) is None
+    assert await store.blob_names("t") == []
+    assert await store.remove_blobs("t", [name]) == 0
+    assert (await store.sweep("t", [name], 0.0)).removed == 0
+    assert await inner.tenants() == []
+
+
 async def test_a_batch_is_the_same_by_either_way() -> None:
     """Sent again after a lost answer, it is what the log has already."""
     encoded = list[Sequence[Batch]]()

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from typing import Any
 
+import anyio.lowlevel
 import pytest
 
 from perdure.records.keys import SessionKey
@@ -113,6 +114,28 @@ async def test_a_session_that_is_taken_over_before_it_has_its_key_is_held_by_oth
     assert held.holder is not None
     assert held.holder.epoch == 2
     assert texts_of(await read(store)) == ["theirs"]
+
+
+async def test_whoever_is_cancelled_as_others_take_the_session_over_is_cancelled() -> None:
+    inner, scope = MemoryStore(), anyio.CancelScope()
+
+    class Raced(DelegatingStore):
+        async def acquire(self, key: SessionKey, terms: Terms) -> Held | Taken:
+            taken = await self.inner.acquire(key, terms)
+            if key == KEY:
+                await begin(EncryptedStore(inner, MASTER), "theirs")
+                scope.cancel()
+            return taken
+
+        async def write_documents(self, *args: Any) -> None:
+            await anyio.lowlevel.checkpoint()
+            await self.inner.write_documents(*args)
+
+    store = EncryptedStore(Raced(inner), MASTER)
+    with scope:
+        await store.acquire(KEY, Terms(me=store.owner))
+    assert scope.cancelled_caught
+    assert texts_of(await read(EncryptedStore(inner, MASTER))) == ["theirs"]
 
 
 async def test_a_reader_of_the_life_before_finds_the_new_one_whose_last_record_is_an_epoch(

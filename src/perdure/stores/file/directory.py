@@ -116,8 +116,8 @@ def _newest_page(
     changed: list[tuple[float, str, str]] = []
     for agent, name in chosen:
         with skip_unreadable(), agents.enter(name) as folder:
-            logs = [_last_change(one) for one in _folders_of(folder)]
-            changed.append((max(*logs, saved.get(agent, 0.0)), agent, name))
+            logs = [at for one in _folders_of(folder) for at in _log_changes(one)]
+            changed.append((max([saved.get(agent, 0.0), *logs]), agent, name))
     listed: list[SessionInfo] = []
     newest: list[float] = []
     """A heap of the page's times."""
@@ -133,12 +133,11 @@ def _newest_page(
     return query.page(listed)
 
 
-def _last_change(folder: Folder) -> float:
-    """Return when a session's log was last changed, 0 if it has none."""
+def _log_changes(folder: Folder) -> list[float]:
+    """Return when the files of a session's log were last changed."""
     with contextlib.suppress(OSError), folder.enter(LOG) as log:
-        found = map(log.stat, log.names())
-        return max((status.st_mtime for status in found if status is not None), default=0.0)
-    return 0.0
+        return [status.st_mtime for status in map(log.stat, log.names()) if status is not None]
+    return []
 
 
 def _listed(

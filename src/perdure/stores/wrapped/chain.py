@@ -452,8 +452,7 @@ class ChainReader:
             raise chain_error(head, f"the manifest was made of records up to {proof.as_of_seq}")
 
     async def _require_trimmed(self, first: int) -> None:
-        begins = self._chain.begins
-        if first > max(await self._trimmed(), begins if begins > 1 else 0):
+        if first > max(await self._trimmed(), self._chain.begins):
             raise chain_error(first, "the records before it are missing")
 
     # The records.
