@@ -119,3 +119,19 @@ async def test_a_batch_that_is_refused_leaves_no_link(backing: MemoryBacking) ->
     assert (await append(store, grant, 2, *group("other"))).status is Status.PERMANENT
     await append_ok(store, grant, 3, *group("further"))
     assert tuple(entries(await read(store))) == group("kept") + group("further")
+
+
+async def test_a_batch_that_is_refused_leaves_the_links_before_it(backing: MemoryBacking) -> None:
+    """Of a draft, whose log cannot be read, they are nowhere else."""
+    store = await opened(backing, "one")
+    grant = await take_after(store, KEY, after=0, first=501, draft=DRAFT)
+    for seq in (502, 503):
+        await append_ok(store, grant, seq, *group(str(seq)))
+    assert (await append(store, grant, 503, *group("other"))).status is Status.PERMANENT
+    for seq in (503, 504):
+        await append_ok(store, grant, seq, *group(str(seq)))
+    documents = {"session.json": b"{}"}
+    await store.write_documents(KEY, documents, manifest_of(grant, 504, documents))
+    await store.publish(KEY, grant.epoch)
+    whole = group("502") + group("503") + group("504")
+    assert tuple(entries(await read(await opened(backing, "other")))) == whole
