@@ -217,6 +217,29 @@ async def test_appends_that_hang_leave_threads_for_others(
     assert {outcome.status for outcome in outcomes} == {Status.OK}
 
 
+def test_a_writer_that_is_busy_keeps_its_files_and_nobody_waits_for_it() -> None:
+    class Writer:
+        def __init__(self) -> None:
+            self.lock = threading.Lock()
+            self.is_open = True
+
+        def close_files(self) -> None:
+            self.is_open = False
+
+    files, busy, idle, other = log.OpenFiles(2), Writer(), Writer(), Writer()
+    for writer in (busy, idle):
+        with writer.lock:
+            files.touch(writer)  # type: ignore[arg-type]  # as much of one as it uses
+    with busy.lock, other.lock:
+        closing = threading.Thread(target=files.touch, args=[other], daemon=True)
+        closing.start()
+        closing.join(20)
+        assert not closing.is_alive()
+        assert (busy.is_open, idle.is_open, other.is_open) == (True, True, True)
+    files.close_all()
+    assert (busy.is_open, idle.is_open, other.is_open) == (False, False, False)
+
+
 SENT = group("first", "second") + group("third")
 
 

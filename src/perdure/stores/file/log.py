@@ -208,8 +208,8 @@ class LogWriter:
         self._folder: Folder | None = None
         self._tail: _Tail | None = _Tail(0, end)
         self._last_number = 0
-        self._in_doubt = 0
-        """The last record that was written and may or may not be durable; 0 for none."""
+        self._in_doubt = False
+        """True if records were written that may or may not be durable."""
         self._is_overtaken = False
 
     def append(self, batch: Batch) -> Outcome:
@@ -248,14 +248,14 @@ class LogWriter:
         # 2. Write and sync.
         written = self._write(folder, new_entries, size)
         # 3. It counts only if the epoch is still the newest after the sync.
-        self._in_doubt = batch.first + len(batch.records) - 1
+        self._in_doubt = True
         if not self.fence.is_valid(folder):
             return self._after_takeover(folder, batch)
         tail = self._tail
         assert tail is not None  # it was written to just now
         self.before = self.durable
         self.durable = DurablePosition(self.epoch, tail.number, tail.at)
-        self._in_doubt = 0
+        self._in_doubt = False
         self._note_listed(folder, batch)
         return Outcome(Status.OK, None, written)
 
@@ -335,7 +335,7 @@ class LogWriter:
                 with folder.enter(LOG) as log:
                     log.sync()
         except OSError:
-            self._in_doubt = at.seq + len(records)
+            self._in_doubt = True
             drop_cache(fd)  # the page cache may show bytes that the disk does not have
             self._abandon_tail(tail)
             raise
@@ -348,7 +348,7 @@ class LogWriter:
         tail.partial = partial
         start = Position(0, tail.at.seq, tail.at.crc)
         if Scanner(self.epoch, start).feed(partial[len(tail.head) :]):
-            self._in_doubt = max(self._in_doubt, tail.at.seq + 1)
+            self._in_doubt = True
         if error.errno not in FULL:
             self._abandon_tail(tail)
 
@@ -493,8 +493,8 @@ class LogWriter:
             end = DurablePosition(sealed.epoch, sealed.number, at)
         if last <= end.at.seq and has_entries(folder, self.key, end, batch.first, batch.records):
             return Outcome(Status.OK)
-        # The seal may still come, and include these records.
-        if sealed is None and self._in_doubt >= batch.first:
+        # They were written before this was noticed: a seal may still come, and include them.
+        if sealed is None:
             return Outcome(Status.IN_DOUBT, lease_lost_error(self.key, self.epoch))
         return self._conflict(end.at.seq)
 
