@@ -449,6 +449,16 @@ async def test_a_process_that_ends_tries_again_within_seconds() -> None:
         assert len(store.calls) >= 3
 
 
+async def test_a_warning_about_the_store_is_told_at_once_and_once() -> None:
+    async with rig() as r:
+        for reasons, count in ((("a", "b"), 2), (("a", "b"), 2), (("b", "c"), 3), ((), 3)):
+            r.saver.warn(reasons)
+            assert [event.reason for event in r.of(events.StoreWarned)] == ["a", "b", "c"][:count]
+            assert r.saver.health().reasons == reasons
+        r.saver.warn(("a",))
+        assert [event.reason for event in r.of(events.StoreWarned)] == ["a", "b", "c", "a"]
+
+
 async def test_what_comes_while_the_engine_drains_is_saved_at_once() -> None:
     async with rig() as r:
         t, began = r.track(), anyio.current_time()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given, strategies as st
 
 from perdure.checkpoints.chain import MerkleTree, _groups, node_of, tree_of
-from perdure.checkpoints.states import INLINE, CheckpointStates
+from perdure.checkpoints.states import INLINE, CheckpointStates, read_bytes
 from perdure.records.chunks import LARGEST, SMALLEST, ContentChunk, chunks_of, may_name
+from perdure.store import Store
+from perdure.stores.delegate import DelegatingStore
 from perdure.stores.memory import MemoryStore
 
 
@@ -98,6 +101,33 @@ def test_a_node_has_two_children_at_least_and_128_at_most(first: str, sizes: lis
     below = [ContentChunk(f"{first}{number:063x}", 1) for number in range(300)]
     assert [len(group) for group in _groups(below)] == sizes
     assert [len(group) for group in _groups(below[:129])][-1] == 1
+
+
+class Counted(DelegatingStore):
+    """A store that notes which blobs it is given."""
+
+    def __init__(self, store: Store) -> None:
+        super().__init__(store)
+        self.put: list[str] = []
+
+    async def put_blobs(self, tenant: str, blobs: Mapping[str, bytes]) -> None:
+        self.put += blobs
+        await self.inner.put_blobs(tenant, blobs)
+
+
+@pytest.mark.parametrize("lost", ["", "the root", "a node"])
+async def test_a_process_that_goes_on_with_a_state_writes_what_changed(lost: str) -> None:
+    """Where a part of the tree is lost, it writes all that it needs again."""
+    store, data = Counted(MemoryStore()), noise(1, 1_000_000)
+    before = await CheckpointStates(store, "").keep(data, None, None)
+    first, store.put = store.put, []
+    if lost:
+        root = node_of(await store.get_blob("", before.root) or b"")
+        await store.remove_blobs("", [before.root if lost == "the root" else root.below[0].name])
+    changed = data[:500_000] + b"x" + data[500_000:]
+    after = await CheckpointStates(store, "").keep(changed, None, before)
+    assert (len(store.put) < len(first) / 20) == (not lost)
+    assert await read_bytes(store, "", after) == changed
 
 
 async def test_a_state_of_the_size_that_is_inline_is_not_stored_apart() -> None:

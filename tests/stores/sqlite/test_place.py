@@ -47,10 +47,18 @@ async def test_two_slashes_before_a_path_are_one(path: Path) -> None:
     assert path.exists()
 
 
+def is_open(path: Path) -> bool:
+    """Return whether this process has a file open, where the system tells that."""
+    here = Path("/proc/self/fd")
+    return here.is_dir() and path.resolve() in [one.resolve() for one in here.iterdir()]
+
+
 async def refused(path: Path, error: type[Exception], match: str) -> None:
     before = path.read_bytes() if path.is_file() else None
-    with pytest.raises(error, match=match):
+    with pytest.raises(error, match=match) as caught:
         await SqliteStore(path).open()
+    assert caught.value.__traceback__  # keeps alive what the open has left behind
+    assert not is_open(path)
     assert (path.read_bytes() if path.is_file() else None) == before
 
 
