@@ -51,6 +51,8 @@ ENOUGH = 0.9
 RECORDING = ROOT / ".mutants" / "recording.json"
 EQUIVALENT = Path(__file__).with_name("equivalent.txt")
 KILLERS = Path(__file__).with_name("killers.txt")
+SIGNATURES = "tests/test_api.py::test_the_public_api_is_the_reviewed_one"
+"""Reads the defaults of what it does not run."""
 COPIED = (
     "src",
     "tests",
@@ -301,6 +303,7 @@ def runs(tests: list[str], mutant: Mutant, *, fast: bool) -> Iterable[list[str]]
     if not fast:
         yield [new for old, new in zip(tests, other, strict=True) if old != new]
         yield [f"tests/{one}" for one in GROUPS[mutant.group].last]
+        yield [SIGNATURES]
 
 
 def killer(mutant: Mutant) -> list[str]:

@@ -68,7 +68,14 @@ GROUPS = {
     ),
     "checkpoints": Group(("checkpoints", "session"), ("checkpoints",)),
     "agent": Group(
-        ("agent", "archive/test_agent_home.py", "config", "memory", "providers/test_streams.py"),
+        (
+            "agent",
+            "archive/test_agent_home.py",
+            "config",
+            "memory",
+            "providers/test_streams.py",
+            "session/test_slips.py",
+        ),
         ("agent",),
     ),
     "wrapped": Group(("stores/wrapped", "conformance/test_wrapped.py"), ("stores.wrapped",)),
