@@ -261,7 +261,7 @@ async def acquire_lease(
         holder = answer.holder or _NOBODY
         if terms.new and not holder.deleted:
             # Taken just now, and the answer was lost; or a process died before its log began.
-            is_ours = is_ours or (asking.is_in_doubt and holder.owner == terms.me)
+            is_ours = asking.is_in_doubt and holder.owner == terms.me
             if is_ours or not await store.head(key):
                 terms = replace(terms, new=False)
         _require_possible(key, terms, answer.holder)

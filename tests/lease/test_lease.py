@@ -12,7 +12,7 @@ from perdure.errors import LeaseHeldError, SessionError, StoreUnavailableError
 from perdure.lease import LeaseOptions, OnHeld, OwnerWatch, acquire_lease
 from perdure.records.keys import SessionKey
 from perdure.records.records import MESSAGE, Entry
-from perdure.store import Batch, Held, LeaseState, Taken, Terms
+from perdure.store import Batch, Beginning, Draft, Held, LeaseState, Taken, Terms
 from perdure.stores.memory import MemoryBacking, MemoryStore
 
 pytestmark = pytest.mark.anyio
@@ -210,6 +210,22 @@ async def test_who_is_always_too_late_gives_up_in_time(
         await get(store, wait=20, clock=lambda: float(len(tries)))  # a second each
     assert len(tries) == 20
     assert anyio.current_time() - begun > 0.5  # with a pause between two tries
+
+
+@pytest.mark.parametrize("is_released", [False, True])
+async def test_a_copy_waits_for_no_session_in_its_place(
+    backing: MemoryBacking, is_released: bool
+) -> None:
+    one, two = await store_of(backing, "one"), await store_of(backing, "two")
+    grant = await get(one)
+    if is_released:
+        await one.release(KEY, grant.epoch)
+    draft = Draft(source=SessionKey("source"), generation=1, up_to=1, purpose="fork")
+    terms = Terms(me="two", beginning=Beginning(draft=draft))
+    watch = OwnerWatch(LeaseOptions(), anyio.current_time)
+    with pytest.raises(LeaseHeldError, match="choose another id, or delete it first"):
+        await acquire_lease(two, KEY, terms, watch=watch, on_held="steal", wait=0)
+    assert (await one.heartbeat()).handovers == ()
 
 
 async def test_a_new_session_whose_answer_was_lost_is_taken_again(backing: MemoryBacking) -> None:
