@@ -851,8 +851,6 @@ class AgentCreation(Generic[A]):
             await self._agent.__aexit__(exc_type, exc, traceback)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # what copy, pickle and inspect ask for: there is none
-            raise AttributeError(name)
         raise AttributeError(
             f"Agent.create(…) is no agent yet, and has no {name!r}: write "
             "`async with Agent.create(…) as agent:`, or `agent = await Agent.create(…)`",
