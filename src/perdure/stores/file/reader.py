@@ -480,14 +480,14 @@ def salvaged_log(root: Folder, key: SessionKey) -> SalvagedLog:
         if newest.deleted:
             return SalvagedLog()
         with folder.enter(LOG) as log:
-            first_segment = max(starts(log), default=(0, 0))
+            begin = starts(log)[-1:]
             for epoch, number in sorted(filter(None, map(segment_of, log.names()))):
-                if epoch < newest.since or (epoch, number) < first_segment:
+                if epoch < newest.since or [(epoch, number)] < begin:
                     continue
                 limit, records, begins = _segment(log, epoch, number, key)
                 if limit is None:
                     continue
-                low = low or (limit if begins or first_segment > (0, 0) else 1)
+                low = low or (limit if begins or begin else 1)
                 # The log begins again at 1: its records follow those before, which keep their
                 # numbers.
                 if limit == 1 and any(record.kind != EPOCH for record in by_seq.values()):

@@ -133,8 +133,10 @@ class Home:
         self.root: Folder = root
         self._read_only = read_only
         self.owners: Owners = owners
-        descriptors = descriptor_limit() or 4 * _MAX_OPEN
-        self.files: OpenFiles = OpenFiles(min(_MAX_OPEN, descriptors // 4))
+        limit = descriptor_limit()
+        self.files: OpenFiles = OpenFiles(
+            _MAX_OPEN if limit is None else min(_MAX_OPEN, limit // 4)
+        )
         self.writers: dict[SessionKey, LogWriter] = {}
         self._lock = threading.Lock()
         # More than the engine uses at a time: those whose disk does not answer leave some free.
