@@ -224,6 +224,25 @@ async def test_a_seal_that_was_changed_behind_the_holder_is_not_written_over(
     await store.aclose()
 
 
+async def test_of_a_damaged_list_of_sessions_those_are_found_whose_ids_can_be_read(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "kept" / "x.db"
+    await filled(path)
+    store = SqliteStore(path)
+    await store.open()
+    gone = await take(store, KEYS[1])
+    await store.delete(KEYS[1], gone.epoch)
+    only_posted = SessionKey("posted")
+    await store.enqueue(only_posted, [PendingItem("op", "message", b'"x"', 1.0)])
+    await store.aclose()
+    change(path, f"UPDATE session SET agent = x'ff' WHERE agent = '{KEYS[0].agent}'")
+    store = SqliteStore(path)
+    await store.open()
+    assert await store.readable_keys() == KEYS[2:]
+    await store.aclose()
+
+
 async def test_a_letter_that_was_told_goes(tmp_path: Path) -> None:
     """With the heartbeat after the one that told it."""
     path = tmp_path / "kept" / "x.db"
