@@ -302,6 +302,11 @@ def test_a_new_file_may_have_the_descriptor_of_a_closed_input(tmp_path: Path) ->
         new.add(b"whole")
         assert new.publish() == 5
         new.close()
+        try:
+            os.fstat(0)
+        except OSError:
+            raise SystemExit(0) from None
+        raise SystemExit("it was not closed")
     """
     path = tmp_path / "new"
     arguments = [sys.executable, "-c", textwrap.dedent(program), str(path)]

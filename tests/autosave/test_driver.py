@@ -459,11 +459,16 @@ async def test_a_warning_about_the_store_is_told_at_once_and_once() -> None:
         assert [event.reason for event in r.of(events.StoreWarned)] == ["a", "b", "c", "a"]
 
 
-async def test_what_comes_while_the_engine_drains_is_saved_at_once() -> None:
+@pytest.mark.parametrize("flushes", [False, True])
+async def test_what_comes_while_the_engine_drains_is_saved_at_once(flushes: bool) -> None:
     async with rig() as r:
         t, began = r.track(), anyio.current_time()
         r.saver.begin_drain()
         for version in (1, 2):
+            if flushes:
+                assert await r.saver.flush()
+                await anyio.sleep(1)
+                began = anyio.current_time()
             r.append(t)
             assert await r.saver.wait_durable(t) == version
         assert anyio.current_time() == began
