@@ -23,7 +23,7 @@ from perdure.errors import (
 )
 from perdure.records.keys import SessionKey
 from perdure.records.records import seal
-from perdure.store import LeaseState, past_damage, take_after
+from perdure.store import Draft, LeaseState, Taken, Terms, past_damage, take_after
 from perdure.stores.file import (
     FileStore,
     documents as folding,
@@ -716,3 +716,29 @@ async def test_what_is_salvaged_is_read_backwards_as_any_other_log(store) -> Non
     finally:
         past_damage.reset(reset)
     assert backwards == forwards[::-1] == [4, 3, 2, 1]
+
+
+@pytest.mark.parametrize("first", [1, 501], ids=["a session", "a copy"])
+async def test_who_takes_a_session_over_is_given_what_came_after_its_fold(
+    store, first: int
+) -> None:
+    """Also where the fold is of an earlier holder's part of the log, and where there is none."""
+    if first > 1:
+        draft = Draft(source=SessionKey("source"), generation=1, up_to=600, purpose="fork")
+        grant = await take_after(store, KEY, after=0, first=first, draft=draft)
+        await store.publish(KEY, grant.epoch)
+    for fold in (False, True):
+        for text in ("a", "b"):
+            grant = await take(store)
+            head = await append_ok(store, grant, grant.head + 1, *group(text))
+        if fold:
+            documents = {"session.json": b"{}"}
+            await store.write_documents(KEY, documents, manifest_of(grant, head, documents))
+        grant = await take(store)
+        await append_ok(store, grant, grant.head + 1, *group("after"))
+        terms = Terms(me=store.owner, after=grant.epoch, names=frozenset())
+        answer = await store.acquire(KEY, terms)
+        assert isinstance(answer, Taken)
+        assert answer.found is not None
+        assert answer.found.after == (head if fold else 0)
+        assert list(answer.found.records or ()) == await read(store, after=answer.found.after)

@@ -133,10 +133,9 @@ class Home:
         self.root: Folder = root
         self._read_only = read_only
         self.owners: Owners = owners
-        limit = descriptor_limit()
-        self.files: OpenFiles = OpenFiles(
-            _MAX_OPEN if limit is None else min(_MAX_OPEN, limit // 4)
-        )
+        descriptors = descriptor_limit()
+        most = _MAX_OPEN if descriptors is None else min(_MAX_OPEN, descriptors // 4)
+        self.files: OpenFiles = OpenFiles(most)
         self.writers: dict[SessionKey, LogWriter] = {}
         self._lock = threading.Lock()
         # More than the engine uses at a time: those whose disk does not answer leave some free.
