@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import gc
 import os
@@ -207,31 +206,43 @@ def same_order(request: pytest.FixtureRequest) -> None:
         order.seed(f"{seed or ''}{request.node.nodeid}")
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_open(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Generator[None, object, object]:
+    """Note what is open before a test."""
+    item.stash[BEFORE] = descriptors()
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object]:
     """Require of each test that the files and folders that it has opened are closed at its end."""
-    folder = str(tmp_path_factory.getbasetemp())
-    before = open_below(folder)
-    yield
-    left = open_below(folder) - before
+    result = yield
+    folder = str(item.config._tmp_path_factory.getbasetemp())  # type: ignore[attr-defined]
+    left = open_below(folder, item.stash[BEFORE])
     for _ in range(100):  # a thread that nobody waits for any more may still be at it
         if not left:
-            return
+            return result
         time.sleep(0.05)
-        left = open_below(folder) - before
-    pytest.fail(f"left open: {dict(left)}")
+        left = open_below(folder, item.stash[BEFORE])
+    pytest.fail(f"left open: {left}")
 
 
-def open_below(folder: str) -> collections.Counter[str]:
-    """Return what this process has open below a folder; on Linux only."""
-    found = collections.Counter[str]()
-    if sys.platform == "linux":
-        for descriptor in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):  # it is closed by now
-                found[os.readlink(f"/proc/self/fd/{descriptor}")] += 1
-    return collections.Counter(
-        {path: count for path, count in found.items() if path.startswith(folder)}
-    )
+BEFORE = pytest.StashKey[set[str]]()
+DESCRIPTORS = "/proc/self/fd"
+"""What this process has open; on Linux."""
+
+
+def descriptors() -> set[str]:
+    return {*os.listdir(DESCRIPTORS)} if sys.platform == "linux" else set()
+
+
+def open_below(folder: str, before: set[str]) -> list[str]:
+    """Return what this process has open below a folder, and had not before."""
+    found: list[str] = []
+    for descriptor in descriptors() - before:
+        with contextlib.suppress(OSError):  # it is closed by now
+            found.append(os.readlink(f"{DESCRIPTORS}/{descriptor}"))
+    return [path for path in found if path.startswith(folder)]
 
 
 @pytest.fixture(autouse=True, scope="session")
