@@ -21,6 +21,7 @@ import logging
 import os
 import time
 from collections.abc import Collection
+from functools import partial
 
 import msgspec
 
@@ -102,13 +103,12 @@ def acquire(
 def _next_lease(
     key: SessionKey, epoch: int, previous: LeaseFile | None, terms: Terms, me: FileOwner
 ) -> LeaseFile:
-    lease = LeaseFile(format=1, key=key, epoch=epoch, **msgspec.structs.asdict(me))
+    lease = partial(LeaseFile, key=key, epoch=epoch, **msgspec.structs.asdict(me))
     new = terms.beginning
     is_there = previous is not None and not previous.deleted
     if previous is not None and is_there and not terms.set_aside:
         is_copy = previous.draft is not None
-        return msgspec.structs.replace(
-            lease,
+        return lease(
             format=previous.format,
             since=previous.since,
             draft=previous.draft,
@@ -119,8 +119,7 @@ def _next_lease(
     since = epoch if previous else 1
     inbox = previous.inbox_generation if previous else since
     is_plain = new.draft is None and new.first == 1 and inbox == since
-    return msgspec.structs.replace(
-        lease,
+    return lease(
         format=1 if is_plain else FORMAT,
         since=since,
         draft=new.draft,
