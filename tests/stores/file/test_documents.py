@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perdure.errors import LeaseLostError, StoreUnavailableError
 from perdure.records.manifest import FoldedDocument
-from perdure.store import Document, Terms
-from perdure.stores.file import acquire
+from perdure.store import Document, Documents, Terms
+from perdure.stores.file import acquire, documents
 from perdure.testing.conformance._kit import append_ok, group, manifest_of, take
 from tests.stores.file.kit import KEY, contents
 
@@ -177,6 +178,34 @@ async def test_a_fold_that_ends_while_manifests_are_read_is_no_damage(
     assert not (here / "manifest-1.next").exists()
     assert got.damaged == ()
     assert {name: one.data for name, one in got.found.items()} == NEW
+
+
+async def test_documents_that_go_with_their_session_while_they_are_read_are_no_damage(
+    store, open_store, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deletion has removed them by then, and not yet the manifest that lists them."""
+    grant, _ = await folded(store)
+    here, after = root / "agents/agent", tmp_path / "after"
+    before = contents(here)
+    await store.delete(KEY, grant.epoch)
+    shutil.copytree(here, after)
+    for name in contents(here).keys() - before.keys():
+        (here / name).unlink()
+    for name, data in before.items():
+        (here / name).parent.mkdir(exist_ok=True)
+        (here / name).write_bytes(data)
+    reader, read = await open_store("reader"), documents.read
+    assert (await reader.read_documents(KEY, ["session.json"])).found
+
+    def read_amid_a_deletion(*args: Any, **options: Any) -> Documents:
+        monkeypatch.setattr(documents, "read", read)
+        for name in before.keys() - {"manifest-1.json"}:
+            (here / name).unlink()
+        shutil.copytree(after, here, dirs_exist_ok=True)
+        return read(*args, **options)
+
+    monkeypatch.setattr(documents, "read", read_amid_a_deletion)
+    assert await reader.read_documents(KEY, ["session.json"]) == Documents()
 
 
 async def test_a_fold_that_is_overtaken_in_the_middle_replaces_no_manifest(

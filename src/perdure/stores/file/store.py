@@ -381,13 +381,17 @@ def read_documents(
     """Read documents; the holder also copies damaged ones to quarantine."""
     with suppress(FileNotFoundError), root.enter(*session_path(key)) as folder:
         newest = leases.newest_lease(folder, key)
-        if newest.deleted:
-            return Documents()
-        result = documents.read(folder, key, names, since=newest.since)
-        if result.damaged and is_held:
-            documents.quarantine_damaged(folder, key, result.damaged)
-        tails = reader.kept_tails(folder)
-        return msgspec.structs.replace(result, cut=tuple(map(str, tails))) if tails else result
+        while not newest.deleted:
+            since = newest.since
+            result = documents.read(folder, key, names, since=since)
+            if result.damaged:  # maybe by a deletion, which removes one document after the other
+                newest = leases.newest_lease(folder, key)
+            if newest.deleted or newest.since != since:
+                continue
+            if result.damaged and is_held:
+                documents.quarantine_damaged(folder, key, result.damaged)
+            tails = reader.kept_tails(folder)
+            return msgspec.structs.replace(result, cut=tuple(map(str, tails))) if tails else result
     return Documents()
 
 
