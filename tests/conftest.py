@@ -222,6 +222,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, object, object
     for _ in range(100):  # a thread that nobody waits for any more may still be at it
         if not left:
             return result
+        gc.collect()  # what an exception holds in a cycle is closed when that goes
         time.sleep(0.05)
         left = open_below(folder, item.stash[BEFORE])
     pytest.fail(f"left open: {left}")
