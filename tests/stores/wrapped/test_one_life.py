@@ -138,12 +138,18 @@ async def test_whoever_is_cancelled_as_others_take_the_session_over_is_cancelled
     assert texts_of(await read(EncryptedStore(inner, MASTER))) == ["theirs"]
 
 
-async def test_a_reader_of_the_life_before_finds_the_new_one_whose_last_record_is_an_epoch(
-    inner: MemoryStore,
-) -> None:
+async def outlived(inner: MemoryStore) -> tuple[EncryptedStore, EncryptedStore]:
+    """Return a store that has read the first life, and one that has ended it."""
     twin, other = EncryptedStore(inner, MASTER), EncryptedStore(inner, MASTER)
     assert texts_of(await read(twin)) == ["first"]
     await delete(other)
+    return twin, other
+
+
+async def test_a_reader_of_the_life_before_finds_the_new_one_whose_last_record_is_an_epoch(
+    inner: MemoryStore,
+) -> None:
+    twin, other = await outlived(inner)
     grant = await take(other)
     await append_ok(other, grant, grant.head + 1, *group("second", "third"))
     await take(other)
@@ -155,9 +161,7 @@ async def test_a_reader_of_the_life_before_finds_the_new_one_whose_last_record_i
 async def test_a_reader_of_the_life_before_finds_the_documents_of_the_new_one(
     inner: MemoryStore,
 ) -> None:
-    twin, other = EncryptedStore(inner, MASTER), EncryptedStore(inner, MASTER)
-    assert texts_of(await read(twin)) == ["first"]
-    await delete(other)
+    twin, other = await outlived(inner)
     await begin(other, "second")
     have = await twin.read_documents(KEY, ["state/a.json"])
     assert {name: one.data for name, one in have.found.items()} == {"state/a.json": b"second"}

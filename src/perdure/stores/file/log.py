@@ -493,7 +493,7 @@ class LogWriter:
             end = DurablePosition(sealed.epoch, sealed.number, at)
         if last <= end.at.seq and has_entries(folder, self.key, end, batch.first, batch.records):
             return Outcome(Status.OK)
-        # They were written before this was noticed: a seal may still come, and include them.
+        # The seal is still to come, and may include what was written.
         if sealed is None:
             return Outcome(Status.IN_DOUBT, lease_lost_error(self.key, self.epoch))
         return self._conflict(end.at.seq)
