@@ -124,8 +124,8 @@ SHORT = """## Short of a target, and why
   tried](decisions/0065-a-batch-waits-while-the-store-is-fast.md).
 - *Files.* An append is five system calls in that thread, four of which keep another process out.
 - *The loop's lag.* Its longest step is the one in which 200 tasks begin a turn at once.
-- *Open and load* (`python -m benchmarks restore`). An open took 5.2 to 6.3 times the CPU of
-  OpenAI's `get_items(50)` in six runs, with a target of 3.5, and a load 1.7 to 2.1 times, with
+- *Open and load* (`python -m benchmarks restore`). An open took 4.7 to 6.3 times the CPU of
+  OpenAI's `get_items(50)` in eight runs, with a target of 3.5, and a load 1.5 to 2.1 times, with
   one of 1.5: one takes a lease and verifies a snapshot, the other verifies a page of the log.
   [Where the time goes](decisions/0121-a-load-reads-one-page.md).
 - *Restart* (`python -m benchmarks restart`). Opening and closing 10,000 sessions took 0.68 to 0.79
